@@ -84,7 +84,7 @@ class FlatModel:
         return inner.first_weights() if hasattr(inner, "first_weights") else []  # type: ignore
 
     def _room_for(self, values: Tensor) -> Tensor:
-        """A vector like the values in which the first weight by column, whose rows are read, starts at a cache line."""
+        """Makes a vector like the values in which the first weight, by column, starts at a cache line."""
         before = sum(p.numel() for p in takewhile(lambda p: id(p) not in self._by_column, self.module.parameters()))
         room = values.new_empty(len(values) + CACHE_LINE)
         start = -(room.data_ptr() // values.element_size() + before) % CACHE_LINE
@@ -148,7 +148,7 @@ class FlatModel:
         return last.get_parameter("weight"), last.get_parameter("bias")  # type: ignore
 
     def on(self, device: torch.device) -> "FlatModel":
-        """A copy on a device."""
+        """Copies the model to a device."""
         return FlatModel(copy.deepcopy(self.module).to(device), self.bfloat16, self.sparse)
 
     def load(self, w: Tensor) -> None:
@@ -171,7 +171,7 @@ class FlatModel:
 
     @contextmanager
     def _by_row(self) -> Iterator[None]:
-        """Inside the block, all parameters lie row by row, so that the same seed draws the same values for any data."""
+        """Lays all parameters row by row inside the block, so that the same seed draws the same values for any data."""
         turned = [p for p in self.module.parameters() if id(p) in self._by_column]
         views = [p.data for p in turned]
         for p in turned:
@@ -187,7 +187,7 @@ class FlatModel:
             return Output(*(x.float() for x in self.module(inputs)))
 
     def precision(self) -> AbstractContextManager[None]:
-        """Inside the block, the module multiplies as `bfloat16` says."""
+        """Lets the module multiply as `bfloat16` says, inside the block."""
         return torch.autocast(self.w.device.type, torch.bfloat16, enabled=self.bfloat16)
 
 
@@ -346,14 +346,14 @@ class ClientModel:
         return self.logits()[items]
 
     def _smoothed_hops(self, rows: int) -> Inputs | None:
-        """All rows of hops that need not be stored, where so many rows of stored ones take longer."""
+        """Makes all rows of hops that need not be stored, where so many rows of stored ones take longer."""
         flat = self.pattern
         if self.items is not None or flat.bfloat16 or not getattr(flat.backbone, "one_weight", False):
             return None
         return None if flat.prompted else smoothed_hops(self.data, flat.inputs, rows)
 
     def outputs(self) -> Iterator[Output]:
-        """Output for all items in evaluation mode, without gradients; rows of hops a block at a time."""
+        """Computes outputs for all items in evaluation mode, without gradients; rows of hops a block at a time."""
         rows = ROWS_AT_A_TIME if self.data.device.type == "cpu" else ROWS_ON_GPU
         if self.items is not None:
             yield from map(self.output, self.items.successive(rows))
@@ -369,13 +369,13 @@ class ClientModel:
             yield self.output([self.data.block(k, start, start + rows) for k in self.pattern.inputs])
 
     def output(self, inputs: Inputs) -> Output:
-        """Output of the model in evaluation mode, without gradients, for what `gathered` gave or rows of it."""
+        """Computes the output in evaluation mode, without gradients, for the result of `gathered` or rows of it."""
         self.module.eval()
         with torch.no_grad():
             return self.flat(inputs)
 
     def forward(self, rows: Tensor) -> Callable[[], Output]:
-        """The model on some items, in its present mode and with gradients; what it reads is drawn once."""
+        """Prepares the model on some items, in its present mode and with gradients; its inputs are drawn once."""
         inputs = self.some(rows)
         return lambda: self.flat(inputs)
 
@@ -451,7 +451,7 @@ class ClientTable(Sequence[ClientInfo]):
 
     @classmethod
     def of(cls, infos: Sequence[ClientInfo]) -> "ClientTable":
-        """A table of clients that agree in what they know of all."""
+        """Builds a table of clients that agree in what they know of all."""
         if isinstance(infos, ClientTable):
             return infos
         first = infos[0]
@@ -460,7 +460,7 @@ class ClientTable(Sequence[ClientInfo]):
         return cls(columns, first.classes, first.graphs_of_node)
 
     def followed_by(self, others: Sequence[ClientInfo]) -> "ClientTable":
-        """A table that has others, too, under the numbers behind those of its own."""
+        """Appends other clients, whose numbers follow those of this table."""
         if not others:
             return self
         more = ClientTable.of(others)._columns
@@ -468,13 +468,13 @@ class ClientTable(Sequence[ClientInfo]):
         return ClientTable(joined, **self._same)
 
     def without_training(self, clients: Sequence[int]) -> "ClientTable":
-        """A table in which some clients have no training items."""
+        """Copies the table without the training items of some clients."""
         train = self._columns["train"].copy()
         train[list(clients)] = 0
         return ClientTable({**self._columns, "train": train}, **self._same)
 
     def without_sizes(self) -> "ClientTable":
-        """A table of the same clients and models in which data count for nothing: two items each, of which one trains.
+        """Copies the table so that data count for nothing: every client has two items, of which one trains.
 
         A server that hides clients knows no more of them.
         """
@@ -549,10 +549,10 @@ class Client:
         return self.models[MODEL]
 
     def rng(self, purpose: str) -> torch.Generator:
-        """A random stream for a purpose of the visit."""
+        """Makes a random stream for a purpose of the visit."""
         return generator_on(self.data.device).manual_seed(self.random(purpose))
 
 
 def random_of(random: Callable[[str], int], name: str) -> Callable[[str], int]:
-    """The seeds of one of a client's models, by purpose."""
+    """Returns the seeds of one of a client's models, by purpose."""
     return random if name == MODEL else lambda purpose: random(f"{name}/{purpose}")

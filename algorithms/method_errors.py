@@ -43,7 +43,7 @@ class ProtocolError(Exception):
 
 @contextmanager
 def code_of(method: Algorithm, hook: str, before: str = "") -> Iterator[None]:
-    """Whatever a hook raises in the block becomes a `ShoalError`, `before` and its file and line at the front.
+    """Turns whatever a hook raises in the block into a `ShoalError`, with `before`, its file and its line at the front.
 
     Errors that are such a line already, a full GPU, a Ctrl-C and output that nothing reads pass as they are.
     """
@@ -80,7 +80,7 @@ def _elsewhere(error: BaseException) -> str:
 
 
 def fault(method: Algorithm, hook: str | Callable[..., Any], what: str, before: str = "") -> ShoalError:
-    """The error of a hook, or of a function in its place, that gave something wrong; names where it is defined."""
+    """Makes the error of a hook, or of a function in its place, that gave something wrong, with its place."""
     if isinstance(hook, str):
         return ShoalError(f"{before}{_definition(method, hook)}, in {hook}(): {what}")
     name = getattr(hook, "__name__", type(hook).__name__)
@@ -97,7 +97,7 @@ def yield_place(method: Algorithm, steps: Any) -> str:
 
 
 def _innermost(lines: Sequence[tuple[str, int]], files: frozenset[str]) -> str | None:
-    """The innermost of some lines that lies in some files, as `file.py, line 7`; those of a user come first."""
+    """Finds the innermost of some lines that lies in some files, as `file.py, line 7`; a user's come first."""
     places = [(file, line) for file, line in lines if file in files]
     of_users = [(file, line) for file, line in places if short_path(file) == file]
     if not places:
@@ -119,7 +119,7 @@ def short_path(file: str) -> str:
 
 
 def _files(cls: type) -> frozenset[str]:
-    """The files of a class and of those that it derives from, without the base of all; of a user's, helpers, too."""
+    """Lists the files of a class and its bases, without `Algorithm`; for a user's class its helpers, too."""
     files = set()
     for base in cls.__mro__:
         if base in (Algorithm, object):

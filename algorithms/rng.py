@@ -11,13 +11,13 @@ CPU = torch.device("cpu")
 
 
 def key(*parts: int | str) -> int:
-    """A 63-bit seed from e.g. (run seed, round, client, purpose)."""
+    """Makes a 63-bit seed from e.g. (run seed, round, client, purpose)."""
     text = "\x1f".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def generator_on(device: torch.device) -> torch.Generator:
-    """A generator for tensors of a device: a GPU draws its own, which are not those of the processor."""
+    """Makes a generator for tensors of a device: a GPU draws its own, which are not those of the processor."""
     return torch.Generator(device if device.type == "cuda" else "cpu")
 
 
@@ -52,7 +52,7 @@ class Stream:
 
 
 def creating_on(device: torch.device) -> AbstractContextManager[object]:
-    """Inside the block, tensors that a method makes anew lie on the device."""
+    """Puts tensors that a method makes anew inside the block on the device."""
     return nullcontext() if device.type == "cpu" else device
 
 

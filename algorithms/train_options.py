@@ -53,7 +53,7 @@ class Rates:
             raise ValueError(f"{schedule.name}: {' '.join(str(error).split())}") from None
 
     def of_round(self, number: int) -> float:
-        """The rate of a round, from 1."""
+        """Returns the rate of a round, from 1."""
         while len(self._found) < number:
             self._scheduler.step()
             self._found += self._scheduler.get_last_lr()
@@ -61,14 +61,14 @@ class Rates:
 
 
 def possible(schedule: Named | None) -> Named | None:
-    """The schedule; a ValueError where torch does not take it."""
+    """Returns the schedule; raises a ValueError if torch does not take it."""
     if schedule is not None:
         Rates(schedule, 1.0)
     return schedule
 
 
 def rate(schedule: Named, lr: float, number: int) -> float:
-    """The rate of a round, from 1; a ShoalError where it is not positive and finite."""
+    """Returns the rate of a round, from 1; raises a ShoalError where it is not positive and finite."""
     lr_of_round = _rates(schedule.name, json.dumps(schedule.options), lr).of_round(number)
     if not (math.isfinite(lr_of_round) and lr_of_round > 0):
         raise ShoalError(
@@ -81,7 +81,7 @@ def rate(schedule: Named, lr: float, number: int) -> float:
 
 @lru_cache(maxsize=16)
 def _rates(name: str, options: str, lr: float) -> Rates:
-    """With options as JSON, for a key of the cache has to be hashable."""
+    """Makes the rates; options are JSON, because a key of the cache has to be hashable."""
     return Rates(Named(name=name, **json.loads(options)), lr)
 
 
@@ -122,7 +122,7 @@ class TrainOptions:
     schedule: Annotated[Named | None, AfterValidator(possible)] = None
 
     def in_round(self, number: int) -> Self:
-        """The options of a round, from 1, with its rate as `lr`; see `rate`."""
+        """Returns the options of a round, from 1, with its rate as `lr`; see `rate`."""
         if self.schedule is None:
             return self
         return replace(self, lr=rate(self.schedule, self.lr, number), schedule=None)

@@ -56,7 +56,7 @@ class Candidates(NamedTuple):
 
 
 def draw_candidates(graph: CompletedGraph, random_pairs: int | Literal["all"], rng: torch.Generator) -> Candidates:
-    """All pairs of a graph, and of every node `random_pairs`, uniform, or all; one drawn twice counts once."""
+    """Collects all pairs of a graph and `random_pairs` drawn for every node, or all; a double one counts once."""
     nodes, pairs_2M = graph.nodes, graph.pairs_2M
     if random_pairs == "all":
         every_2S = torch.triu_indices(nodes, nodes, 1, dtype=torch.int32, device=pairs_2M.device)

@@ -41,7 +41,7 @@ class SmallGraphs:
         return np.repeat(np.arange(len(self.row)), np.diff(self.indptr))
 
     def some(self, chosen: np.ndarray) -> "SmallGraphs":
-        """Some graphs in the order asked for, numbers int64 `[g]`."""
+        """Selects graphs in the order asked for, numbers int64 `[g]`."""
         sizes = self.sizes[chosen]
         first = np.concatenate([[0], np.cumsum(sizes)])
         # Chosen graphs lie closer together, so their nodes move up.
@@ -66,13 +66,13 @@ class SmallGraphs:
 
 
 def adjacency_of(source: np.ndarray, target: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row starts, int64 `[N + 1]`, and ascending columns, int64, of entries in any order; a double one counts once."""
+    """Builds row starts, int64 `[N + 1]`, and ascending columns, int64, of entries in any order; doubles count once."""
     row, column = np.divmod(np.unique(source.astype(np.int64) * nodes + target), max(nodes, 1))
     return np.concatenate([[0], np.cumsum(np.bincount(row, minlength=nodes))]), column
 
 
 def cut_up(indptr: np.ndarray, indices: np.ndarray, part: np.ndarray) -> SmallGraphs:
-    """The parts of one graph, numbered from 0 by node, as separate graphs; edges between them are lost."""
+    """Cuts a graph into parts, numbered from 0 by node, as separate graphs; edges between them are lost."""
     order = np.argsort(part, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
@@ -83,7 +83,7 @@ def cut_up(indptr: np.ndarray, indices: np.ndarray, part: np.ndarray) -> SmallGr
 
 
 def without_nodes(graphs: SmallGraphs, share: float, rng: np.random.Generator) -> SmallGraphs:
-    """Every graph without a share in [0, 1) of its nodes, drawn uniformly; others keep their order."""
+    """Removes a share in [0, 1) of every graph's nodes, drawn uniformly; others keep their order."""
     lost_G = _share_of(share, graphs.sizes)
     kept_N = ~_draw_elements(graphs.sizes, lost_G, rng)
     source, number_N = graphs.source, np.cumsum(kept_N) - 1
@@ -98,7 +98,7 @@ def without_nodes(graphs: SmallGraphs, share: float, rng: np.random.Generator) -
 
 
 def with_other_edges(graphs: SmallGraphs, share: float, rng: np.random.Generator) -> SmallGraphs:
-    """Every graph without a share of its undirected edges, and with as many pairs of its nodes drawn as new ones.
+    """Replaces a share of every graph's undirected edges by as many drawn pairs of its nodes.
 
     Pairs are two different nodes, drawn uniformly with replacement: one that is an edge already, or that is drawn
     twice, counts once. The share is in [0, 1).

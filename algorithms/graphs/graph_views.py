@@ -37,7 +37,7 @@ class GraphViews:
             )
 
     def draw(self, edges: float, features: float) -> Inputs:
-        """A view without a share of the undirected edges, and with a share of the columns masked, both in [0, 1).
+        """Draws a view without a share of the undirected edges, and with a share of the columns masked, both in [0, 1).
 
         Each is missing with that probability; what is left of the features is not scaled up.
         """
@@ -68,7 +68,7 @@ class GraphViews:
 
 
 def pairs(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """The number of the undirected edge of every entry of a symmetric CSR adjacency without loops, int32 `[E]`."""
+    """Numbers the undirected edges of the entries of a symmetric CSR adjacency without loops, int32 `[E]`."""
     row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     upper = indices > row
     number = np.empty(len(indices), dtype=np.int32)

@@ -23,7 +23,7 @@ ROUNDING = 2.0**-24
 
 
 def nearest(z_NH: Tensor, k: int, exact_up_to: int = EXACT_UP_TO) -> Tensor:
-    """The k other rows of the largest cosine for every row, int32 `[N, k]`, the most similar first, where the rows are.
+    """Finds the k rows of the largest cosine to every row, int32 `[N, k]`, the most similar first, on their device.
 
     Of equally similar ones the lowest number comes first. -1 stands where there are not enough. A row of zeros has no
     neighbours, and is no row's neighbour. The same rows give the same bits for any number of threads. Up to
@@ -88,7 +88,7 @@ def margin_of(width: int) -> float:
 
 
 def nearest_by_torch(unit_NH: Tensor, k: int) -> Tensor:
-    """The k >= 1 nearest of two or more rows of length one, the lowest number first among equals, int64; else -1."""
+    """Finds the k >= 1 nearest of rows of length one, the lowest number first among equals, int64; else -1."""
     nodes, device = len(unit_NH), unit_NH.device
     near_NK = torch.full((nodes, k), -1, dtype=torch.int64, device=device)
     step = max(COSINES // nodes, 1)
@@ -113,7 +113,7 @@ def nearest_by_torch(unit_NH: Tensor, k: int) -> Tensor:
 
 @numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
 def cosine(z: np.ndarray, i: int, j: int) -> float:
-    """<z_i, z_j>, summed in float64 and so the same whatever block a pair is met in; symmetric to the bit."""
+    """Computes <z_i, z_j> in float64: the same in whatever block a pair is met, and symmetric to the bit."""
     total = 0.0
     for column in range(z.shape[1]):
         total += np.float64(z[i, column]) * np.float64(z[j, column])
@@ -178,7 +178,7 @@ def update(
 
 @numba.njit(cache=True, nogil=True)
 def offer_all(z: np.ndarray, first: int, found: np.ndarray, best: np.ndarray, who: np.ndarray) -> None:
-    """`update` by what a library found for rows from `first` on, int64 `[n, K]`; -1 and a row itself are none."""
+    """Updates by what a library found for rows from `first` on, int64 `[n, K]`; -1 and a row itself are none."""
     for r in range(len(found)):
         for j in found[r]:
             if j >= 0 and j != first + r:

@@ -56,7 +56,7 @@ class PairDots(torch.autograd.Function):
 
 
 def cross_dots(x_NH: Tensor, y_NH: Tensor, pairs_2S: Tensor) -> Tensor:
-    """<x_i, y_j> + <x_j, y_i>, float32 `[S]`, without gradients."""
+    """Computes <x_i, y_j> + <x_j, y_i>, float32 `[S]`, without gradients."""
     if on_processor(x_NH):
         out_S = torch.empty(pairs_2S.shape[1])
         _cross_dots(*_arrays(*pairs_2S, x_NH, y_NH), out_S.numpy())
@@ -87,7 +87,7 @@ def _fetch_row(flat: np.ndarray, nodes: np.ndarray, pair: int, width: int) -> No
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
-    """out = <x_i, x_j>, float32 `[S]`."""
+    """Computes out = <x_i, x_j>, float32 `[S]`."""
     width = x.shape[1]
     flat = x.reshape(-1)
     for pair in range(len(low)):
@@ -101,7 +101,7 @@ def _dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, out: np.ndarray) -> 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _cross_dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
-    """out = <x_i, y_j> + <x_j, y_i>, float32 `[S]`."""
+    """Computes out = <x_i, y_j> + <x_j, y_i>, float32 `[S]`."""
     width = x.shape[1]
     flat_x, flat_y = x.reshape(-1), y.reshape(-1)
     for pair in range(len(low)):
@@ -116,7 +116,7 @@ def _cross_dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, y: np.ndarray,
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _add_rows(low: np.ndarray, high: np.ndarray, weight: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
-    """out_i += w x_j and out_j += w x_i for every pair, float32 `[N, H]`."""
+    """Adds w x_j to out_i and w x_i to out_j for every pair, float32 `[N, H]`."""
     width = x.shape[1]
     flat_x, flat_out = x.reshape(-1), out.reshape(-1)
     for pair in range(len(low)):
@@ -133,7 +133,7 @@ def _add_rows(low: np.ndarray, high: np.ndarray, weight: np.ndarray, x: np.ndarr
 
 
 def symmetric_rows(pairs_2S: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row starts and columns, int32, ascending in a row, of the graph of some pairs, each both ways."""
+    """Builds row starts and ascending columns, int32, of the graph of some pairs, each both ways."""
     upper = sp.coo_array((np.ones(pairs_2S.shape[1], np.int8), tuple(pairs_2S)), shape=(nodes, nodes)).tocsr()
     graph = (upper + upper.T).tocsr()
     graph.sort_indices()

@@ -15,7 +15,7 @@ DECIMALS = 12
 
 
 def finch(points_NH: Tensor, least: int = 4) -> Tensor:
-    """Clusters by FINCH (Sarfraz, Sharma and Stiefelhagen, CVPR 2019) with cosine distance.
+    """Clusters points by FINCH (Sarfraz, Sharma and Stiefelhagen, CVPR 2019) with cosine distance.
 
     Every point is linked to its first neighbour: the other point of the largest cosine, of the lowest index among
     equals. The connected components are the first partition. The next one comes in the same way from the means of the
@@ -41,7 +41,7 @@ def finch(points_NH: Tensor, least: int = 4) -> Tensor:
 
 
 def class_clusters(proto_PH: Tensor, class_P: Tensor, classes: int, least: int = 4) -> tuple[Tensor, Tensor]:
-    """Prototypes, with their classes, clustered by `finch`, every class by itself.
+    """Clusters the prototypes of every class by itself with `finch`, and gives the clusters with their classes.
 
     Returns:
         Centres `[B, H]`, unweighted means of their members, and their classes, int64 `[B]`, ascending; within a class

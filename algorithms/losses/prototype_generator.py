@@ -64,7 +64,7 @@ class PrototypeGenerator(nn.Module):
             layer.reset_parameters()  # type: ignore[operator]
 
     def forward(self) -> Tensor:
-        """All anchors, `[S, H]`."""
+        """Computes all anchors, `[S, H]`."""
         anchor_SH = self.layers[1](self.layers[0](self.table).relu())
         return unit(anchor_SH) if self.normalized else anchor_SH
 

@@ -79,7 +79,7 @@ class FedDC(FedAvg):
         return loss
 
     def _penalty_and_drift(self, options: TrainOptions) -> tuple[float, str]:
-        """The weight of the penalty, and `before`, `after` or `off`: what `alpha` and `sends` mean for an optimizer."""
+        """Chooses the penalty's weight, and `before`, `after` or `off`, from `alpha` and `sends`, by the optimizer."""
         alpha, sends = (0.1, "before") if form_for("auto", options) == "steps" else (0.005, "off")
         return alpha if self.alpha is None else self.alpha, sends if self.sends == "auto" else self.sends
 

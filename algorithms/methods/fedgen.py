@@ -42,17 +42,17 @@ class FeatureGenerator(nn.Module):
             layer.reset_parameters()  # type: ignore[operator]
 
     def draw(self, y_N: Tensor, rng: torch.Generator) -> Tensor:
-        """Noise for as many embeddings, float32 `[N, Z]`."""
+        """Draws noise for as many embeddings, float32 `[N, Z]`."""
         return torch.randn(len(y_N), self.noise, generator=rng, device=y_N.device)
 
     def forward(self, noise_NZ: Tensor, y_N: Tensor) -> Tensor:
-        """Embeddings `[N, H]` of noise and classes, int64."""
+        """Generates embeddings `[N, H]` from noise and classes, int64."""
         x = torch.cat([noise_NZ, F.one_hot(y_N, self.classes)], dim=1)
         return self.layers[1](self.layers[0](x).relu())
 
 
 def ensemble_cross_entropy(g_NH: Tensor, y_N: Tensor, weight_BCH: Tensor, bias_BC: Tensor, share_BC: Tensor) -> Tensor:
-    """Mean over embeddings of sum_i share_{i, y} CE(h_i(g), y), h_i the classifier of client i (FedGen).
+    """Averages sum_i share_{i, y} CE(h_i(g), y) over embeddings, h_i the classifier of client i (FedGen).
 
     The shares are what a client's word on a class counts; the column of a class sums to one.
     """
@@ -62,7 +62,7 @@ def ensemble_cross_entropy(g_NH: Tensor, y_N: Tensor, weight_BCH: Tensor, bias_B
 
 
 def sameness(noise_NZ: Tensor, g_NH: Tensor) -> Tensor:
-    """FedGen's diversity loss: exp(-mean over pairs a, b of |e_a - e_b|_2 * mean over H of |g_a - g_b|)."""
+    """Computes FedGen's diversity loss: exp(-mean over pairs a, b of |e_a - e_b|_2 * mean over H of |g_a - g_b|)."""
     apart_NN = distances(noise_NZ, noise_NZ)
     different_NN = torch.cdist(g_NH, g_NH, p=1) / g_NH.shape[1]
     return (-(apart_NN * different_NN).mean()).exp()

@@ -138,7 +138,7 @@ class FedGKC(WithCopilot):
             server["w"] = (yield Mix("w", self._weights(got, ctx)[None]))[0]
 
     def _weights(self, got: Replies, ctx: Context) -> Tensor:
-        """w_k of every client that answered, float64 (eqs. 6, 10 and 11); they sum to one."""
+        """Computes w_k of every client that answered, float64 (eqs. 6, 10 and 11); they sum to one."""
         volume_B = torch.ones_like(got["nodes"]) if self.weights == "uniform" else got["nodes"]
         weight_B = volume_B.double() / volume_B.sum()
         if self.weights == "kama":
@@ -201,7 +201,7 @@ class FedGKC(WithCopilot):
         )
 
     def _self_distilled(self, client: Client, views: GraphViews) -> Tensor:
-        """Equation 4."""
+        """Computes the loss of equation 4."""
         with torch.set_grad_enabled(not self.self_detach):
             weak = client.model(views.draw(*self.weak))
         strong = client.model(views.draw(*self.strong))
@@ -222,7 +222,7 @@ class FedGKC(WithCopilot):
 def knowledge(
     data: View, logits_NC: Tensor, smoothing: float, clarity: Clarity = "literal", terms: Collection[Term] = TERMS
 ) -> float:
-    """Pcal: the mean over nodes of strength + clarity - smoothing * smoothness; it may be negative, 0 without nodes.
+    """Averages strength + clarity - smoothing * smoothness over nodes (Pcal); may be negative, 0 without nodes.
 
     With p = softmax(logits): the strength is max p (eq. 7). The clarity is by how much it exceeds the others:
     `literal`, as eq. 8 is written, (max p - sum of the others) / (C - 1), or `margin_mean`, max p - mean of the others.
@@ -243,7 +243,7 @@ def knowledge(
 
 
 def likeness_to_neighbours(data: View, p_NC: Tensor) -> Tensor:
-    """Mean cosine of every node's row with those of its neighbours, `[N]`; 0 for a node without neighbours."""
+    """Averages the cosines of every node's row with those of its neighbours, `[N]`; 0 without neighbours."""
     direction_NC = unit(p_NC)
     sum_NC = SparseMatrix(data.adjacency) @ direction_NC
     return (direction_NC * sum_NC).sum(1) / (data.degree - 1).clamp_min(1)

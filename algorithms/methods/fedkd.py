@@ -81,7 +81,7 @@ class FedKD(TaughtRows):
             return train_jointly(client, trainer, losses, self.taught(client), step)[MODEL]
 
     def _taught(self, client: Client, w: Tensor, learner: str, outputs: Outputs) -> Tensor:
-        """The loss of mentor or mentee; of the projection `w`, `[H_m, H_s]`, too."""
+        """Computes the loss of mentor or mentee; of the projection `w`, `[H_m, H_s]`, too."""
         labels = {name: label_loss(client, out, self.taught(client)) for name, out in outputs.items()}
         # Both may be 0 to rounding.
         scale = (labels[MODEL] + labels[COPILOT]).detach().clamp_min(torch.finfo(torch.float32).eps)
@@ -100,7 +100,7 @@ class FedKD(TaughtRows):
 
 @contextmanager
 def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter, Callable[[], None]]]:
-    """A client's projection, `[H_m, H_s]`, at first identity or Xavier-uniform, and a function that takes its step."""
+    """Returns a client's projection, `[H_m, H_s]`, at first identity or Xavier-uniform, and its step function."""
     start = client.state.get(PROJECTION)
     if start is None:
         start = torch.empty(*(width_of(client.models[name].module) for name in OTHER), device=client.data.device)

@@ -18,7 +18,7 @@ from shoal.storage.options.types import AboveZero, Share
 
 
 def spread(classes: int, width: int, generator: torch.Generator) -> Tensor:
-    """Unit vectors, `[C, H]`, one a class, turned at random.
+    """Makes unit vectors, `[C, H]`, one a class, turned at random.
 
     For C <= H + 1 they are a simplex, all cosines -1 / (C - 1), for C <= 2 H an orthonormal basis and its opposites:
     the largest cosine is the smallest there is (Rankin, 1955). For more classes further bases follow, each turned by

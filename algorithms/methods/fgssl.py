@@ -23,7 +23,7 @@ from shoal.storage.store.view import View
 
 
 def likeness_distilled(data: View, teacher_NC: Tensor, student_NC: Tensor, temperature: float) -> Tensor:
-    """Mean over nodes i with neighbours j of KL(q_i || p_i), p_ij = softmax over j of cos(y_i, y_j) / omega.
+    """Averages KL(q_i || p_i) over nodes i with neighbours j, p_ij = softmax over j of cos(y_i, y_j) / omega.
 
     q is of the teacher, which gets no gradient, p of the student. Zero for a graph without edges. Nothing is larger
     than the edges or the rows.
@@ -38,7 +38,7 @@ def likeness_distilled(data: View, teacher_NC: Tensor, student_NC: Tensor, tempe
 
 
 def _in_pairs(data: View) -> tuple[Tensor, Tensor, Tensor]:
-    """Ends of every undirected edge, int32 `[2, S]`; the edge of every entry, int64 `[E]`; neighbours, int64 `[N]`."""
+    """Lists ends of undirected edges, int32 `[2, S]`, every entry's edge, int64 `[E]`, and degrees, int64 `[N]`."""
     indptr, indices = data.csr
     degree = np.diff(indptr).astype(np.int64)
     row = np.repeat(np.arange(data.nodes, dtype=np.int32), degree)
@@ -49,7 +49,7 @@ def _in_pairs(data: View) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _log_shares(y_NC: Tensor, ends_2S: Tensor, pair_E: Tensor, degree_N: Tensor, temperature: float) -> Tensor:
-    """log p_ij of every entry, float32 `[E]`, row by row."""
+    """Computes log p_ij of every entry, float32 `[E]`, row by row."""
     # A cosine is at most one, so that no exponential exceeds one.
     score_S = (PairDots.apply(direction(y_NC), ends_2S) - 1) / temperature
     score_E = score_S[pair_E]

@@ -55,7 +55,7 @@ class FML(TaughtRows):
         return loss
 
     def _mutual(self, client: Client, learner: str, teacher: str, labels: float, outputs: Outputs) -> Tensor:
-        """The loss of one of the two; without a gradient where it has no term."""
+        """Computes the loss of one of the two; without a gradient where it has no term."""
         out = outputs[learner]
         return weighted_sum(
             (labels * bool(client.info.train), lambda: label_loss(client, out, self.taught(client))),

@@ -77,7 +77,7 @@ class MOON(FedAvg):
         return plain if received is None or self.rows == "all" else plain + self._contrast(out, received)
 
     def _term(self, client: Client, anchors: Anchors | None) -> Term | None:
-        """The contrast of all rows, which no batch holds."""
+        """Computes the contrast of all rows, which no batch holds."""
         if anchors is None or self.rows == "train":
             return None
         inputs = client.model.gathered("all")

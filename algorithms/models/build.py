@@ -55,7 +55,7 @@ Texts = Mapping[str, UserCode]
 
 
 def backbone(name: str, headless: bool = False, task: str = "node", texts: Texts = MappingProxyType({})) -> Any:
-    """The class of a backbone: of `BACKBONES`, in graph tasks also of `OF_GRAPHS`, `headless` also of `HEADLESS`.
+    """Returns the class of a backbone: of `BACKBONES`, for graph tasks also `OF_GRAPHS`, `headless` also `HEADLESS`.
 
     Or it is `my_file.py:Name`, see `user_model.Backbone`; users' files that `texts` lacks are read. Raises ShoalError:
     there is none of this name for the task, or a user's file fails.
@@ -78,7 +78,7 @@ def _text(key: str, name: str, texts: Texts) -> UserCode:
 
 
 def name_of(module: nn.Module) -> str | None:
-    """The name of a backbone; None for another module."""
+    """Returns the name of a backbone; None for another module."""
     place = f"{type(module).__module__}:{type(module).__qualname__}"
     return next((name for name, module_place in BACKBONES.items() if module_place == place), None)
 
@@ -173,7 +173,7 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
 
 
 def keywords(cls: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """Keyword-only parameters by name, those of the base class included that a constructor hands on."""
+    """Lists keyword-only parameters by name, those of the base class included that a constructor hands on."""
     parameters = inspect.signature(cls).parameters.values()
     hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     inherited = keywords(cls.__base__) if hands_on else {}  # type: ignore[arg-type]
@@ -234,5 +234,5 @@ def _type_name(annotation: Any) -> str:
 
 
 def width_of(module: nn.Module) -> int:
-    """Width of a backbone's embedding: what its classifier reads, if it has one."""
+    """Returns the width of a backbone's embedding: what its classifier reads, if it has one."""
     return module.width if module.head is None else module.head.linears[-1].in_features  # type: ignore

@@ -94,7 +94,7 @@ class GraphContrast:
             yield value
 
     def loss(self, graphs: SmallGraphs, rng: np.random.Generator) -> Tensor:
-        """The loss on new views of some graphs."""
+        """Computes the loss on new views of some graphs."""
         fewer = without_nodes(graphs, self._options.drop_nodes, rng)
         other = with_other_edges(graphs, self._options.perturb_edges, rng)
         batches = (view.batch(self._data, self._model.backbone) for view in (fewer, other))

@@ -41,7 +41,7 @@ class SGD(torch.optim.SGD):
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
-    """The optimizer of a model's parameters, or of those of batched clients."""
+    """Makes the optimizer of a model's parameters, or of those of batched clients."""
     if options.optimizer == "adam":
         return Adam(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True)
     return SGD(parameters, lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum)
@@ -114,7 +114,7 @@ class LocalTrainer:
         return bounded_loss(float(sum(losses)), float(sum(first)) if y.device.type == "cpu" else math.inf)
 
     def _by_autograd(self, own: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Gradient:
-        """Gradients of a loss, the method's by default, and of a term."""
+        """Computes gradients of a loss, the method's by default, and of a term."""
         loss = loss or self._method.loss
         if term is not None and not callable(term):
             what = f"term=: expected a function that gives the term, or None, got a {type(term).__name__}"
@@ -144,7 +144,7 @@ class LocalTrainer:
 
     @contextmanager
     def optimizer(self, client: Client, model: str = MODEL) -> Iterator[torch.optim.Optimizer]:
-        """The optimizer of one of a client's models, its moments read from `client.state`, and written back behind."""
+        """Makes the optimizer of one of a client's models; moments are read from `client.state` and written back."""
         trained, optimizer = client.models[model], self._optimizers[model]
         w = trained.flat.w
         optimizer.state.clear()
@@ -158,7 +158,7 @@ class LocalTrainer:
 
 @contextmanager
 def without_denormals() -> Iterator[None]:
-    """Inside the block, numbers below 2^-126 are 0: with probabilities of these products take fifty times as long."""
+    """Makes numbers below 2^-126 zero inside the block: products with many of them take fifty times as long."""
     torch.set_flush_denormal(True)
     try:
         yield
@@ -167,7 +167,7 @@ def without_denormals() -> Iterator[None]:
 
 
 def bounded_loss(loss: float, first: float = math.inf) -> float:
-    """The loss of a trained client; a ShoalError says that it is not finite, or 1e6 times max(`first`, 1), or more."""
+    """Returns the loss of a trained client; raises a ShoalError if it is not finite, or 1e6 times max(`first`, 1)."""
     if not math.isfinite(loss):
         fault = "NaN" if math.isnan(loss) else "infinite"
     elif loss > DIVERGED * max(first, 1.0):
@@ -178,7 +178,7 @@ def bounded_loss(loss: float, first: float = math.inf) -> float:
 
 
 def kept_moments(state: Tree, prefix: str) -> Tree:
-    """The moments of an optimizer in a client's state (see `moments_key`), by torch's names."""
+    """Returns the moments of an optimizer in a client's state (see `moments_key`), by torch's names."""
     return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 
 

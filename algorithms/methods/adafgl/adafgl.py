@@ -61,7 +61,7 @@ class Branches(nn.Module):
         self.message = Head(wide, hidden, classes, 3, dropout, **options)
 
     def forward(self, known: Knowledge, x_NF: Features, asked: Rows | None = None) -> Scores:
-        """Scores by what is known and by the features, `[N, F]`; all but `homo` of the rows that are asked for alone.
+        """Scores nodes by knowledge and features, `[N, F]`; all but `homo` only for the rows that are asked for.
 
         Dropout draws for all nodes, so that the rows that are asked for have no say in what is drawn.
         """
@@ -81,7 +81,7 @@ class Branches(nn.Module):
 
 
 def _after(branch: Head, product_NH: Tensor) -> Tensor:
-    """Scores of a branch whose first weight is multiplied already."""
+    """Computes the scores of a branch whose first weight is multiplied already."""
     return branch.after_first(product_NH + branch.linears[0].get_parameter("bias")).logits_NC
 
 
@@ -211,7 +211,7 @@ class AdaFGL(FedAvg):
         return cached
 
     def _branches(self, client: Client, received: Received, dropout: float = 0.0) -> FlatModel:
-        """The client's branches, which at first are drawn from its own stream."""
+        """Returns the client's branches, which at first are drawn from its own stream."""
         if received.branches is not None:
             return received.branches
         data = client.data

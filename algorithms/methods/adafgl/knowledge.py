@@ -38,7 +38,7 @@ class Likeness(NamedTuple):
     cut: float
 
     def rows(self, rows: Tensor) -> Tensor:
-        """Some rows of S, `[R, N]`."""
+        """Computes some rows of S, `[R, N]`."""
         cos_RN = self.direction_NC[rows] @ self.direction_NC.T
         if self.cut:
             cos_RN = (cos_RN > self.cut).to(cos_RN.dtype)
@@ -86,7 +86,7 @@ class Mixing(NamedTuple):
     rest: SparseMatrix
 
     def times(self, x_NH: Tensor) -> Tensor:
-        """P~ x, `[N, H]`, which may be differentiated in x."""
+        """Computes P~ x, `[N, H]`, which may be differentiated in x."""
         return torch.addmm(self.rest @ x_NH, self.left_NB, self.right_BN @ x_NH)
 
 
@@ -104,7 +104,7 @@ class Knowledge(NamedTuple):
 
 
 def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) -> Knowledge:
-    """P~ = D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2, D the sums of the rows in between, or what it makes of X.
+    """Builds P~ = D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2, D the row sums of the middle, or its product with X.
 
     P~^k X is written out for k up to K, but where X is sparse, and has so few entries or so many columns that products
     of X itself by weights, and of these by P~ K times, are cheaper. S is the `Likeness` of P^; K are the steps.
@@ -126,7 +126,7 @@ def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) ->
 
 
 def _mixing(data: View, alpha: float, left_NB: Tensor, right_BN: Tensor, places: Tensor, values: Tensor) -> Mixing:
-    """P~, of the parts of S."""
+    """Builds P~ from the parts of S."""
     starts, columns = data.edges
     nodes = torch.arange(data.nodes, device=data.device)
     edges = torch.stack([nodes.repeat_interleave(starts.diff()), columns.long()])
@@ -210,7 +210,7 @@ def _hops_read(known: Knowledge, asked: Rows | None, weights: int) -> list[Tenso
 
 
 def homophily(data: View, rng: torch.Generator) -> float:
-    """HCS: how often half of the training labels, propagated over the edges, tell the other half, in [0, 1].
+    """Measures HCS: how often half of the training labels, propagated over edges, tell the other half, in [0, 1].
 
     Nodes of unknown label start as 1 / C for every class. A node whose largest class is not unique has no
     prediction, which counts as wrong. `UNKNOWN` without two training nodes. The half that propagates is the smaller.

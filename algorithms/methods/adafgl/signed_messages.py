@@ -23,7 +23,7 @@ Pairs = tuple[np.ndarray, np.ndarray, float, float, np.float32, np.ndarray]
 
 
 def signed_messages(y_NC: Tensor, known: Knowledge, beta: float, rows: Tensor | None = None) -> Tensor:
-    """(y + softmax(R+ y) - softmax(R- y)) / 2 of some rows, `[R, C]`, or of all: similar nodes attract, others repel.
+    """Computes (y + softmax(R+ y) - softmax(R- y)) / 2 of rows or all, `[R, C]`: similar nodes attract, others repel.
 
     R+ and R- are the positive and negative parts of R, which tells how much more, or less, similar than the mean pair
     two nodes are: 1 as much as the most similar pair, -1 not at all; 1 on the diagonal. The authors' code turns the
@@ -107,7 +107,7 @@ def _mix(row: int, first: int, pairs: Pairs, similar: np.ndarray, mixed: np.ndar
 
 
 def _most_similar(direction_NC: Tensor, known: Likeness, beta: float) -> tuple[int, int, float]:
-    """The two nodes of the largest entry of M, which is symmetric, off the diagonal, and their entry of S."""
+    """Finds the two nodes of the largest entry of the symmetric M off the diagonal, and their entry of S."""
     best = 0, 0, -1.0, 0.0
     like_NC, direction_NC = known.direction_NC.cpu(), direction_NC.detach().cpu()
     for first in range(0, len(like_NC), known.tile):

@@ -54,7 +54,7 @@ class Trained:
 
 
 def task_weights(trained: Trained, mixing: Mixing, diagonal: Diagonal, distance: Distance = "rms") -> Tensor:
-    """The weights of every client's parameters in the next ones of a task, float64 `[T, N]`.
+    """Computes the weights of every client's parameters in the next ones of a task, float64 `[T, N]`.
 
     Rows of tasks with a client sum to one, others are zero. `hidta` is of equations (5) to (7), `task_mean` the mean
     within a task, `mean` that over all clients. `diagonal`: see `transferability`. Equation (6) has the `norm` of a
@@ -208,7 +208,7 @@ class FedGPL(Algorithm):
         return ServerGNN(tree, clients, flat, own_P, self.most_rows, self.recompute)
 
     def _train(self, ctx: Context, gnns: Sequence[ServerGNN], pending: dict[int, Tree]) -> Exchange:
-        """All batches of some clients, those of one number together; `pending` holds each client's next download."""
+        """Trains on all batches of some clients, same numbers together; `pending` holds each client's next download."""
         steps = {i: batches_of(ctx.clients[i].train, ctx.train) for gnn in gnns for i in gnn.clients}
         for number in range(max(steps.values(), default=0)):
             yield from self._exchange(ctx, gnns, number, [i for i in steps if steps[i] > number], pending)
@@ -219,7 +219,7 @@ class FedGPL(Algorithm):
     def _exchange(
         self, ctx: Context, gnns: Sequence[ServerGNN], number: int, clients: Sequence[int], pending: dict[int, Tree]
     ) -> Exchange:
-        """The messages of one batch."""
+        """Exchanges the messages of one batch."""
         received = {i: pending.pop(i) for i in clients if i in pending}
         got = yield Ask("forward", GRAPHS, private=received, to=clients, score=False)
         columns = zip(got.ids, *(got.lists[name] for name in GRAPHS))

@@ -46,7 +46,7 @@ class OwnPart:
     options: TrainOptions
 
     def restart(self) -> None:
-        """Before the first batch of a round."""
+        """Resets the batches before the first one of a round."""
         state, device = self.client.state, self.client.data.device
         state.update({BATCH: torch.zeros((), dtype=torch.int64), LOSS: torch.zeros((), device=device)})
         if self.options.opt_state == "reset":
@@ -61,7 +61,7 @@ class OwnPart:
         return client.model.module.prompt(client.model.items.some(client.data.train[self._graphs()]))  # type: ignore
 
     def learn_head(self, answer_GH: Tensor) -> Tensor:
-        """The gradient of the loss with respect to the answers for the batch, `[B, H]`; that of the head is kept."""
+        """Computes the gradient of the loss in the answers for the batch, `[B, H]`; keeps that of the head."""
         client, flat = self.client, self.client.model.flat
         graphs = self._graphs()
         answer_GH = answer_GH.clone().requires_grad_()
@@ -79,7 +79,7 @@ class OwnPart:
         return answer_GH.grad
 
     def step(self, of_x_NF: Tensor) -> None:
-        """One step of prompt and head, from the gradient of the features that were sent; the next batch follows."""
+        """Steps prompt and head by the gradient of the features that were sent, and goes to the next batch."""
         client, flat = self.client, self.client.model.flat
         own_P = own_entries(flat)
         gradient = flat.w.grad
@@ -99,7 +99,7 @@ class OwnPart:
         client.state[BATCH] = client.state[BATCH] + 1
 
     def _graphs(self) -> Tensor:
-        """Places of the batch among the training graphs; every epoch has its own order."""
+        """Returns places of the batch among the training graphs; every epoch has its own order."""
         train, size = self.client.info.train, self.options.batch_size or self.client.info.train
         epoch, number = divmod(int(self.client.state[BATCH]), -(-train // size))
         order = torch.arange(train, device=self.client.data.device)

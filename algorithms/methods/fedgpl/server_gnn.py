@@ -55,7 +55,7 @@ class ServerGNN:
         self.flat.w.data[~self.own] = self.tree[GNN]
 
     def forward(self, sent: Mapping[int, PlainGraphs], seed: int) -> dict[int, Tensor]:
-        """Embeddings of every client's graphs, `[B, H]`, in training mode; its context lives until `backward`.
+        """Embeds every client's graphs, `[B, H]`, in training mode; its context lives until `backward`.
 
         The seed is that of dropout in the first pass; the next ones count on.
         """
@@ -70,7 +70,7 @@ class ServerGNN:
         return answers
 
     def backward(self, gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Gradients of the features that clients sent, `[nodes, F]`, from those of the answers, `[B, H]`.
+        """Computes gradients of the features that clients sent, `[nodes, F]`, from those of the answers, `[B, H]`.
 
         The gradient of the GNN is added to the ones before. Clients without a gradient have none to come back.
         """
@@ -91,7 +91,7 @@ class ServerGNN:
         return of_clients
 
     def step(self, lr: float) -> None:
-        """One step of Adam on the mean gradient over batches since the last step; none without a batch."""
+        """Takes a step of Adam on the mean gradient over batches since the last step; none without a batch."""
         if not self.count:
             return
         of_w = self.flat.w.grad
@@ -115,7 +115,7 @@ class ServerGNN:
 
 
 def _groups(sent: Mapping[int, PlainGraphs], most_rows: int) -> Iterator[list[int]]:
-    """Clients in order, as many at a time as have so many nodes, at least one."""
+    """Groups clients in order, as many at a time as have so many nodes, at least one."""
     group: list[int] = []
     rows = 0
     for client, graphs in sent.items():

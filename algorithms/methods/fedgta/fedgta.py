@@ -107,7 +107,7 @@ class FedGTA(Algorithm):
         return "hops" if self.cross_edges else None
 
     def norms(self) -> Mapping[str, float | None]:
-        """Each row of moments, of every step and order, has an l2 norm of 1 or less, and h is left out.
+        """Bounds each row of moments, of every step and order, by an l2 norm of 1; h is left out.
 
         A row y of Y^s sums to one, so that |y^k| <= 1; of y less the mean m, |(y - m)^k| <= |y - m|, and the mean of
         these norms is at most the root of the mean of |y - m|^2, which is that of |y|^2 less |m|^2.
@@ -166,7 +166,7 @@ class FedGTA(Algorithm):
         return Upload({"w": client.model.w, "h": state["h"], "m": state["m"]})
 
     def _sketch(self, client: Client) -> tuple[Tensor, Tensor]:
-        """Confidence h and moments m of what the client predicts now."""
+        """Computes confidence h and moments m of the client's present predictions."""
         return self._pack(client, sketch_labels(client.data, self._label_seed(client), self._form))
 
     def _upload_across(self, client: Client, received: Received, phase: str) -> Upload:
@@ -204,7 +204,7 @@ def spread_to_trained(rows: Tensor, ids: Sequence[int], trained: Sequence[int]) 
 
 
 def mixing_rows(m_BQ: Tensor, h_B: Tensor, eps: float) -> Tensor:
-    """Mixing matrix `[B, B]`: row i is h_j / sum h over cos(m_i, m_j) >= eps, i always in (FedGTA, eqs. 6 and 7)."""
+    """Computes the mixing matrix `[B, B]`: row i is h_j / sum h over cos(m_i, m_j) >= eps and i (eqs. 6 and 7)."""
     unit = F.normalize(m_BQ, dim=1, eps=1e-12)
     admitted = (unit @ unit.T).clamp(-1, 1) >= eps
     admitted.fill_diagonal_(True)

@@ -73,7 +73,7 @@ def personal_targets(
     lam: float,
     weights: bool = False,
 ) -> tuple[Tensor, float, Tensor | None]:
-    """alpha a + (1 - alpha) sum_j n_j P_j / sum_j n_j over the fresh clients j with cos(P_i, P_j) >= lam, and i itself.
+    """Computes alpha a + (1 - alpha) sum_j n_j P_j / sum_j n_j over fresh clients j, cos(P_i, P_j) >= lam, and i.
 
     A receiver i without its own prototype gets the universal one, a; `known_LC` tells which of these mean something.
     With `weights` the mixing weights of clients are summed up, too, quadratic in clients.
@@ -120,7 +120,7 @@ class Queries(NamedTuple):
 def draw_queries(
     proto_BLCH: Tensor, present_BLC: Tensor, known_LC: Tensor, share: float, generator: torch.Generator
 ) -> list[Queries]:
-    """All present prototypes of every level that has any, and for each `share` (d_s) others, without replacement.
+    """Collects all present prototypes of every level, and draws for each `share` (d_s) others, without replacement.
 
     `known_LC` are the anchors that have ever had an upload; a class without one at a level is not drawn for it.
     """
@@ -363,7 +363,7 @@ class FedPG(Algorithm):
         return train_jointly(client, trainer, {MODEL: loss})[MODEL]
 
     def _alignment(self, client: Client, targets: Targets | None) -> tuple[Tensor, Alignment] | None:
-        """Rows, int64 `[R]`, and the alignment of their embeddings; None without a target."""
+        """Returns rows, int64 `[R]`, and the alignment of their embeddings; None without a target."""
         if not self.mu or targets is None or not client.info.train:
             return None
         annotated, forms = (
@@ -408,7 +408,7 @@ def summed_labels(out: Output, y: Tensor, w: Tensor, received: Received) -> Tens
 
 
 def depth_of(name: str, model: FlatModel) -> int:
-    """The steps from which a model reads: L of a GNN, K of one of hops; a ShoalError refuses one that does not say."""
+    """Returns the steps from which a model reads: L of a GNN, K of hops; raises a ShoalError if it does not say."""
     if model.coupled is None:
         return max(model.inputs)
     if is_own(name):

@@ -50,7 +50,7 @@ class ItemGraph(NamedTuple):
 
 
 def item_graph(data: View, z_NH: Tensor, similar: int) -> ItemGraph:
-    """The graph of nodes, or an edge from every other item to each of its most similar ones, in both directions.
+    """Builds the graph of nodes, or edges from every other item to each of its most similar ones and back.
 
     It is symmetric because an item that is near many, but has nearer ones itself, is their neighbour all the same, and
     because walks of two steps are then counted as they are in a graph of nodes. N^2 H operations: a client has tens to
@@ -116,14 +116,14 @@ class Walks(NamedTuple):
     returning_S: Tensor
 
     def mass(self, g_N: Tensor) -> Tensor:
-        """Sum of g over the ends of the walks of every centre, `[S]`."""
+        """Sums g over the ends of the walks of every centre, `[S]`."""
         x = g_N
         for row, column, rows, _ in reversed(self.steps):
             x = x.new_zeros(rows).index_add(0, row, x[column])
         return x - self.returning_S * g_N[self.centres]
 
     def spread(self, share_S: Tensor) -> Tensor:
-        """Sum over the walks that end in a node of the shares of their centres, `[N]`."""
+        """Sums the shares of the centres over the walks that end in a node, `[N]`."""
         y = share_S
         for row, column, _, columns in self.steps:
             y = y.new_zeros(columns).index_add(0, column, y[row])
@@ -138,7 +138,7 @@ def hop_weights(
     attention_HN: Tensor | None = None,
     literal: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Weight of every node in the prototypes of its annotation, float32 `[L, N]`, and centres of each, int32 `[L, C]`.
+    """Computes every node's weight in the prototypes of its annotation, float32 `[L, N]`, and centres, int32 `[L, C]`.
 
     `annotation_N` is the class of every node, int64, at centres their own; `centre_N` are nodes whose class is trusted,
     bool. `attention_HN` has g of every hop, positive, differentiable, `[hops, N]`; None: 1. With `literal`, neighbours
@@ -165,7 +165,7 @@ def hop_weights(
 
 
 def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
-    """Walks of one step, then of two, as many as `hops`."""
+    """Yields walks of one step, then of two, as many as `hops`."""
     count, classes = len(centres), graph.classes
     owner, near = _neighbours(graph, centres)
     class_E = annotation_N[centres][owner]
@@ -188,7 +188,7 @@ def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -
 
 
 def _at_distance(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
-    """The nodes at a distance of one step, then of two, as many as `hops`, that are annotated like their centre."""
+    """Yields nodes at a distance of one step, then of two, up to `hops`, that are annotated like their centre."""
     adjacency, class_N = _adjacency(graph), annotation_N.cpu().numpy()
     pairs_at: list[list[np.ndarray]] = [[np.empty((2, 0), np.int64)] for _ in range(hops)]
     for first, some in enumerate(centres.cpu().split(ROWS_AT_A_TIME)):
@@ -212,7 +212,7 @@ def _adjacency(graph: ItemGraph) -> csr_matrix:
 
 
 def _to_own_class(graph: ItemGraph, annotation_N: Tensor, pairs: Tensor) -> Step:
-    """The last step of walks: from pairs of a node and a class, ascending, to the node's neighbours of that class."""
+    """Takes the last step of walks: from pairs of a node and a class, ascending, to its neighbours of that class."""
     nodes = (pairs // graph.classes).unique()
     owner, near = _neighbours(graph, nodes)
     key = nodes[owner] * graph.classes + annotation_N[near]
@@ -234,7 +234,7 @@ def _count_returns(graph: ItemGraph, centres: Tensor, steps: int) -> Tensor:
 
 
 def _neighbours(graph: ItemGraph, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The entries of some rows of the adjacency: position of the row in `rows`, and column, int64."""
+    """Lists the entries of some rows of the adjacency: position of the row in `rows`, and column, int64."""
     first, column = graph.edges
     start = first[rows].long()
     degree = first[rows + 1].long() - start
@@ -244,7 +244,7 @@ def _neighbours(graph: ItemGraph, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classes: int) -> Tensor:
-    """Prototypes `[L, C, H]` from embeddings, differentiable in both; rows may be any that hold all weight."""
+    """Computes prototypes `[L, C, H]` from embeddings, differentiable in both; rows are any that hold all weight."""
     sums = []
     for weight in weight_LN:
         z, annotation = z_NH, annotation_N
@@ -259,7 +259,7 @@ def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classe
 def neighbour_means(
     graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, rows: Tensor
 ) -> tuple[SparseMatrix, Tensor]:
-    """The means that hop 1 averages, one for every centre with a neighbour of its class.
+    """Computes the means that hop 1 averages, one for every centre with a neighbour of its class.
 
     Gives the weights of some ascending rows, all neighbours of weight among them, in the means, `[centres, R]`,
     and the classes of the centres, int64. Other arguments are as for `hop_weights`.

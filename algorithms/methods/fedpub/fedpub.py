@@ -196,7 +196,7 @@ def steps(y: Tensor, options: TrainOptions) -> Iterator[tuple[bool, Tensor | Non
 
 
 def mixing_rows(sketch_BH: Tensor, counts_B: Tensor, tau: float) -> Tensor:
-    """Mixing matrix `[B, B]`: row i is exp(tau cos(h_i, h_j)) over the j that count, its sum one.
+    """Computes the mixing matrix `[B, B]`: row i is exp(tau cos(h_i, h_j)) over the j that count, its sum one.
 
     Where no client counts each keeps its own.
     """
@@ -227,7 +227,7 @@ def factors(mask_W: Tensor, places_P: Tensor) -> Tensor:
 
 
 def proxy_graph(seed: int, features: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Row starts and columns of the symmetric adjacency, int32, and features drawn from N(0, 1), float32 `[500, F]`."""
+    """Draws row starts and columns of the symmetric adjacency, int32, and features from N(0, 1), float32 `[500, F]`."""
     rng = np.random.default_rng(seed)
     nodes = BLOCKS * NODES
     joined = np.zeros((nodes, nodes), dtype=bool)

@@ -72,7 +72,7 @@ class Impaired(NamedTuple):
     lost_L: Tensor
 
     def around(self, layers: int) -> Neighbourhood:
-        """All shown nodes, for a backbone of so many layers."""
+        """Returns all shown nodes, for a backbone of so many layers."""
         return Neighbourhood(self.x_VF, (self.operator,) * layers)
 
 
@@ -117,7 +117,7 @@ def _impair(data: View, share: float, seed: int) -> Impaired:
 
 
 def _row_squares(x_HF: Features) -> Tensor:
-    """The square of the norm of every row."""
+    """Squares the norm of every row."""
     x_HF = require_stored(x_HF)
     if isinstance(x_HF, Tensor):
         return torch.linalg.vecdot(x_HF, x_HF)
@@ -127,13 +127,13 @@ def _row_squares(x_HF: Features) -> Tensor:
 
 
 def own_loss(new: GeneratedFeatures, impaired: Impaired) -> Tensor:
-    """Sum of mean squared differences of shown nodes' new neighbours from the nearest lost one, over V; a scalar."""
+    """Sums mean squared differences of shown nodes' new neighbours from the nearest lost one, over V; a scalar."""
     seen_HPR = new.project(impaired.x_HF)
     return _squares(new, seen_HPR, impaired, *nearest_lost(new, seen_HPR, impaired)) / len(impaired.missing_V)
 
 
 def others_loss(new: GeneratedFeatures, nodes: int, impaired: Impaired) -> Tensor:
-    """The sum of the mean squared differences of generated nodes from the nearest hidden node, over `nodes`; a scalar.
+    """Sums mean squared differences of generated nodes from the nearest hidden node, over `nodes`; a scalar.
 
     `new` are neighbours of so many nodes of another client. At least one node is hidden.
     """
@@ -169,7 +169,7 @@ def nearest_lost(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -
 
 @torch.no_grad()
 def nearest_hidden(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -> Tensor:
-    """The place of the nearest of all hidden nodes to every generated one, int64 `[M]`; arguments as above."""
+    """Finds the hidden node nearest to every generated one, place int64 `[M]`; arguments as above."""
     least_M, found_M = seen_HPR.new_full((len(new),), torch.inf), torch.zeros_like(new.owner_M)
     block, first = max(1, BLOCK // max(1, len(new))), 0
     for seen_BPR, square_B in zip(seen_HPR.split(block), impaired.square_H.split(block)):
@@ -182,7 +182,7 @@ def nearest_hidden(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired)
 
 
 def _squares(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired, made_Q: Tensor, hidden_Q: Tensor) -> Tensor:
-    """The sum of mean squared differences, pair by pair."""
+    """Sums the mean squared differences, pair by pair."""
     product_Q = new.products(seen_HPR, made_Q, hidden_Q)
     apart_Q = new.squares_M()[made_Q] - 2 * product_Q + impaired.square_H[hidden_Q]
     return apart_Q.sum() / new.shape[1]
@@ -355,5 +355,5 @@ class ClientGenerator:
 
 
 def _noisy(z_NH: Tensor, rng: torch.Generator) -> Tensor:
-    """With noise of a standard normal distribution."""
+    """Adds noise of a standard normal distribution."""
     return z_NH + torch.randn(z_NH.shape, generator=rng, device=z_NH.device)

@@ -51,7 +51,7 @@ class GeneratedFeatures(FeatureMatrix):
         return self._times_root(self._layer_FPR.permute(1, 2, 0))
 
     def squares_M(self) -> Tensor:
-        """The square of the norm of each."""
+        """Squares the norm of each generated node."""
         layer_PFR = self._layer_FPR.transpose(0, 1)
         through_MR = self._times_root(layer_PFR.transpose(1, 2) @ layer_PFR)
         return (through_MR * self._root_NR.index_select(0, self.owner_M)).sum(1)
@@ -67,7 +67,7 @@ class GeneratedFeatures(FeatureMatrix):
         return (root_QR * seen_BPR.flatten(0, 1).index_select(0, places)).sum(1)
 
     def all_products(self, seen_BPR: Tensor) -> Tensor:
-        """Products of all generated nodes with all of some real ones, `[M, B]`."""
+        """Multiplies all generated nodes by all of some real ones, `[M, B]`."""
         return self._times_root(seen_BPR.permute(1, 2, 0))
 
     def _times_root(self, tables_PRK: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Generator(nn.Module):
 
 
 def make_maker(features: int, hidden: int, most: int) -> Head:
-    """Two layers, H to H to P F."""
+    """Makes two layers, H to H to P F."""
     return Head(hidden, hidden, most * features, 2, 0.0)
 
 
@@ -125,14 +125,14 @@ def root(maker: Head, noisy_NH: Tensor) -> Tensor:
 
 
 def layer(maker: Head, most: int) -> Tensor:
-    """The last layer of a maker, the bias as last column: `[F, P, H + 1]`, P neighbours of a node at most."""
+    """Returns the last layer of a maker, the bias as last column: `[F, P, H + 1]`, P neighbours of a node at most."""
     last = maker.linears[1]
     parts = last.get_parameter("weight").unflatten(0, (most, -1)), last.get_parameter("bias").view(most, -1, 1)
     return torch.cat(parts, dim=2).transpose(0, 1).contiguous()
 
 
 def fresh_generator(data: View, hidden: int, most: int, seed: int) -> FlatModel:
-    """A generator for a client's features, drawn from a seed."""
+    """Draws a generator for a client's features from a seed."""
     with Stream(data.device, seed):
         return FlatModel(Generator(data.features, data.classes, hidden, most))
 

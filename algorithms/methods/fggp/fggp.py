@@ -354,7 +354,7 @@ class FGGP(FedAvg):
         return bounded_loss(float(loss.detach()))
 
     def _objective(self, client: Client, own: Output, other: Output, regularizer: Term | None) -> Tensor:
-        """Equation 9; only a generator has a regularizer."""
+        """Computes the loss of equation 9; only a generator has a regularizer."""
         return weighted_sum(
             (1.0, lambda: label_loss(client, own, "all")),
             (1.0, lambda: label_loss(client, other, "all")),
@@ -371,7 +371,7 @@ class FGGP(FedAvg):
         return contrast_of_views(own_CH[there_C], other_CH[there_C], self.tau, self.contrast_form == "literal")
 
     def _nearest(self, client: Client, received: Received) -> Tensor:
-        """The neighbours that the client keeps, found anew if it is time."""
+        """Returns the neighbours that the client keeps, computed anew if it is time."""
         kept, now = client.state, received.round
         old = "knn" not in kept or now - int(kept["knn.round"]) > 2 * self.knn_every
         if old or now % self.knn_every == 0:

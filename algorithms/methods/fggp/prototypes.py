@@ -36,7 +36,7 @@ def certain_classes(
 
 
 def certain_prototypes(z_NH: Tensor, class_N: Tensor, certain_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """c_j = sum of w_i z_i / W_j over the nodes of class j, `[C, H]`, and W_j = sum of w_i, `[C]` (equation 4).
+    """Computes c_j = sum of w_i z_i / W_j over nodes of class j, `[C, H]`, and W_j = sum of w_i, `[C]` (equation 4).
 
     Which of them count says `existing`; a row without any node is zero.
     """
@@ -88,7 +88,7 @@ class Bank(NamedTuple):
 
 
 def last_of_clients(server: Tree, sent: Bank, ids: Sequence[int], counts: Sequence[int]) -> Bank:
-    """The last prototypes of every client that ever sent some, by client; `server` keeps them as `proto...`.
+    """Updates every client's last prototypes, by client; `server` keeps them as `proto...`.
 
     `sent` are this round's, of clients `ids`, `counts` of each. A client that sent none keeps its earlier ones.
     """
@@ -107,7 +107,7 @@ def last_of_clients(server: Tree, sent: Bank, ids: Sequence[int], counts: Sequen
 
 
 def newest(old: Bank | None, fresh: Bank, slots: int) -> Bank:
-    """The newest `slots` entries of every class, old ones first."""
+    """Keeps the newest `slots` entries of every class, old ones first."""
     if old is None:
         old = Bank(fresh.proto_BH[:0], fresh.class_B[:0])
     proto_BH, class_B = torch.cat([old.proto_BH, fresh.proto_BH]), torch.cat([old.class_B, fresh.class_B])
@@ -119,7 +119,7 @@ def newest(old: Bank | None, fresh: Bank, slots: int) -> Bank:
 
 
 def votes(z_NH: Tensor, bank: Bank, classes: int, how: Vote, k: int, temperature: float) -> Tensor:
-    """Scores of every node, `[N, C]`; -inf for a class without an entry among those that vote.
+    """Scores every node, `[N, C]`; -inf for a class without an entry among those that vote.
 
     The k entries of the largest cosine to a node vote, of equal ones the first: with their cosine (`sum_cos`, equation
     3), or with the softmax of cosine / temperature (`softmax_sum`, the authors' code), added up by class. A class with
@@ -151,7 +151,7 @@ def votes(z_NH: Tensor, bank: Bank, classes: int, how: Vote, k: int, temperature
 def summed_up(
     proto_PH: Tensor, class_P: Tensor, classes: int, how: Clusters, least: int, domains: int, eps: float, seed: int
 ) -> Bank:
-    """The entries of the bank that stand for prototypes: means of clusters, all members weighing the same.
+    """Computes the bank's entries for prototypes: means of clusters, all members weighing the same.
 
     `finch` leaves fewer than `least` prototypes of a class as they are; `none` every prototype; `mean` has one entry a
     class; `kmeans`, with `seed`, as many as there are domains; `dbscan` goes by density, with the cosine distance
@@ -176,7 +176,7 @@ def summed_up(
 
 
 def _by_kmeans(proto_PH: Tensor, clusters: int, seed: int) -> Tensor:
-    """The cluster of every prototype, numbered without gaps."""
+    """Clusters every prototype by k-means, numbered without gaps."""
     # The import takes half a second of every process that has it.
     from sklearn.cluster import KMeans
 

@@ -159,7 +159,7 @@ class GCFLPlus(FedAvg):
 
 
 def shares(cluster_B: Tensor, n_B: Tensor, clusters: int) -> Tensor:
-    """Weights `[K, B]` of B clients, with n_i, in the mean of each of K clusters; 0 where no client counts."""
+    """Computes weights `[K, B]` of B clients, with n_i, in the mean of each of K clusters; 0 where no client counts."""
     weight_KB = (cluster_B == torch.arange(clusters)[:, None]) * n_B.double()
     return (weight_KB / weight_KB.sum(1, keepdim=True).clamp_min(1)).float()
 
@@ -180,7 +180,7 @@ def leaving_half(norms_BL: Tensor) -> Tensor:
 
 
 def minimum_cut(weight_NN: np.ndarray) -> np.ndarray:
-    """The side without node 0 of a cut of least weight, bool `[N]`, with a node on either side (Stoer and Wagner).
+    """Finds a cut of least weight: the side without node 0, bool `[N]`, neither side empty (Stoer and Wagner).
 
     N - 1 phases each add all nodes to a set, always the one with most weight to it; what the last one weighs is a cut,
     and the last two become one node (Journal of the ACM 44(4), 1997). Of equal choices the first is taken, so that each
@@ -214,7 +214,7 @@ def minimum_cut(weight_NN: np.ndarray) -> np.ndarray:
 
 
 def warping_distances(series_NL: np.ndarray) -> np.ndarray:
-    """Distances of all pairs of series, float64 `[N, N]`, symmetric and 0 from a series to itself.
+    """Computes distances of all pairs of series, float64 `[N, N]`, symmetric and 0 from a series to itself.
 
     A path leads from the first numbers of both series to the last ones, and each step goes on by one in either or in
     both (Sakoe and Chiba, 1978, without a band). The distance is the root of the least sum of squared differences

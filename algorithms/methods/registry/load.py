@@ -115,7 +115,7 @@ def load(spec: MethodSpec) -> Algorithm:
 
 
 def _in_form(cls: type[Algorithm], spec: MethodSpec) -> Mapping[str, Any]:
-    """Options with those of the form that `form` names before them."""
+    """Puts the options of the form that `form` names before the others."""
     if "form" not in spec.options or "form" in cls.__dataclass_fields__:  # type: ignore[attr-defined]
         return spec.options
     options = dict(spec.options)
@@ -126,17 +126,17 @@ def _in_form(cls: type[Algorithm], spec: MethodSpec) -> Mapping[str, Any]:
 
 
 def mixing_methods() -> list[str]:
-    """Names of our methods whose clients may train different models."""
+    """Lists our methods whose clients may train different models."""
     return [name for name in METHODS if _our_class(name).client_models == "heterogeneous"]
 
 
 def weighing_methods(task: str) -> Iterator[str]:
-    """Names of our methods for a task that use what edges weigh, each read when it is asked for."""
+    """Lists our methods for a task that use what edges weigh, each read when it is asked for."""
     return (name for name in METHODS if {task, WEIGHTED} <= _our_class(name).supports)
 
 
 def methods_for(task: str) -> list[str]:
-    """Names of our methods that can train for a task."""
+    """Lists our methods that can train for a task."""
     return [name for name in METHODS if task in _our_class(name).supports]
 
 
@@ -187,7 +187,7 @@ def _require_current(cls: type[Algorithm], where: str) -> None:
 
 
 def class_place(cls: Any, file: str, source: str) -> str:
-    """File and line of a class; only the file where the text does not say."""
+    """Finds file and line of a class; only the file where the text does not say."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef) and node.name == getattr(cls, "__name__", None):
             return f"{file}, line {node.lineno}"

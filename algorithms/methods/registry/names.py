@@ -88,7 +88,7 @@ BESIDE_PARAMETERS = {
 
 
 def display_name(method: str) -> str:
-    """A method as its paper writes it, `FedGTA` for `fedgta`; of `my_file.py:MyMethod` its class."""
+    """Returns a method as its paper writes it, `FedGTA` for `fedgta`; for `my_file.py:MyMethod` its class."""
     return AS_WRITTEN.get(method) or METHODS.get(method, method).rpartition(":")[2]
 
 

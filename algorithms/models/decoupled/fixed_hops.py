@@ -49,7 +49,7 @@ class FixedHops(nn.Module):
         self.head = Head(features, hidden, classes, layers, dropout)
 
     def hop_weights(self, hops: int) -> dict[int, float]:
-        """w_k by k, of the hops that are read."""
+        """Returns w_k by k, for the hops that are read."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
@@ -59,7 +59,7 @@ class FixedHops(nn.Module):
         return self.head.first_weights()
 
     def forward(self, hops: Sequence[Features]) -> Output:
-        """Output for rows of the hops, each `[N, F]` of float32 or float16, dense or sparse."""
+        """Computes the output for rows of the hops, each `[N, F]` of float32 or float16, dense or sparse."""
         return self.head(hops[0] if self.weights == (1.0,) else weighted_sum(hops, self.weights, self.head.dtype))
 
 

@@ -92,7 +92,7 @@ class GAMLP(nn.Module):
         return self.head.first_weights()
 
     def forward(self, hops: Sequence[Features]) -> Output:
-        """Output for rows of all hops, hop 0 first, each `[N, F]` of float32 or float16, dense or sparse."""
+        """Computes the output for rows of all hops, hop 0 first: `[N, F]`, float32 or float16, dense or sparse."""
         weight = self.head.linears[0].weight
         # Parameters of several clients, one behind the other, are no `Parameter`.
         if not torch.is_grad_enabled() and isinstance(weight, nn.Parameter) and self._is_fused(weight):
@@ -112,7 +112,7 @@ class GAMLP(nn.Module):
         return rows.view(-1, first.in_features)
 
     def weights_NK(self, hops: DenseHops | SparseHops) -> Tensor:
-        """Weight of every hop at every node, `[N, K]`; rows sum to one."""
+        """Computes the weight of every hop at every node, `[N, K]`; rows sum to one."""
         n, k, _ = hops.shape
         if self.attention == "simple":
             return self.theta.sigmoid().softmax(0).expand(n, k)
@@ -127,7 +127,7 @@ class GAMLP(nn.Module):
 
     @staticmethod
     def _recursive_NK(score_NK: Tensor, reference_NK: Tensor) -> Tensor:
-        """Weights when a hop is compared with those before it: a_ref · H_l is a mean of the a_ref · X^(j)."""
+        """Compares a hop with those before it for its weight: a_ref · H_l is a mean of the a_ref · X^(j)."""
         gate_NK = (score_NK[:, :1] + reference_NK[:, :1]).sigmoid()
         for hop in range(1, score_NK.shape[1]):
             history_N = (gate_NK.softmax(1) * reference_NK[:, :hop]).sum(1)

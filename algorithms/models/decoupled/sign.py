@@ -57,7 +57,7 @@ class SIGN(nn.Module):
         return [linear.get_parameter("weight") for linear in self.of_hops]
 
     def forward(self, hops: Sequence[Features]) -> Output:
-        """Output for rows of all hops, hop 0 first, each `[N, F]` of float32 or float16, dense or sparse."""
+        """Computes the output for rows of all hops, hop 0 first: `[N, F]`, float32 or float16, dense or sparse."""
         layers: Any = zip(self.of_hops, hops, strict=True)
         z = self.prelu(
             torch.cat([transform(self._rows(hop), linear.weight, linear.bias) for linear, hop in layers], dim=1)

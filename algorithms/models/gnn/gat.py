@@ -15,7 +15,7 @@ from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
 def require_heads(heads: int, hidden: int) -> int:
-    """The number of heads; a ShoalError says that it does not divide the width of a layer."""
+    """Returns the number of heads; raises a ShoalError if it does not divide the width of a layer."""
     if heads < 1 or hidden % heads:
         raise ShoalError("model.heads", f"must divide model.hidden, found {heads} and {hidden}")
     return heads

@@ -52,7 +52,7 @@ class GIN(Coupled):
 
 
 def gin_layer(width: int, hidden: int, norm: Norm) -> GINConv:
-    """A layer from width `width` to width `hidden`."""
+    """Makes a layer from width `width` to width `hidden`."""
     scaled = [nn.LayerNorm(hidden)] if norm == "layer" else []
     return GINConv(
         nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), *scaled), train_eps=True
@@ -60,7 +60,7 @@ def gin_layer(width: int, hidden: int, norm: Norm) -> GINConv:
 
 
 def gin_output(conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
-    """Output of such a layer, `[n_l, H]`; the operator sums."""
+    """Computes the output of such a layer, `[n_l, H]`; the operator sums."""
     first, *others = conv.nn
     messages = transform(x, first.weight)
     out = operator @ messages + (1 + conv.eps) * messages[: len(operator)] + first.bias

@@ -45,7 +45,7 @@ class Star(Coupled):
         return StructureEncoder(hidden, layers)
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix], codes_NQ: Tensor | None = None) -> Tensor:
-        """The embedding of every node, `[N, 2 H]`, from its features and codes."""
+        """Embeds every node, `[N, 2 H]`, by its features and codes."""
         assert self.lift is not None
         assert isinstance(self.structure, StructureEncoder)
         assert codes_NQ is not None
@@ -75,7 +75,7 @@ class StructureEncoder(nn.Module):
             conv.reset_parameters()  # type: ignore[operator]
 
     def forward(self, codes_NQ: Tensor, operators: Sequence[SparseMatrix]) -> list[Tensor]:
-        """s_0 to s_L, each `[N, H]`; the operators are A, one a layer."""
+        """Computes s_0 to s_L, each `[N, H]`; the operators are A, one a layer."""
         starts, _, _ = operators[0].parts()
         root_N1 = (starts.diff() + 1).float().rsqrt()[:, None]
         codes = [self.lift(codes_NQ)]

@@ -46,12 +46,12 @@ class AlteredFeatures(FeatureMatrix):
         return y
 
     def further(self, other: "AlteredFeatures", product_NH: Tensor) -> Tensor:
-        """The product with a weight from that of a lower hop of the same view."""
+        """Computes the product with a weight from that of a lower hop of the same view."""
         return self._smooth(product_NH, other._hops)
 
 
 def products(hops: Sequence[Features], weight_FH: Tensor) -> list[Tensor]:
-    """The product of each hop with a weight, `[N, H]`; altered hops of one view, ascending, go on from each other."""
+    """Multiplies each hop by a weight, `[N, H]`; altered hops of one view, ascending, go on from each other."""
     results: list[Tensor] = []
     before: Features | None = None
     for hop in hops:
@@ -64,7 +64,7 @@ def products(hops: Sequence[Features], weight_FH: Tensor) -> list[Tensor]:
 
 
 def smoothed_hops(data: View, hops: Sequence[int], rows: int) -> list[Features] | None:
-    """The hops of all nodes of a client, whose products with one weight W are smoothed from hop to hop, P^k (X W).
+    """Makes the hops of all nodes of a client whose products with a weight W are smoothed, hop to hop, P^k (X W).
 
     Hops grow dense, and X is not: the products of the stored ones with W take up to thirty times as long. The results
     are the same to rounding. None: so many rows of the stored hops take less time, or smoothing is not what made them.
@@ -91,7 +91,7 @@ def _multiplications(x: StoredFeatures) -> float:
 
 
 def smoothing_over(indptr: np.ndarray, indices: np.ndarray, r: float) -> SparseMatrix:
-    """D^(r-1) (A + I) D^(-r) of a CSR A, D being degrees with loop, and its transpose (FedGTA, equation 1)."""
+    """Builds D^(r-1) (A + I) D^(-r) of a CSR A, D being degrees with loop, and its transpose (FedGTA, eq. 1)."""
     nodes, degree_N = len(indptr) - 1, np.diff(indptr) + 1.0
     starts, columns, _ = operator_over("attention", indptr, indices).parts()
     row_E, column_E = np.repeat(np.arange(nodes), degree_N.astype(np.int64)), columns.numpy()

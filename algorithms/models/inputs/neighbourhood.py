@@ -76,7 +76,7 @@ Inputs = Sequence[Features] | Neighbourhood | ItemBatch
 
 
 def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
-    """All nodes of a client; the matrix is built once and kept on the host while there is room.
+    """Returns all nodes of a client; the matrix is built once and kept on the host while there is room.
 
     It is, by operator: `sum`: A, of ones or the weights of edges. `mean`: A, its rows divided by their sums.
     `symmetric`: D^-1/2 (A + I) D^-1/2 with self loops in D. `attention`: the pattern of A + I, weighed by the layer.
@@ -87,7 +87,7 @@ def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
 
 
 def _over_cross_edges(data: View, operator: Operator, layers: int) -> Neighbourhood:
-    """All nodes of a client, by sums over neighbours at all clients, which the first layer does not sum again.
+    """Returns all nodes of a client with sums over neighbours at all clients, which no layer sums again.
 
     `gcn`: sums instead of features. `mean`: features, and behind them means over neighbours. `two_hop`: sums, and
     behind them those of neighbours at other clients, which the second layer reads by degrees of the whole graph.
@@ -110,7 +110,7 @@ def _dense(x: Features) -> Tensor:
 
 
 def _places(data: View, rows: int, first: int = 0) -> SparseMatrix:
-    """The matrix that takes so many rows from a first one on, `[rows, first + rows]`."""
+    """Builds the matrix that takes so many rows from a first one on, `[rows, first + rows]`."""
 
     def make() -> SparseMatrix:
         place = torch.arange(rows + 1, dtype=torch.int32)
@@ -129,7 +129,7 @@ def _second_layer(data: View) -> SparseMatrix:
 
 
 def receptive_field(data: View, operator: Operator, layers: int) -> Neighbourhood:
-    """The part of a client's graph that its training rows depend on, kept as `all_nodes` keeps the whole graph.
+    """Cuts out the part of a client's graph that its training rows depend on; keeps it as `all_nodes` does.
 
     A layer's output has the nodes that the next layer reads, and the last one's the training rows, in their order.
     """
@@ -160,7 +160,7 @@ def _field(data: View, operator: Operator, layers: int) -> Neighbourhood:
 
 
 def matrix_of_all(data: View, operator: Operator) -> SparseMatrix:
-    """The matrix of all nodes of a client, see `all_nodes`."""
+    """Returns the matrix of all nodes of a client, see `all_nodes`."""
     if operator == "sum":
         return SparseMatrix(data.adjacency, data.adjacency, ones=data.edge_weight is None)
 
@@ -172,7 +172,7 @@ def matrix_of_all(data: View, operator: Operator) -> SparseMatrix:
 
 
 def kept_rows(data: View, k: int, rows: Tensor, dtype: torch.dtype = torch.float32) -> Features:
-    """Some rows of hop k, sparse ones float32, for many steps."""
+    """Gathers some rows of hop k, sparse ones float32, for many steps."""
     features = data.rows(k, rows)
     # The transpose is made now, while it is known that the rows stay: every step needs it.
     return features.prepare() if isinstance(features, SparseMatrix) else features.to(dtype)
@@ -198,7 +198,7 @@ def sample_neighbourhood(
 
 
 def standalone(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:
-    """Nodes whose neighbours all have the node's own features; `sum` has one neighbour."""
+    """Makes nodes whose neighbours all have the node's own features; `sum` has one neighbour."""
     nodes = np.arange(len(x_NF))
     if operator in ("sum", "mean"):
         matrix = _matrix(operator, Drawn(nodes, np.arange(len(nodes) + 1), nodes), np.full(len(nodes), 2))
@@ -215,7 +215,7 @@ def operator_over(
     symmetric: bool = True,
     weight: np.ndarray | None = None,
 ) -> SparseMatrix:
-    """The matrix of all nodes of a graph without loops; with its transpose, if edges go both ways (`symmetric`).
+    """Builds the matrix of all nodes of a graph without loops; with its transpose, if it is `symmetric`.
 
     Where not, a node's degree is the number of its senders. `weight` has the entries of A, float32 `[E]`, else ones.
     """
@@ -244,7 +244,7 @@ class Drawn(NamedTuple):
 
 
 def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray, weight: np.ndarray | None = None) -> SparseMatrix:
-    """The matrix of a layer; degrees `[m]` count a self loop; with weights of entries, `[E]`, all are drawn."""
+    """Builds the matrix of a layer; degrees `[m]` count a self loop; with weights of entries, `[E]`, all are drawn."""
     assert weight is None or operator in ("sum", "symmetric"), operator
     indptr, indices = drawn.indptr, drawn.indices
     n, counts = len(indptr) - 1, np.diff(indptr)

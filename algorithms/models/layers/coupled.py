@@ -108,15 +108,15 @@ class Coupled(nn.Module):
         self.reset_parameters()
 
     def layer(self, number: int, width: int, out: int, last: bool) -> nn.Module:
-        """PyG's layer of a number, from 0, and the widths of its input and output; above the last one is no other."""
+        """Makes PyG's layer of a number, from 0, for the widths of its input and output; above the last is no other."""
         raise NotImplementedError
 
     def head_messages(self, hidden: int, classes: int) -> nn.Module | None:
-        """Further parameters of a classifier that passes messages (`Head.messages`)."""
+        """Makes further parameters of a classifier that passes messages (`Head.messages`)."""
         return None
 
     def structure_encoder(self, hidden: int, layers: int) -> nn.Module | None:
-        """A second encoder, see `structure`."""
+        """Makes a second encoder, see `structure`."""
         return None
 
     def reset_parameters(self) -> None:
@@ -145,7 +145,7 @@ class Coupled(nn.Module):
         return len(self.convs) + self.conv_head
 
     def forward(self, around: Neighbourhood) -> Output:
-        """Output for the rows that a neighbourhood asks for."""
+        """Computes the output for the rows that a neighbourhood asks for."""
         if self.conv_head:
             return self._by_messages(around)
         embedding_NH = _select_rows(self.embed(around.x_NF, around.operators), around.rows)
@@ -164,7 +164,7 @@ class Coupled(nn.Module):
         return Output(_select_rows(logits_NC, around.rows), _select_rows(embedding_NH[: len(last)], around.rows))
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
-        """Output of the last layer, `[n_L, H]`."""
+        """Computes the output of the last layer, `[n_L, H]`."""
         first, *others = zip(self.convs, operators)
         x = self.convolve(*first, x_NF)
         for conv, operator in others:
@@ -180,16 +180,16 @@ class Coupled(nn.Module):
         raise NotImplementedError
 
     def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
-        """Logits of a classifier that passes messages, `[N, C]`; P x W' + b, P being the matrix, if not overridden."""
+        """Computes logits of a classifier that passes messages, `[N, C]`; P x W' + b by default, P the matrix."""
         linear: Any = self.head.linears[-1]
         return operator @ transform(x, linear.weight) + linear.bias
 
     def first_weights(self) -> list[nn.Parameter]:
-        """The weights, `[H, F]`, that the features are multiplied by."""
+        """Returns the weights, `[H, F]`, that the features are multiplied by."""
         return [self.get_parameter(name) for name in self.first]
 
     def drop(self, x: Tensor) -> Tensor:
-        """Dropout, in training."""
+        """Applies dropout, in training."""
         return drop(x, self.dropout, self.training)
 
 

@@ -37,7 +37,7 @@ class Output(NamedTuple):
 
 
 def undrawn(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-    """A linear layer that draws nothing, on the default device: its parameters are set before use.
+    """Makes a linear layer that draws nothing, on the default device: its parameters are set before use.
 
     `torch.nn.utils.skip_init` makes the same, but loads sympy, which takes a third of a second of every process.
     """
@@ -106,7 +106,7 @@ class Head(nn.Module):
             self.messages.reset_parameters()  # type: ignore[operator]
 
     def first_weights(self) -> list[nn.Parameter]:
-        """The weight, `[H, F]`, that the input is multiplied by."""
+        """Returns the weight, `[H, F]`, that the input is multiplied by."""
         return [self.linears[0].get_parameter("weight")]
 
     @property
@@ -115,7 +115,7 @@ class Head(nn.Module):
         return self.linears[0].weight.dtype  # type: ignore[return-value]
 
     def forward(self, x_NF: Features) -> Output:
-        """Logits `[N, C]` and last hidden activation `[N, H]` of rows `[N, F]` of any floating type."""
+        """Computes logits `[N, C]` and last hidden activation `[N, H]` of rows `[N, F]` of any floating type."""
         x = x_NF.float() if isinstance(x_NF, FeatureMatrix) else x_NF.to(self.dtype)
         return self.after_first(self.first_layer(x), x)
 

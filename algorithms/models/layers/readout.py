@@ -33,7 +33,7 @@ class Adapted(nn.Module):
         self.head.reset_parameters()
 
     def forward(self, inputs: Inputs) -> Output:
-        """Output for what the backbone reads; the embedding is the adapter's, `[N, D]`."""
+        """Computes the output for the backbone's inputs; the embedding is the adapter's, `[N, D]`."""
         embedding_ND = self.backbone(inputs).logits_NC
         read_ND = drop(embedding_ND, self.dropout, self.training) if self.head.drops_embedding else embedding_ND
         return Output(self.head(read_ND).logits_NC, embedding_ND)
@@ -68,7 +68,7 @@ class OverNodes(nn.Module):
 
 
 def embedded_nodes(backbone: Any, batch: ItemBatch) -> Tensor:
-    """Embeddings of all nodes of a batch by a backbone, float32 `[N, H]`."""
+    """Embeds all nodes of a batch by a backbone, float32 `[N, H]`."""
     if isinstance(backbone, Coupled):
         (x_NF,) = batch.hops
         return backbone.embed(x_NF, batch.operators, *batch.beside)
@@ -79,11 +79,11 @@ class PairEmbedding(OverNodes):
     """The product z_u * z_v of the embeddings of both ends, entry by entry (node2vec, KDD 2016, table 1: Hadamard)."""
 
     def forward(self, batch: PairBatch) -> Output:
-        """Output for every pair of a batch; the embedding is the product, `[M, H]`."""
+        """Computes the output for every pair of a batch; the embedding is the product, `[M, H]`."""
         return self.classify_items(self.join(embedded_nodes(self.backbone, batch), batch.ends))
 
     def join(self, z_NH: Tensor, ends_M2: Tensor) -> Tensor:
-        """Embeddings of pairs, `[M, H]`, from those of nodes and the numbers of both ends, int64."""
+        """Embeds pairs, `[M, H]`, by the embeddings of nodes and the numbers of both ends, int64."""
         first_M, second_M = ends_M2.unbind(1)
         return z_NH.index_select(0, first_M) * z_NH.index_select(0, second_M)
 
@@ -114,7 +114,7 @@ class Readout(OverNodes):
             self.own.reset_parameters()  # type: ignore[operator]
 
     def forward(self, batch: GraphBatch) -> Output:
-        """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
+        """Computes the output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
         return self.classify_items(self.embed_graphs(batch))
 
     def embed_graphs(self, batch: GraphBatch) -> Tensor:
@@ -122,7 +122,7 @@ class Readout(OverNodes):
         return self.pool(embedded_nodes(self.backbone, batch), batch.first)
 
     def pool(self, z_NH: Tensor, first: Tensor) -> Tensor:
-        """Embeddings of graphs, `[G, H]`, from those of nodes and `GraphBatch.first`; every graph has a node."""
+        """Pools embeddings of nodes to those of graphs, `[G, H]`, by `GraphBatch.first`; every graph has a node."""
         if self.own is not None:
             return self.own(z_NH, first)
         if self.readout == "max":
@@ -170,17 +170,17 @@ LARGEST = 2**31 - 1
 
 
 def ceil_of(share: float, counts: Tensor) -> Tensor:
-    """The smallest whole numbers that are at least a share of counts, int64."""
+    """Computes the smallest whole numbers that are at least a share of counts, int64."""
     return (share * counts.double() - ROUNDING).ceil().long()
 
 
 def floor_of(share: float, counts: Tensor) -> Tensor:
-    """The largest whole numbers that are at most a share of counts, int64."""
+    """Computes the largest whole numbers that are at most a share of counts, int64."""
     return (share * counts.double() + ROUNDING).floor().long()
 
 
 def highest(score_N: Tensor, group_N: Tensor, wanted_G: Tensor) -> Tensor:
-    """Rows of the `wanted_G` highest scores of every group, or all, int64, ascending; of equal ones the first."""
+    """Selects the `wanted_G` highest scores of every group, or all: rows int64, ascending; of equal ones the first."""
     # One sort of whole numbers: the group above, below it the bits of the score, which are in the order of floats once
     # those of negative ones are turned around. Adding zero makes one zero of two.
     bits_N = (score_N + 0.0).view(torch.int32)

@@ -24,7 +24,7 @@ COLUMNS = 16
 
 
 def weighted_hops(hops: Sequence[Features], head: Head, vectors_RF: Tensor) -> "DenseHops | SparseHops":
-    """The hops in the form that a head needs: a single layer gives its input as embedding, which is dense.
+    """Puts the hops into the form that a head needs: a single layer gives its dense input as embedding.
 
     Scores are sums of their products with some of the vectors. Beside a dense hop, sparse ones are written out, too,
     which takes less time and no more memory than the dense one.
@@ -36,7 +36,7 @@ def weighted_hops(hops: Sequence[Features], head: Head, vectors_RF: Tensor) -> "
 
 
 def joined_factors(weight_HF: Tensor, vectors_RF: Tensor) -> Tensor:
-    """Columns that are all products of a sparse hop at once, `[F, W]`: a weight's, vectors, and zeros behind them."""
+    """Joins factors whose product with a sparse hop is one: `[F, W]`, a weight's, vectors, and zeros behind them."""
     factors = [weight_HF.t(), vectors_RF.t()]
     width = len(weight_HF) + len(vectors_RF)
     return torch.cat([*factors, weight_HF.new_zeros(weight_HF.shape[1], -width % COLUMNS)], dim=1)
@@ -53,19 +53,19 @@ class DenseHops:
         self.shape = n, k, f
 
     def scores_NK(self, r: int) -> Tensor:
-        """Product of every hop with vector r."""
+        """Multiplies every hop by vector r."""
         return (self._hops_NKF.flatten(0, 1) @ self._vectors_RF[r]).view(self.shape[:2])
 
     def first_N(self) -> Tensor:
-        """Product of hop 0 with vector 0."""
+        """Multiplies hop 0 by vector 0."""
         return self._hops_NKF[:, 0] @ self._vectors_RF[0]
 
     def all_N(self) -> Tensor:
-        """Sum of the products of hop k with vector k."""
+        """Sums the products of hop k with vector k."""
         return self._hops_NKF.flatten(1) @ self._vectors_RF[: self.shape[1]].flatten()
 
     def output(self, weights_NK: Tensor, head: Head) -> Output:
-        """The head on the weighted sum of the hops."""
+        """Computes the head on the weighted sum of the hops."""
         return head(torch.bmm(weights_NK.unsqueeze(1), self._hops_NKF).squeeze(1))
 
 
@@ -113,7 +113,7 @@ class Hops(NamedTuple):
 
 
 def apart(hops: Sequence[Features]) -> Hops:
-    """Dense ones are summed if there are several."""
+    """Separates the hops: dense ones are summed if there are several."""
     dense = {k: hop for k, hop in enumerate(hops) if isinstance(hop, Tensor)}
     summed = dense if len(dense) > 1 else {}
     return Hops(summed, {k: hop for k, hop in enumerate(hops) if k not in summed})
@@ -225,7 +225,7 @@ def weigh(
 def unweigh(
     read: Read, of_total: np.ndarray, weights: Weights, of_score: np.ndarray, vectors: tuple[np.ndarray, np.ndarray]
 ) -> None:
-    """The gradients of scores, and of what summed hops are multiplied by, from that of their sum.
+    """Computes the gradients of scores, and of the factors of summed hops, from that of their sum.
 
     Arguments are those of `weigh`, or what it gave, and gradients: `of_total` that of the weighted sum, `[N, F]`;
     `of_score` that of the weights of other hops, 0 for these, which gives way to that of all scores, `[N, K]`; those of

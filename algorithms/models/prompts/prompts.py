@@ -46,11 +46,11 @@ class Prompted(nn.Module):
         self.prompt.reset_parameters()
 
     def forward(self, batch: GraphBatch) -> Output:
-        """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
+        """Computes the output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
         return self.backbone.classify_items(self.answer(self.prompt(batch)))
 
     def answer(self, graphs: PlainGraphs) -> Tensor:
-        """Embeddings of graphs by the GNN and its readout, `[G, H]`: what a server computes in split learning."""
+        """Embeds graphs by the GNN and its readout, `[G, H]`: a server computes this in split learning."""
         return self.backbone.embed_graphs(batch_of(graphs, self.backbone.backbone))
 
 
@@ -64,7 +64,7 @@ class Unchanged(nn.Module):
         """There is nothing to draw."""
 
     def forward(self, batch: GraphBatch) -> PlainGraphs:
-        """The graphs, their features changed."""
+        """Changes the features of graphs."""
         return PlainGraphs(self.change(features_of(batch)), pairs_of(batch), batch.first)
 
     def change(self, x_NF: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class SUPT(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, batch: GraphBatch) -> PlainGraphs:
-        """The graphs, their features changed."""
+        """Changes the features of graphs."""
         x_NF = features_of(batch)
         starts, columns, _ = batch.operators[0].parts()
         averaged = operator_over("symmetric", starts.cpu().numpy(), columns.cpu().numpy()).to(starts.device)
@@ -168,7 +168,7 @@ class WithAdded:
     graph_N: Tensor
 
     def joins(self, joined_NK: Tensor) -> Tensor:
-        """Rows of nodes and of the new nodes of their graph that they are joined to, int32 `[2, E]`, where true."""
+        """Lists rows of nodes and of the new nodes of their graph that they are joined to, int32 `[2, E]`."""
         node, new = joined_NK.nonzero(as_tuple=True)
         return torch.stack([self.own_N[node], self.added_GK[self.graph_N[node], new]]).int()
 
@@ -204,7 +204,7 @@ class AllInOne(nn.Module):
         nn.init.kaiming_uniform_(self.tokens)
 
     def forward(self, batch: GraphBatch) -> PlainGraphs:
-        """The graphs with tokens."""
+        """Adds tokens to the graphs."""
         x_NF, tokens = features_of(batch), self.tokens.detach()
         added = with_added(x_NF, batch.first, self.tokens)
         nodes, senders = added.joins(x_NF @ tokens.t() >= self.cross)
@@ -276,7 +276,7 @@ class VPG(nn.Module):
             nn.init.uniform_(p, -bound, bound)
 
     def forward(self, batch: GraphBatch) -> PlainGraphs:
-        """The smaller graphs."""
+        """Makes the smaller graphs."""
         x_NF, pairs, first = features_of(batch), pairs_of(batch).long(), batch.first
         sizes_G, graph_E = first.diff(), graphs_of_rows(first)[pairs[0]]
         if self.candidates is not None:

@@ -57,7 +57,7 @@ class Backbone(nn.Module):
 
 
 def user_model(code: UserCode) -> type[nn.Module]:
-    """The class by which the engine builds a user's model, the same for the same texts; a ShoalError names a line."""
+    """Returns the class that builds a user's model, the same for the same texts; a ShoalError names a line."""
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Backbone):
         named = f"a class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
@@ -76,7 +76,7 @@ def user_model(code: UserCode) -> type[nn.Module]:
 
 
 def _options(code: UserCode, cls: type[Backbone]) -> list[inspect.Parameter]:
-    """The options of a model, its keyword-only parameters; a parameter that is not passed is refused."""
+    """Lists the options of a model, its keyword-only parameters; refuses a parameter that is not passed."""
     options = []
     for parameter in inspect.signature(cls).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
@@ -169,7 +169,7 @@ class UserDecoupled(_UserModel):
         self.inputs = tuple(range(hops + 1))
 
     def forward(self, hops: Sequence[Features]) -> Output:
-        """Output for rows of all hops, `[N, F]` each."""
+        """Computes the output for rows of all hops, `[N, F]` each."""
         dense = [x.to_dense() if isinstance(x, FeatureMatrix) else x.float() for x in hops]
         z_NH = self.embed_rows(dense, rows=len(dense[0]))
         drops = self.head.drops_embedding and not self.head.pooled and self.training and self.dropout
@@ -208,7 +208,7 @@ class UserReadout(nn.Module):
         _copy_parameters(self._make_inner(), self.inner)
 
     def forward(self, z_NH: Tensor, first: Tensor) -> Tensor:
-        """Embeddings of graphs, float32 `[G, H]`, from those of nodes and `GraphBatch.first`."""
+        """Embeds graphs, float32 `[G, H]`, by the embeddings of nodes and `GraphBatch.first`."""
         graphs = len(first) - 1
         with self.code.at_work(READOUT_KEY):
             z_GH = self.inner(z_NH, graphs_of_rows(first), dim_size=graphs)

@@ -25,7 +25,7 @@ class AnalyticGradient(Protocol):
 
 
 def analytic(model: FlatModel) -> AnalyticGradient:
-    """The gradients of a model for which `needed_for_analytic` gives None."""
+    """Makes the gradients of a model for which `needed_for_analytic` gives None."""
     name = name_of(model.module)
     if name in HEADS:
         return HeadGradients(model)

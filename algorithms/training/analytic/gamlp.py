@@ -95,7 +95,7 @@ class GAMLPGradients:
         return products
 
     def _backwards(self, hops: Hops, gradient: Tensor, weight_NK: Tensor, of_score_NK: Tensor) -> Tensor:
-        """The gradients of what `_products` multiplies by, `[F, W]`, of all these hops together."""
+        """Computes the gradients of the factors of `_products`, `[F, W]`, for all these hops together."""
         width, vectors = gradient.shape[1], len(self._module.vectors_RF())
         columns = width + vectors + -(width + vectors) % COLUMNS
         of_product_NW = self._buffers("of product", len(gradient), columns)

@@ -38,14 +38,14 @@ class Body(ABC):
 
     @abstractmethod
     def forward(self, around: Neighbourhood) -> Tensor:
-        """Embedding of all nodes, `[N, H]`; it is read by `backward`."""
+        """Embeds all nodes, `[N, H]`; `backward` reads the embedding."""
 
     @abstractmethod
     def backward(self, gradient_NH: Tensor) -> None:
         """Writes the gradients of all layers' parameters, given that of the embedding, which is overwritten."""
 
     def factor(self) -> float:
-        """Dropout's, of the entries that it keeps."""
+        """Returns dropout's factor of the entries that it keeps."""
         return 1 / (1 - self.model.dropout)
 
     def drop_out(self, x: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ LAYERS: dict[str, type[Layer]] = {"gcn": GCNLayer, "sage": SAGELayer, "gin": GIN
 
 
 def classifier_of(model: Coupled) -> Any:
-    """Parameters of a classifier that passes messages, under the names of PyG's layer."""
+    """Returns the parameters of a classifier that passes messages, under the names of PyG's layer."""
     linear: Any = model.head.linears[-1]
     messages = model.head.messages
     if messages is None:
@@ -200,7 +200,7 @@ class GraphGradients:
         return loss
 
     def _by_rows(self, embedding: Tensor, around: Neighbourhood, label_N: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and the gradient of the embedding of all nodes, `[N, H]`."""
+        """Computes the loss, and the gradient of the embedding of all nodes, `[N, H]`."""
         head, buffers = self._head, self._body.buffers
         read = self._select_rows(embedding, around.rows)
         if self._drops:
@@ -216,7 +216,7 @@ class GraphGradients:
         return loss, self._everywhere(passed, len(embedding), around.rows)
 
     def _by_messages(self, embedding: Tensor, around: Neighbourhood, label_N: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of a classifier that passes messages; the embedding is overwritten by what the classifier reads."""
+        """Does the same for a classifier that passes messages; its input overwrites the embedding."""
         classifier = self._classifier
         assert classifier is not None
         read = embedding.relu_()
@@ -238,7 +238,7 @@ class GraphGradients:
         return torch.index_select(of_all, 0, rows, out=self._body.buffers("asked", len(rows), of_all.shape[1]))
 
     def _everywhere(self, gradient: Tensor, nodes: int, rows: Tensor | None) -> Tensor:
-        """The gradient of all rows from that of some."""
+        """Spreads the gradient of some rows to all rows."""
         if rows is None:
             return gradient
         everywhere = self._body.buffers("everywhere", nodes, gradient.shape[1]).zero_()

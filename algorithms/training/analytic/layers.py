@@ -44,7 +44,7 @@ class Buffers:
 
 
 def let_through(gradient: Tensor, output: Tensor) -> Tensor:
-    """The gradient before ReLU, in place: entries stay where the output, dropped or not, is above zero."""
+    """Computes the gradient before ReLU, in place: entries stay where the output, dropped or not, is above zero."""
     return torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
 
 
@@ -74,7 +74,7 @@ def cross_entropy(logits: np.ndarray, label: np.ndarray) -> float:
 
 @numba.njit(cache=True, nogil=True)
 def _maximum(row: np.ndarray) -> np.float32:
-    """By integers in the order of floats, of which LLVM makes vector code."""
+    """Finds the maximum by integers in the order of floats, of which LLVM makes vector code."""
     highest = np.int32(-(2**31))
     for c in range(len(row)):
         bits = np.float32(row[c]).view(np.int32)
@@ -104,7 +104,7 @@ def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:
 
 
 def product(x: StoredFeatures, weight: Tensor, out: Tensor) -> Tensor:
-    """x W', `[m, H]`."""
+    """Computes x W', `[m, H]`."""
     return x.times(weight.t(), out) if isinstance(x, SparseMatrix) else torch.mm(x, weight.t(), out=out)
 
 
@@ -125,7 +125,7 @@ class Layer(ABC):
 
     @abstractmethod
     def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
-        """Output `[n, H]` for `[m, F]`, in a buffer of the layer; it and `x` must stay until `backward`."""
+        """Computes the output `[n, H]` for `[m, F]`, in the layer's buffer; it and `x` must stay until `backward`."""
 
     @abstractmethod
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
@@ -287,11 +287,11 @@ class HeadGradients:
         return loss
 
     def _operand(self, name: str, values: Tensor) -> Tensor:
-        """A matrix as products read it: itself, or a copy of their type in memory of this name."""
+        """Returns a matrix as products read it: itself, or a copy of their type in memory of this name."""
         return values if values.dtype == self._dtype else self._operands(name, *values.shape).copy_(values)
 
     def _forward(self, x: StoredFeatures) -> tuple[list[StoredFeatures], list[Tensor]]:
-        """Inputs of all layers, the hidden ones without dropout's factor, and their outputs."""
+        """Computes inputs of all layers, the hidden ones without dropout's factor, and their outputs."""
         inputs: list[StoredFeatures] = []
         outputs: list[Tensor] = []
         for number, linear in enumerate(self._linears):
@@ -335,5 +335,5 @@ class HeadGradients:
                 scale *= self._factor(number)
 
     def _factor(self, number: int) -> float:
-        """Dropout's factor, which the input of a layer, as it is kept, lacks."""
+        """Returns dropout's factor, which the input of a layer, as it is kept, lacks."""
         return 1 / (1 - self._dropout) if number else 1.0

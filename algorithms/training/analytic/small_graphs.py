@@ -134,7 +134,7 @@ def _train(
 
 @numba.njit(cache=True, nogil=True)
 def _product(matrix: Csr, x: np.ndarray, out: np.ndarray, beta: np.float32) -> None:
-    """out = A x + beta out; `x` begins with the other factor, row by row."""
+    """Computes out = A x + beta out; `x` begins with the other factor, row by row."""
     addresses = np.int64(x.ctypes.data), np.int64(out.ctypes.data)
     multiply(matrix[0], matrix[1], matrix[2], addresses[0], addresses[1], out.shape[1], ONE, beta)
 
@@ -151,7 +151,7 @@ def _hidden(x: np.ndarray, bias: np.ndarray, kept: np.ndarray, factor: np.float3
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _times(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
-    """out = x W'; `w` begins with W, row by row."""
+    """Computes out = x W'; `w` begins with W, row by row."""
     width = x.shape[1]
     for n in range(len(out)):
         for c in range(out.shape[1]):

@@ -47,11 +47,11 @@ class SmallModel(ABC):
 
     @abstractmethod
     def dropped_rows(self, inputs: Inputs) -> int:
-        """Hidden rows of which a step drops entries."""
+        """Counts the hidden rows of which a step drops entries."""
 
     @abstractmethod
     def train(self, inputs: Inputs, label_N: Tensor, *trained: Any) -> tuple[float, float]:
-        """The compiled call, see `fit`.
+        """Makes the compiled call, see `fit`.
 
         Behind labels come parameters, both moments `[P]`, empty for SGD, what dropout keeps `[E, N, H]`, of no step
         where nothing is dropped, E, Adam's steps before, dropout, rate and decay.
@@ -171,7 +171,7 @@ def _train(
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _linear(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
-    """out = x W' + b; `w` has W row by row and then b."""
+    """Computes out = x W' + b; `w` has W row by row and then b."""
     width, (rows, outputs) = x.shape[1], out.shape
     for n in range(rows):
         for c in range(outputs):
@@ -219,7 +219,7 @@ def sgd(w: np.ndarray, gradient: np.ndarray, lr: np.float32, weight_decay: np.fl
 def adam(
     w: np.ndarray, gradient: np.ndarray, mean: np.ndarray, square: np.ndarray, step: int, lr: float, weight_decay: float
 ) -> None:
-    """Step `step`, from 1, of Adam with the decay in the gradient (Kingma and Ba, 2015, algorithm 1)."""
+    """Takes step `step`, from 1, of Adam with the decay in the gradient (Kingma and Ba, 2015, algorithm 1)."""
     # Differences in float64, as torch has them: in float32 1 - beta2, and so every square, is off by 1.3e-5.
     of_mean, of_square = np.float32(1 - BETA1), np.float32(1 - BETA2)
     beta2, decay = np.float32(BETA2), np.float32(weight_decay)

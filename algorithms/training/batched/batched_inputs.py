@@ -68,7 +68,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: the product inside of `vmap` knows its own gradient."""
+        """Keeps nothing: the product inside of `vmap` knows its own gradient."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], dense: Tensor, matrix: SparseMatrix) -> tuple[Tensor, int]:
@@ -97,7 +97,7 @@ class BatchedRows:
         return list(tensors)
 
     def example(self) -> Inputs:
-        """A small input of the same kind, for a look at what the model does."""
+        """Makes a small input of the same kind, for a look at what the model does."""
         return [hop[0, :1] for hop in self.tensors]
 
     def lengths(self, seen: int) -> Sequence[int]:
@@ -131,7 +131,7 @@ class BatchedGraphs:
         return Neighbourhood(tensors[0], self._operators, *tensors[1:])  # type: ignore[arg-type]
 
     def example(self) -> Inputs:
-        """A graph of which every layer has one node less than the one below; each receives from itself alone."""
+        """Makes a graph in which every layer has one node less than the one below; each receives from itself alone."""
         x_BNF, *asked = self.tensors
         nodes, layers = len(self._counts), len(self._operators)
         ones, places = x_BNF.new_ones(nodes), torch.arange(nodes, dtype=torch.int32, device=x_BNF.device)
@@ -156,7 +156,7 @@ def batched_inputs(gathered: Sequence[Inputs]) -> BatchedInputs:
 
 
 def numbers_of_row(inputs: Inputs, coupled: Coupled | None) -> tuple[int, int]:
-    """Rows that are padded, and about how many numbers each takes in training, what is computed from it included."""
+    """Counts rows that are padded, and about how many numbers each takes in training, computed ones included."""
     if coupled is None or not isinstance(inputs, Neighbourhood):
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         return len(inputs[0]), 3 * sum(part.shape[1] for part in inputs)

@@ -39,19 +39,19 @@ def needed_to_batch(method: Algorithm, model: FlatModel, options: TrainOptions) 
 
 
 def logits_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Tensor:
-    """Logits `[N, C]` by a model in its present mode, with other parameters than its own."""
+    """Computes logits `[N, C]` by a model in its present mode, with other parameters than its own."""
     return output_of(model, w_P, inputs).logits_NC
 
 
 def output_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Output:
-    """Logits `[N, C]` and embeddings `[N, H]`, in the same way."""
+    """Computes logits `[N, C]` and embeddings `[N, H]`, in the same way."""
     names = (name for name, _ in model.module.named_parameters())
     out: Output = functional_call(model.module, dict(zip(names, model.parts(w_P))), (inputs,))
     return out
 
 
 def outputs(model: FlatModel, w_BP: Tensor, inputs: BatchedInputs) -> Output:
-    """Logits `[B, N, C]` and embeddings `[B, N, H]` of all clients in evaluation mode, without gradients."""
+    """Computes logits `[B, N, C]` and embeddings `[B, N, H]` of all clients in evaluation mode, without gradients."""
     model.module.eval()
     with torch.no_grad(), model.precision():
         out: Output = vmap(lambda w_P, tensors: output_of(model, w_P, inputs.of_one(tensors)))(w_BP, inputs.tensors)
@@ -134,13 +134,13 @@ class BatchedTrainer:
     def _logits(
         self, inputs: BatchedInputs, w_P: Tensor, kept_NH: Sequence[Tensor], tensors: Sequence[Tensor]
     ) -> Tensor:
-        """Logits `[N, C]` of one client's training rows."""
+        """Computes logits `[N, C]` of one client's training rows."""
         received = iter(kept_NH)
         with masks(lambda x, p: next(received)):
             return logits_of(self.model, w_P, inputs.of_one(tensors))
 
     def _look(self, inputs: BatchedInputs) -> list[tuple[int, int, float]]:
-        """Rows of an example, width and probability of every dropout of a step, in the order of calls."""
+        """Records rows of an example, width and probability of every dropout of a step, in the order of calls."""
         dropouts: list[tuple[int, int, float]] = []
 
         def look(x: Tensor, p: float) -> Tensor:
@@ -153,7 +153,7 @@ class BatchedTrainer:
 
 
 def _masks(zeros_BNH: Tensor, rows: Sequence[int], p: float, generators: Sequence[torch.Generator]) -> Tensor:
-    """Every client's mask as it would draw it alone, written into the zeros; padded rows keep theirs."""
+    """Draws every client's mask as it would alone, written into the zeros; padded rows keep theirs."""
     for zeros_NH, count, generator in zip(zeros_BNH, rows, generators):
         fill_kept(zeros_NH[:count], p, generator)
     return zeros_BNH.div_(1 - p)
