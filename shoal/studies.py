@@ -278,7 +278,7 @@ def _with_options(value: dict[str, Any], word: str) -> str:
 
 
 def _paths(runs: Runs) -> list[Path]:
-    """Folders of runs and sweeps, of one or several; of a run at an address, that of its copy."""
+    """Lists folders of one or several runs and sweeps; of a run at an address, that of its copy."""
     several = [runs] if isinstance(runs, str | PathLike | Run | Sweep) else runs
     opened = [Run(source) if isinstance(source, str) and is_address(source) else source for source in several]
     return [source.path if isinstance(source, Run | Sweep) else Path(source) for source in opened]

@@ -70,7 +70,7 @@ class BusyError(ShoalError):
 
 
 def one_line(text: str) -> str:
-    """A text that quotes what a user gave, as one line to print; of a long one, its two ends."""
+    """Quotes a text of a user's as one line to print; of a long one, its two ends."""
     text = plain_text(text).replace("\n", "\\n")
     return text if len(text) <= LONGEST else f"{text[: LONGEST - ITS_END]} … {text[-ITS_END:]}"
 

@@ -11,13 +11,13 @@ CLOSE = 0.75
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """`; did you mean 'lr'?` with the known key that is most like a wrong one; an empty text where none is."""
+    """Suggests the known key that is most like a wrong one: `; did you mean 'lr'?`; an empty text where none is."""
     names = {name.lower(): name for name in known}
     return _question([names[close] for close in difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=CLOSE)])
 
 
 def did_you_mean_at(wrong: str, known: Iterable[str]) -> str:
-    """The same for a name that stands in a wrong place: dotted names that end with it."""
+    """Suggests, for a name in a wrong place, dotted names that end with it."""
     return _question([name for name in known if name.rpartition(".")[2] == wrong])
 
 
@@ -35,12 +35,12 @@ def did_you_mean_name(wrong: str, known: Iterable[str], also: Mapping[str, str] 
 
 
 def plain_name(name: str) -> str:
-    """A name without case and separators; a plus sign is the word."""
+    """Writes a name without case and separators; a plus sign is the word."""
     return "".join(_words(name))
 
 
 def _words(name: str) -> list[str]:
-    """The words of a name, in lower case; `fed` is one, so that what follows is looked at by itself."""
+    """Splits a name into words, in lower case; `fed` is one, so that what follows is looked at alone."""
     return re.findall("[a-z]+|[0-9]+", re.sub("^fed", "fed ", name.lower().replace("+", " plus ")))
 
 
@@ -60,7 +60,7 @@ def _is_typo(wrong: list[str], name: list[str]) -> bool:
 
 
 def _less(word: str) -> set[str]:
-    """A word, and what is left of it without one letter: common to two words with one typing error between them."""
+    """Lists a word, and itself without each letter: two words with one typing error between them share one."""
     return {word, *(word[:i] + word[i + 1 :] for i in range(len(word)))}
 
 

@@ -32,7 +32,7 @@ class Capacity:
 
 
 def pack(communities: np.ndarray, clients: int, labelled: np.ndarray | None = None) -> np.ndarray:
-    """Client of every node, int32 `[N]`: communities are cut to size and given to clients, largest first.
+    """Cuts communities to size and gives them to clients, largest first; client of every node, int32 `[N]`.
 
     1. A community larger than a chunk is cut into consecutive chunks of ascending node id; the remainder is a
        group of its own.
@@ -59,7 +59,7 @@ def pack(communities: np.ndarray, clients: int, labelled: np.ndarray | None = No
 
 
 def cut(communities: np.ndarray, load_N: np.ndarray, chunk: int, chunk_nodes: int) -> np.ndarray:
-    """Group of every node, int64 `[N]`, numbered by community and chunk.
+    """Cuts communities into groups, int64 `[N]`, numbered by community and chunk.
 
     The chunks of a community are consecutive in ascending node id; they hold at most `chunk` load, or, if the
     whole community has none, at most `chunk_nodes` nodes.
@@ -88,7 +88,7 @@ def cut(communities: np.ndarray, load_N: np.ndarray, chunk: int, chunk_nodes: in
 
 
 def assign(load_G: np.ndarray, nodes_G: np.ndarray, clients: int, capacity: Capacity) -> np.ndarray:
-    """Client of every group, int32 `[G]`, by steps 2 and 3 of `pack`."""
+    """Assigns a client to every group, int32 `[G]`, by steps 2 and 3 of `pack`."""
     client_G = np.empty(len(load_G), dtype=np.int32)
     load = np.zeros(clients, dtype=np.int64)
     nodes = np.zeros(clients, dtype=np.int64)
@@ -125,7 +125,7 @@ def assign(load_G: np.ndarray, nodes_G: np.ndarray, clients: int, capacity: Capa
 
 
 def least_loaded(load: np.ndarray, nodes: np.ndarray) -> int:
-    """The client with the least load, of those the one with the fewest nodes, of those the first."""
+    """Finds the client with the least load, of those the one with the fewest nodes, of those the first."""
     candidates = np.flatnonzero(load == load.min())
     return int(candidates[nodes[candidates].argmin()])
 
@@ -133,7 +133,7 @@ def least_loaded(load: np.ndarray, nodes: np.ndarray) -> int:
 def by_louvain(
     graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None = None, *_: object
 ) -> np.ndarray:
-    """Communities of the whole graph, packed by nodes or by labelled nodes, int32 `[N]`."""
+    """Packs communities of the whole graph by nodes or by labelled nodes, int32 `[N]`."""
     labelled = None
     if options.balance == "labelled":
         labelled = graph.y >= 0 if labelled_mask is None else labelled_mask
@@ -141,7 +141,7 @@ def by_louvain(
 
 
 def communities(graph: Graph, resolution: float, seed: int) -> np.ndarray:
-    """Louvain community of every node, int64 `[N]`, numbered from 0 without gaps (Blondel et al., 2008).
+    """Finds the Louvain community of every node, int64 `[N]`, numbered without gaps (Blondel et al., 2008).
 
     One thread, in an order drawn from the seed: the same seed gives the same communities. NetworKit's
     generator is global: later calls in this process get its changed seed.

@@ -26,7 +26,7 @@ def part_graph(
     edge_weights: np.ndarray | None = None,
     cuts: int = 1,
 ) -> np.ndarray:
-    """Multilevel k-way partition of small edge cut, int32 `[N]` (Karypis and Kumar, JPDC 48(1), 1998).
+    """Partitions a graph with a small edge cut, multilevel k-way, int32 `[N]` (Karypis and Kumar, JPDC 48(1), 1998).
 
     Indices have 64 bits, and weights, of nodes `[N]` and of entries `[E]`, are int64; None: all one. Of several `cuts`
     the best is taken. A ShoalError says that METIS failed, as for lack of memory.
@@ -83,7 +83,7 @@ def _child(compute: Callable[[], np.ndarray], shared: mmap.mmap, parent: int) ->
 
 
 def by_metis(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
-    """Multilevel k-way partition of small edge cut, int32 `[N]` (Karypis and Kumar, JPDC 48(1), 1998).
+    """Partitions a graph with a small edge cut, multilevel k-way, int32 `[N]` (Karypis and Kumar, JPDC 48(1), 1998).
 
     On tiny graphs METIS may leave a part empty; it then gets one node of the largest part, as `fill_empty`
     says. A graph without edges is cut into blocks of consecutive nodes, since no partition cuts an edge.

@@ -41,7 +41,7 @@ class Partitioner(ABC):
 
 
 def by_user(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
-    """Client of every item, int32 `[items]`, as the user's class gives it; a ShoalError names the line of a fault."""
+    """Assigns every item as the user's class gives it, int32 `[items]`; a ShoalError names the line of a fault."""
     code, partitioner = user_partitioner(options)
     clients = options.clients
     with code.at_work(KEY):

@@ -19,7 +19,7 @@ from shoal.storage.graph.labels import Names, coded_together
 
 
 def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients") -> Graph:
-    """The graphs of all clients as one graph, called `name`, which says whose every node is.
+    """Joins the graphs of all clients to one graph, called `name`, which says whose every node is.
 
     It is what a config takes as `data`, as in `shoal.run(config, data=shoal.from_clients(graphs))`; `save_graph` writes
     it for a config file. No edge joins two clients.

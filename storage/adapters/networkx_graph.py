@@ -16,7 +16,7 @@ Y, WEIGHT = "label", "weight"
 
 
 def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: str = Y) -> Graph:
-    """The graph of a `networkx.Graph` or of one of its kinds: edges made undirected and simple.
+    """Makes the graph of a `networkx.Graph` or of one of its kinds: edges undirected and simple.
 
     Nodes are numbered in the order in which the graph has them, and may have the attributes `train_mask`, `val_mask`,
     `test_mask` (truth values), or instead of them `split` (train, val or test, as in tables), and `assignment` (number
@@ -86,7 +86,7 @@ def _require_read(graph: Any, read: Sequence[str]) -> None:
 
 
 def _part(graph: Any, node: Any) -> int:
-    """The part of a node, by the words of tables."""
+    """Reads the part of a node, by the words of tables."""
     word = graph.nodes[node].get(SPLIT)
     if str("" if word is None else word) not in PARTS:
         raise ShoalError(f"graph.nodes[{node!r}][{SPLIT!r}]", f"{word!r}; it is train, val or test, or nothing")
@@ -94,7 +94,7 @@ def _part(graph: Any, node: Any) -> int:
 
 
 def _weight(one: Any, other: Any, weight: Any) -> float:
-    """The weight of an edge, which is a positive number."""
+    """Reads the weight of an edge, which is a positive number."""
     if not isinstance(weight, int | float | np.number) or not 0 < weight < float("inf"):
         raise ShoalError(
             "graph",
@@ -105,7 +105,7 @@ def _weight(one: Any, other: Any, weight: Any) -> float:
 
 
 def _values(graph: Any, nodes: list[Any], key: str) -> list[Any]:
-    """An attribute of every node; all are of one length."""
+    """Reads an attribute of every node; all are of one length."""
     values: list[Any] = []
     for node in nodes:
         if (value := graph.nodes[node].get(key)) is None:

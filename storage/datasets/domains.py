@@ -66,13 +66,13 @@ def join_domains(graphs: Sequence[Graph]) -> Graph:
 
 
 def joined_name(names: Sequence[str]) -> str:
-    """Name of joined graphs."""
+    """Returns the name of joined graphs."""
     name = "+".join(names)
     return name if len(name) <= LONGEST_NAME else f"{names[0]}+{len(names) - 1}-more"
 
 
 def domain_of_nodes(graph: Graph) -> np.ndarray:
-    """Number of the domain of every node, int32 `[N]`."""
+    """Returns the number of the domain of every node, int32 `[N]`."""
     return np.repeat(np.arange(len(graph.domains), dtype=np.int32), [domain.nodes for domain in graph.domains])
 
 
@@ -82,14 +82,14 @@ def _together(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
 
 
 def _numbered_on(parts: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
-    """Numbers of clients or graphs, those of every part after those of the parts before."""
+    """Numbers clients or graphs, those of every part after those of the parts before."""
     counts = [0 if part is None else int(part.max(initial=-1)) + 1 for part in parts]
     first = accumulate(counts, initial=0)
     return [None if part is None else part + part.dtype.type(start) for part, start in zip(parts, first)]
 
 
 def _weights_together(graphs: Sequence[Graph]) -> np.ndarray | None:
-    """Weights of all edges, 1 in a graph that has none; None where no graph has any."""
+    """Joins the weights of all edges, 1 in a graph that has none; None where no graph has any."""
     if all(graph.edge_weight is None for graph in graphs):
         return None
     weights = [np.ones(graph.entries) if graph.edge_weight is None else graph.edge_weight for graph in graphs]
@@ -119,7 +119,7 @@ def _stack(parts: Sequence[Any]) -> Any:
 
 
 def _spread(x: Any, own: np.ndarray, union: np.ndarray) -> sp.csr_array:
-    """Features in the columns that their names have in the union; sparse, since other columns are zero."""
+    """Moves features to the columns of their names in the union; sparse, since other columns are zero."""
     rows = sp.csr_array(x if sp.issparse(x) else x[:])
     columns = np.searchsorted(union, own)[rows.indices]
     # The values are copied, because sorting moves them.

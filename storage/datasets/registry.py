@@ -16,7 +16,7 @@ from shoal.storage.options.types import is_own
 
 
 def load(options: DataSource) -> Graph:
-    """The graph that a config asks for, its features finite and, by `row_normalize`, normalised.
+    """Loads the graph that a config asks for, its features finite and, by `row_normalize`, normalised.
 
     A ShoalError names an unknown name, an option out of its range, or a missing or damaged file.
     """
@@ -48,7 +48,7 @@ def load(options: DataSource) -> Graph:
 
 
 def load_all(sources: Sequence[DataSource]) -> Graph:
-    """The graph of one source; more are joined, each a domain under the source's `name`."""
+    """Loads the graph of one source, or joins several, each a domain under the source's `name`."""
     if len(sources) == 1:
         return load(sources[0])
     from shoal.storage.datasets.domains import join_domains
@@ -57,7 +57,7 @@ def load_all(sources: Sequence[DataSource]) -> Graph:
 
 
 def fingerprint(options: DataSource) -> dict[str, Any]:
-    """Identity of a dataset's content and of nothing else, in types JSON has: equal for an equal graph."""
+    """Identifies a dataset's content and nothing else, in types JSON has: equal for an equal graph."""
     spec = _spec(options)
     content = {"dataset": options.key, "row_normalize": options.row_normalize, **spec.content(options)}
     if options.made.made:
@@ -68,7 +68,7 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
 
 
 def published_contents(options: DataSource) -> dict[str, str]:
-    """Digest of every published file of a dataset, by its path below the data root; empty if one is not there."""
+    """Digests every published file of a dataset, by its path below the data root; empty if one is not there."""
     root, files = data_root(options.root), _spec(options).published_files(options)
     if not all((root / path).is_file() for path in files):
         return {}
@@ -76,34 +76,34 @@ def published_contents(options: DataSource) -> dict[str, str]:
 
 
 def missing_files(options: DataSource) -> list[Path]:
-    """Published files of a dataset that are not there yet."""
+    """Lists published files of a dataset that are not there yet."""
     root = data_root(options.root)
     return [root / path for path in _spec(options).published_files(options) if not (root / path).is_file()]
 
 
 def items_ahead(options: DataSource) -> int | None:
-    """Number of nodes, or of graphs, where it is known before they are made; else None."""
+    """Counts nodes, or graphs, where that is known before they are made; else None."""
     return _spec(options).items(options)
 
 
 def classes_ahead(options: DataSource) -> int | None:
-    """Number of classes where it is known before the graph is made; else None."""
+    """Counts classes where that is known before the graph is made; else None."""
     return _spec(options).classes(options)
 
 
 def labels_ahead(options: DataSource) -> str | None:
-    """Items with labels, `node` or `graph`, as the name says; None for graphs of the user or of PyG."""
+    """Returns the items with labels, `node` or `graph`, by the name; None for graphs of the user or of PyG."""
     return _spec(options).task
 
 
 def options_of(options: DataSource) -> tuple[str, ...]:
-    """The keys of `data.options` that a dataset reads, with those of the one that small graphs are cut from."""
+    """Lists the keys of `data.options` that a dataset reads, with those of the one that it is cut from."""
     names = tuple(_spec(options).options)
     return (*names, *options_of(_base_of(options))) if options.key in INDUCED else names
 
 
 def _base_of(options: DataSource) -> DataSource:
-    """The dataset, with labels of nodes, that small graphs are cut from."""
+    """Returns the dataset, with labels of nodes, that small graphs are cut from."""
     base = replace(options, dataset=options.base or "")
     if base.key not in DATASETS or record(base.key).task == "graph":
         got = "none" if options.base is None else repr(options.base)
@@ -112,7 +112,7 @@ def _base_of(options: DataSource) -> DataSource:
 
 
 def record(name: str) -> DatasetSpec:
-    """The record of one of `DATASETS`; its reader is loaded here."""
+    """Returns the record of one of `DATASETS`; its reader is loaded here."""
     if name in INDUCED:
         return _induced_spec(name)
     module = import_module(f"shoal.storage.datasets.{DATASETS[name]}")
@@ -148,7 +148,7 @@ def _induced_spec(name: str) -> DatasetSpec:
 
 
 def _spec(options: DataSource) -> DatasetSpec:
-    """The record of a dataset; a ShoalError lists the known ones if the name is unknown."""
+    """Returns the record of a dataset; a ShoalError lists the known ones if the name is unknown."""
     require_dataset(options.dataset)
     if options.dataset.startswith(PYG):
         from shoal.storage.datasets.readers.pyg import PYG_DATASET

@@ -45,7 +45,7 @@ def _describe_link(info: Any) -> Any:
 
 
 def below(address: str, name: str) -> str:
-    """The address of a folder, or of a file, in the one at an address."""
+    """Joins the address of a folder, or of a file, to the one that it is in."""
     place, mark, options = address.partition("?")
     return f"{place.rstrip('/')}/{name}{mark}{options}"
 
@@ -94,7 +94,7 @@ class Folder:
         return named
 
     def sizes(self, below: str = "") -> dict[str, int | None]:
-        """Bytes of what lies right in the folder, or in one below, by path relative to this one; None of a folder."""
+        """Lists bytes of what lies right in the folder, or in one below, by relative path; None for a folder."""
         return {path: info.size for path, info in self.list_files(below).items()}
 
     def fetch(self, relative: str, size: int, xxh3: str | None, target: Path) -> None:
@@ -117,7 +117,7 @@ class Folder:
         )
 
     def content(self, relative: str) -> bytes:
-        """The whole content of a small file. Raises FetchError."""
+        """Reads the whole content of a small file. Raises FetchError."""
         return b"".join(self._chunks(relative))
 
     def is_as(self, relative: str, size: int, xxh3: str) -> bool:

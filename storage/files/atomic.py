@@ -48,12 +48,12 @@ def _require_own(unfinished: Path) -> None:
 
 
 def write_apart(name: str) -> None:
-    """From here on gives unfinished files names of this process's own, whose work others may do a second time."""
+    """Gives unfinished files from here on names of this process's own, whose work others may do a second time."""
     _suffix.set(f".{name}{UNFINISHED}")
 
 
 def cannot_write(path: Path, error: OSError) -> ShoalError:
-    """The error for a file that could not be written."""
+    """Makes the error for a file that could not be written."""
     return ShoalError(path, f"cannot be written: {error.strerror or error}; free space or choose another folder")
 
 
@@ -66,7 +66,7 @@ def require_replaceable(path: Path) -> None:
 
 
 def output(path: Path) -> Path:
-    """The file that is written where a user names a path: that to which a link leads.
+    """Finds the file that is written where a user names a path: that to which a link leads.
 
     Raises ShoalError: it is none, as `/dev/stdout`.
     """

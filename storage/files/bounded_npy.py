@@ -72,7 +72,7 @@ def read_header(file: BinaryIO, length: int) -> Header:
 
 
 def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
-    """The array of an .npy file, whole or as a read-only memory map. Raises what `NOT_READ` names."""
+    """Loads the array of an .npy file, whole or as a read-only memory map. Raises what `NOT_READ` names."""
     with open_plain(path) as file:
         if file.read(4) == b"PK\3\4":
             raise ValueError("several arrays; save one with numpy.save")
@@ -87,7 +87,7 @@ def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
 
 
 def reason(error: BaseException) -> str:
-    """Why an array was not read, in one line."""
+    """Says why an array was not read, in one line."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__
 
@@ -119,7 +119,7 @@ class Npz:
         self.names = [name.removesuffix(".npy") for name in archive.namelist()]
 
     def header(self, name: str) -> Header:
-        """Header of a member. Raises KeyError: there is none; ValueError: its bytes cannot be those of an array."""
+        """Reads the header of a member. Raises KeyError: there is none; ValueError: its bytes cannot be an array's."""
         member = self._archive.getinfo(f"{name}.npy")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{name}: compressed as no .npz file is")
@@ -144,7 +144,7 @@ COMPRESSED = {"csr": sp.csr_array, "csc": sp.csc_array}
 
 
 def matrix_of(npz: Npz, rows: int | None = None) -> Any:
-    """The CSR, CSC or COO matrix that `scipy.sparse.save_npz` wrote, with so many rows, if they are known.
+    """Reads the CSR, CSC or COO matrix that `scipy.sparse.save_npz` wrote, with so many rows, if they are known.
 
     Raises ValueError or KeyError: it is none; MemoryError: it is larger than the free memory.
     """
@@ -174,14 +174,14 @@ def build_compressed(
 
 
 def shape_of(values: np.ndarray) -> tuple[int, int]:
-    """Rows and columns. Raises ValueError: not two numbers from 0 to 2^31 - 1."""
+    """Returns rows and columns. Raises ValueError: not two numbers from 0 to 2^31 - 1."""
     if values.shape != (2,) or values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= 2**31:
         raise ValueError("shape must be two numbers below 2^31")
     return int(values[0]), int(values[1])
 
 
 def degrees_of(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Entries of every row, `[N]`. Raises ValueError: the row pointer does not fit the entries."""
+    """Counts entries of every row, `[N]`. Raises ValueError: the row pointer does not fit the entries."""
     pointer = _integers("indptr", indptr)
     if not len(pointer) or pointer[0] != 0 or pointer[-1] != len(indices) or (pointer[1:] < pointer[:-1]).any():
         raise ValueError("the row pointer does not fit the neighbours")

@@ -24,7 +24,7 @@ IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 
 def digest(path: Path) -> str:
-    """XXH3-128 of a file, in hexadecimal: at the speed of memory, and no protection against malice.
+    """Computes XXH3-128 of a file, in hexadecimal: at the speed of memory, and no protection against malice.
 
     Raises OSError: it cannot be read, or is no file.
     """
@@ -40,17 +40,17 @@ def _digest(file: BufferedReader) -> str:
 
 
 def text_digest(text: str) -> str:
-    """XXH3-128 of a text, in hexadecimal."""
+    """Computes XXH3-128 of a text, in hexadecimal."""
     return digest_of(text.encode())
 
 
 def digest_of(content: bytes) -> str:
-    """XXH3-128 of bytes, in hexadecimal."""
+    """Computes XXH3-128 of bytes, in hexadecimal."""
     return xxhash.xxh3_128_hexdigest(content)
 
 
 def input_digest(path: Path) -> str:
-    """The digest of a user's file; a large one on a disk is read once for every change of it.
+    """Digests a user's file; a large one on a disk is read once for every change of it.
 
     A file that has its device, inode, size, time of change and time of change of the inode, which no user can set, has
     its content. Of large files the digest is noted below `cache_folder` once they have not changed for

@@ -39,7 +39,7 @@ def locked(path: Path, key: str, busy: BusyError) -> TextIO:
 
 
 def open_lock(path: Path) -> TextIO:
-    """The open lock of a folder that is there.
+    """Opens the lock of a folder that is there.
 
     Raises ShoalError: there is something else in its place; BlockingIOError: another process has it; OSError.
     """

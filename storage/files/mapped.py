@@ -47,7 +47,7 @@ def read(array: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def row_blocks(indptr: np.ndarray, entries: int) -> Iterator[tuple[int, np.ndarray, int, int]]:
-    """All rows of a CSR in ascending order, in blocks of at most `entries` entries, or of one row where that has more.
+    """Yields all rows of a CSR in order, in blocks of at most `entries` entries, or of one row where it has more.
 
     Yields:
         The first row; the block's row pointer, starting at 0, int64 `[rows + 1]`; where its entries begin and end.

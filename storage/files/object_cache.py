@@ -45,7 +45,7 @@ class ObjectCache:
                 fcntl.flock(self._names, fcntl.LOCK_EX)
 
     def get(self, xxh3: str, size: int, fetch: Callable[[Path], object]) -> Path:
-        """The path of a file, which `fetch` writes to a path unless it is there, whole.
+        """Returns the path of a file, which `fetch` writes to a path unless it is there, whole.
 
         Raises FetchError: as `fetch`, or there is no room for the file. ShoalError: `xxh3` is no digest.
         """

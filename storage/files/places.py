@@ -19,7 +19,7 @@ _of_this_process: list[Path] = []
 
 
 def cache_folder() -> Path:
-    """The first that can be written of `$SHOAL_CACHE`, `~/.cache/shoal` and a folder of this user for temporary files.
+    """Returns the first writable one of `$SHOAL_CACHE`, `~/.cache/shoal` and a temporary folder of this user.
 
     Raises ShoalError: there is none.
     """
@@ -59,7 +59,7 @@ def give_places() -> None:
 
 
 def short_folder(name: str, most: int) -> Path:
-    """A new folder whose path has at most so many bytes; it goes with `remove_temporary`.
+    """Makes a new folder whose path has at most so many bytes; it goes with `remove_temporary`.
 
     Raises ShoalError: there is no place for one.
     """

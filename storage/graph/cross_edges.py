@@ -47,7 +47,7 @@ def boundaries(
     clients: Sequence[int],
     edges: CrossEdges,
 ) -> Iterator[Boundary]:
-    """Edges of some clients to others, in one pass over all edges.
+    """Yields edges of some clients to others, in one pass over all edges.
 
     In memory are 16 bytes for each of their edges, and what is given.
 
@@ -86,7 +86,7 @@ def cross_hop(
     dtype: str,
     weights: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
 ) -> tuple[np.ndarray, float]:
-    """A hop of a client's rows, of `dtype` `[N, F]`, and its largest absolute value before it was rounded.
+    """Computes a hop of a client's rows, of `dtype` `[N, F]`, and its largest absolute value before rounding.
 
     Args:
         csr: Row starts `[N + 1]` and neighbours of the client's own rows.

@@ -14,7 +14,7 @@ ROUNDING = 1e-5
 
 
 def clean_weights(edge_index: np.ndarray, weight: Any, nodes: int, where: str) -> np.ndarray | None:
-    """Weights of the edges that `shoal.storage.graph.graph.clean_edges` makes undirected and simple, float32 `[E]`.
+    """Cleans the weights of edges as `clean_edges` of `shoal.storage.graph.graph` cleans these, float32 `[E]`.
 
     `weight` is that of every edge as given, numbers `[G]` or `[G, 1]`. An edge that is given more than once, the other
     way round or again, weighs the same each time, up to `ROUNDING`; of such weights the smallest is taken. Self loops
@@ -45,7 +45,7 @@ def clean_weights(edge_index: np.ndarray, weight: Any, nodes: int, where: str) -
 
 
 def _numbers(weight: Any, edges: int, where: str) -> np.ndarray:
-    """Weights of edges as given, float32 `[G]`. Raises ShoalError: as `clean_weights`."""
+    """Reads weights of edges as given, float32 `[G]`. Raises ShoalError: as `clean_weights`."""
     fits = isinstance(weight, np.ndarray) and weight.shape in ((edges,), (edges, 1)) and weight.dtype.kind in "fiub"
     if not fits:
         form = f"{weight.dtype} {list(weight.shape)}"
@@ -62,7 +62,7 @@ def _numbers(weight: Any, edges: int, where: str) -> np.ndarray:
 
 
 def degrees(indptr: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
-    """Degrees with self loops, which weigh 1, float64 `[N]`; `weight` is float32 `[E]`, or None: all are 1."""
+    """Computes degrees with self loops, which weigh 1, float64 `[N]`; `weight` is float32 `[E]`; None: all are 1."""
     if weight is None:
         return np.diff(indptr) + 1.0
     degree_N = np.ones(len(indptr) - 1)
@@ -74,7 +74,7 @@ def degrees(indptr: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
 
 
 def weights_among(part: Induced, indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Weights of the edges of a part of a graph, float32 `[e]`, in the part's order; rows of both are ascending."""
+    """Looks up weights of the edges of a part of a graph, float32 `[e]`, in its order; rows of both are ascending."""
     weights = np.empty(len(part.indices), dtype=np.float32)
     _look_up((part.node, part.indptr, part.indices), (indptr, indices, weight), weights)
     return weights

@@ -15,12 +15,12 @@ from shoal.storage.options.split_codes import TEST, UNASSIGNED
 
 
 def no_label(where: str, what: str) -> ShoalError:
-    """The error for labels that are all missing; `what` is an item."""
+    """Makes the error for labels that are all missing; `what` is an item."""
     return ShoalError(where, f"no {what} has a label; there is nothing to learn")
 
 
 def class_count(y: np.ndarray, where: str, what: str = "node", may_be_none: bool = False) -> int:
-    """Number of classes of labels `[items]`, -1 where there is none: one more than the largest; `what` is an item.
+    """Counts the classes of labels `[items]`, -1 where there is none: one more than the largest; `what` is an item.
 
     Raises ShoalError: no item has a label, one is below -1, or there are more classes than labelled items.
     """
@@ -50,7 +50,7 @@ OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "edge_w
 def graph_from_arrays(
     name: str, arrays: Mapping[str, Any], where: Mapping[str, str], synthetic: bool = False, own: bool = False
 ) -> Graph:
-    """A clean graph.
+    """Makes a clean graph.
 
     Raises ShoalError: an array has a wrong shape, type or value; names the array and the first wrong row.
 
@@ -114,7 +114,7 @@ def graph_from_arrays(
 
 
 def _counting(x: Any, ids: Any, vocabulary: np.ndarray | None, where: str) -> Iterator[str]:
-    """A line for each column of features that is no more than the number of its row."""
+    """Lists a line for each column of features that is no more than the number of its row."""
     for column, what in counting_columns(x, ids):
         name = f"{column} of x" if vocabulary is None else repr(str(vocabulary[column]))
         yield f"{where}: column {name} {what}; if it is no feature, take it out"
@@ -160,7 +160,7 @@ def _features(x: Any, where: str) -> Any:
 
 
 def _texts(names: np.ndarray, where: str, what: str, count: int | None = None) -> np.ndarray:
-    """Names of things, each once; `what` is such a thing, and `count` how many there are, if that is known."""
+    """Checks names of things, each once; `what` is such a thing, and `count` how many there are, if that is known."""
     if names.ndim != 1 or len(names) != (len(names) if count is None else count) or names.dtype.kind != "U":
         wanted = "[C]" if count is None else f"[{count}]"
         raise ShoalError(where, f"must be texts {wanted}, one {what}, found {names.dtype} {list(names.shape)}")
@@ -212,7 +212,7 @@ def _labels(y: np.ndarray, items: int, where: str, what: str) -> np.ndarray:
 
 
 def _integers(values: np.ndarray, items: int, bounds: tuple[int, int], where: str, what: str) -> np.ndarray:
-    """`values` if they are integers within `bounds`, one for each item, of which `what` says how many there are."""
+    """Returns `values` if they are integers within `bounds`, one an item, of which `what` says how many there are."""
     low, high = bounds
     if values.shape != (items,):
         raise ShoalError(where, f"shape {list(values.shape)}, but {what}")

@@ -74,11 +74,11 @@ class Memory:
     nodes: np.ndarray
 
     def of_one(self, clients: Sequence[int]) -> int:
-        """Bytes for any of some clients alone."""
+        """Returns bytes that suffice for any of some clients alone."""
         return self.fixed + int(self.needed[list(clients)].max(initial=0))
 
     def groups(self, packs: Sequence[range], memory_limit: int, share: int = 1) -> list[list[range]]:
-        """Consecutive packs of clients that fit into memory together, of a `share` of all bytes, or not much more.
+        """Packs consecutive clients that fit into memory together, of a `share` of all bytes, or not much more.
 
         A pack that does not fit is alone. Raises ShoalError: the limit does not hold one client.
         """
@@ -116,7 +116,7 @@ def memory_of(graph: Graph, assignment: np.ndarray, kept: np.ndarray, dtype: str
 
 
 def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
-    """Rows of x for the ids of some clients, read block by block in ascending order."""
+    """Reads rows of x for the ids of some clients, block by block in ascending order."""
 
     def rows_of(first: int, ids: np.ndarray) -> np.ndarray:
         if isinstance(x, np.memmap):
@@ -138,7 +138,7 @@ def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
 
 
 def _sparse_rows(x: Any, ids: np.ndarray, dtype: str) -> CsrRows:
-    """Rows of a SciPy CSR for some ids, in their order; columns ascend."""
+    """Selects rows of a SciPy CSR for some ids, in their order; columns ascend."""
     rows = x[ids]
     rows.sum_duplicates()
     with np.errstate(over="ignore"):
@@ -147,6 +147,6 @@ def _sparse_rows(x: Any, ids: np.ndarray, dtype: str) -> CsrRows:
 
 
 def files_of(graph: Graph) -> list[Path]:
-    """The files that arrays of a graph are maps of."""
+    """Lists the files that arrays of a graph are maps of."""
     extents = map(extent_of, (graph.indptr, graph.indices, graph.x, graph.y, graph.edge_weight, graph.graph_of))
     return list({extent.path for extent in extents if extent is not None})

@@ -92,11 +92,11 @@ class Graph:
         return "node" if self.graph_of is None else "graph"
 
     def of_nodes(self, values: np.ndarray) -> np.ndarray:
-        """Values of nodes `[N]`, those of their items `[items]`."""
+        """Returns values of nodes `[N]`, from those of their items `[items]`."""
         return values if self.graph_of is None else values[self.graph_of]
 
     def of_items(self, values: np.ndarray) -> np.ndarray:
-        """Values of items `[items]`, from values `[N]` that are the same for all nodes of an item."""
+        """Returns values of items `[items]`, from values `[N]` that are the same for all nodes of an item."""
         return values if self.graph_of is None else values[first_rows(self.graph_of)[:-1]]
 
     @property
@@ -110,12 +110,12 @@ class Graph:
         return int(self.x.shape[1])
 
     def without_nodes(self, dropped: int) -> "Graph":
-        """The same graph, which says that some nodes were dropped when it was read."""
+        """Copies the graph, noting that some nodes were dropped when it was read."""
         return replace(self, cleaning=replace(self.cleaning, nodes_dropped=dropped))
 
 
 def first_rows(graph_of: np.ndarray) -> np.ndarray:
-    """The first row of every run of equal numbers in `[N]`, and N as the last: int64 `[runs + 1]`."""
+    """Finds the first row of every run of equal numbers in `[N]`, and N as the last: int64 `[runs + 1]`."""
     changes = np.flatnonzero(graph_of[1:] != graph_of[:-1]) + 1
     return np.concatenate([np.zeros(min(1, len(graph_of)), dtype=np.int64), changes, [len(graph_of)]])
 
@@ -130,7 +130,7 @@ def require_edges(edge_index: np.ndarray, where: str) -> None:
 
 
 def no_node(number: int, nodes: int, where: str) -> ShoalError:
-    """The error for an end of an edge that is no node."""
+    """Makes the error for an end of an edge that is no node."""
     return ShoalError(where, f"edge_index names node {number}, but the {nodes} nodes count from 0")
 
 

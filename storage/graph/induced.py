@@ -26,7 +26,7 @@ class Induced:
 
 
 def kept_entries(indptr: np.ndarray, indices: np.ndarray, assignment: np.ndarray, here: Runner = HERE) -> np.ndarray:
-    """Neighbours of every node inside its own client, int32 `[N]`; blocks of rows are counted by `here`.
+    """Counts neighbours of every node inside its own client, int32 `[N]`; blocks of rows are counted by `here`.
 
     The graph may be memory maps, read front to back.
     """

@@ -50,7 +50,7 @@ def coded_labels(values: Any, where: str) -> tuple[np.ndarray, Names | None]:
 
 
 def coded_together(columns: Sequence[Any], where: Sequence[str]) -> tuple[list[np.ndarray], Names | None]:
-    """Codes as `coded_labels` the items of several graphs, in which equal labels are one class.
+    """Codes the items of several graphs as `coded_labels` does; equal labels are one class.
 
     A ShoalError names the graph with a wrong label, or with another number of columns; else the first and the last.
     """
@@ -104,7 +104,7 @@ def _of_arrow(values: Any, where: str) -> tuple[np.ndarray, Names | None]:
 
 
 def _of_columns(values: np.ndarray, where: str) -> np.ndarray:
-    """The class of every item, from a column a class; -1 for a row of zeros."""
+    """Returns the class of every item, from a column a class; -1 for a row of zeros."""
     is_one = values == 1
     several = is_one.sum(1) > 1
     if several.any() or not (is_one | (values == 0)).all():
@@ -114,7 +114,7 @@ def _of_columns(values: np.ndarray, where: str) -> np.ndarray:
 
 
 def _text(value: Any, where: str) -> str:
-    """A label as it is written; of an object that holds one number, that."""
+    """Returns a label as it is written; of an object that holds one number, that."""
     if hasattr(value, "item") and np.shape(value) in ((), (1,)):
         value = value.item()
     if np.ndim(value) or isinstance(value, dict | set):
@@ -223,7 +223,7 @@ def _refuse_inexact(values: np.ndarray, where: str) -> None:
 def joined_labels(
     labels: Sequence[np.ndarray], names: Sequence[Names | None], classes: Sequence[int], graphs: Sequence[str]
 ) -> tuple[list[np.ndarray], int, Names | None]:
-    """Labels `[items]` of several graphs, with the number of all classes and their names; equal ones are one class.
+    """Joins labels `[items]` of graphs, and gives the number and names of all classes; equal ones are one class.
 
     Raises ShoalError: classes of some have names, and those of others only numbers.
     """

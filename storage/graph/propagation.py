@@ -21,7 +21,7 @@ Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
 def propagate(
     indptr: np.ndarray, indices: np.ndarray, x: np.ndarray, r: float, out: np.ndarray, weight: np.ndarray | None = None
 ) -> None:
-    """One hop: out = D^(r-1) (A + I) D^(-r) x, D being the degrees with self loop (FedGTA, equation 1).
+    """Computes one hop: out = D^(r-1) (A + I) D^(-r) x, D being the degrees with self loop (FedGTA, equation 1).
 
     A, symmetric and without loops, is CSR of fewer than 2^31 entries: ones, or the weights of edges, float32 `[E]`; a
     degree is the sum of a row of A + I. Features `[N, F]` and `out`, no part of them, are float32 or float16,
@@ -66,7 +66,7 @@ def require_held(peak: float, dtype: np.dtype) -> None:
 def hops(
     indptr: np.ndarray, indices: np.ndarray, x: Rows, propagation: PropagationOptions, weight: np.ndarray | None = None
 ) -> list[Rows]:
-    """Hop 1 to K of a graph that fits in memory, each `[N, F]` of `propagation.dtype`; see `propagate`.
+    """Computes hop 1 to K of a graph that fits in memory, each `[N, F]` of `propagation.dtype`; see `propagate`.
 
     A hop is computed from the one before as stored, so hops in memory and on disk are the same. Those of sparse
     features are sparse as long as that gains (`gains_sparse`).
@@ -112,7 +112,7 @@ def bound_degrees(
 
 
 def _scalings(indptr: np.ndarray, r: float, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """D^(-r) and D^(r-1), float32 `[N]` each."""
+    """Computes D^(-r) and D^(r-1), float32 `[N]` each."""
     if weight is not None:
         degree_N = degrees(indptr, weight)
         return (degree_N**-r).astype(np.float32), (degree_N ** (r - 1)).astype(np.float32)
@@ -124,19 +124,19 @@ def _scalings(indptr: np.ndarray, r: float, weight: np.ndarray | None) -> tuple[
 
 
 def _numba_view(array: np.ndarray) -> np.ndarray:
-    """float16 seen as uint16, as numba has no float16; float32 as it is."""
+    """Views float16 as uint16, as numba has no float16; float32 as it is."""
     return array.view(np.uint16) if array.dtype == np.float16 else array
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """A read-only view, so that memory maps and arrays in memory share one compiled kernel."""
+    """Makes a read-only view, so that memory maps and arrays in memory share one compiled kernel."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def next_hop(csr: Pair, x: CsrRows, scalings: Pair, dtype: str, weight: np.ndarray | None) -> CsrRows | None:
-    """diag(received) (A + I) diag(sent) x, by (sent, received) and A's CSR, of ones or weights; None: dense gains.
+    """Computes diag(received) (A + I) diag(sent) x from A's CSR, of ones or weights; None: dense rows gain.
 
     Sums are float32 and run over a node itself and then its neighbours, as in `kernels/spmm.py`: zeros that are left
     out change no sum. Raises ShoalError: a value of the result is too large for float16.

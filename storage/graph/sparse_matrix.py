@@ -19,7 +19,7 @@ NUMBERS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.
 
 
 def ranges(starts: Tensor, counts: Tensor) -> Tensor:
-    """Every range's start, start + 1, …, as many as it counts, int64 `[sum of counts]`."""
+    """Lists every range's start, start + 1, …, as many as it counts, int64 `[sum of counts]`."""
     places = torch.arange(int(counts.sum()), device=starts.device)
     places += (starts - counts.cumsum(0) + counts).repeat_interleave(counts)
     return places
@@ -42,12 +42,12 @@ class FeatureMatrix(ABC):
         """The product with a float32 `[F, H]`, which may be differentiated."""
 
     def float(self) -> "FeatureMatrix":
-        """With float32 values; itself, if it has them."""
+        """Converts the values to float32; returns itself, if it has them."""
         return self
 
     @abstractmethod
     def to_dense(self) -> Tensor:
-        """The features as a dense tensor `[N, F]`."""
+        """Returns the features as a dense tensor `[N, F]`."""
 
     def __len__(self) -> int:
         return int(self.shape[0])
@@ -73,7 +73,7 @@ class SparseMatrix(FeatureMatrix):
     def of(
         cls, indptr: Any, indices: Any, values: Any, columns: int, transposed: Tensor | None = None
     ) -> "SparseMatrix":
-        """Over arrays or tensors, without a copy: row starts and ascending columns int32, values float32 or float16."""
+        """Makes one over arrays or tensors, without a copy: row starts and columns int32, values float32 or float16."""
         return cls(_csr(indptr, indices, values, columns), transposed)
 
     @property
@@ -96,7 +96,7 @@ class SparseMatrix(FeatureMatrix):
         return size if self._transposed is self.csr else 2 * size + 4 * (self.shape[1] - self.shape[0])
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Row starts, columns, values."""
+        """Returns row starts, columns, values."""
         return _parts(self.csr)
 
     @property
@@ -125,13 +125,13 @@ class SparseMatrix(FeatureMatrix):
         return self.times(dense)
 
     def times(self, dense: Tensor, out: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
-        """alpha A X + beta Y, `[N, H]`, without gradients, written to Y, if `out` is given; beta 0 does not read it."""
+        """Computes alpha A X + beta Y, `[N, H]`, without gradients, in Y = `out`, if given; beta 0 does not read it."""
         return self._factor.times(dense, out, alpha, beta)
 
     def times_transposed(
         self, dense: Tensor, out: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0
     ) -> Tensor:
-        """The same with A' `[M, N]` instead of A."""
+        """Does the same with A' `[M, N]` instead of A."""
         return self._transposed_factor.times(dense, out, alpha, beta)
 
     @property
@@ -153,7 +153,7 @@ class SparseMatrix(FeatureMatrix):
         return self._factor if self.transposed is self.csr else _Factor(self.transposed, self._ones)
 
     def to(self, device: torch.device) -> "SparseMatrix":
-        """On a device; itself, if it is there."""
+        """Copies to a device; returns itself, if it is there."""
         if device == self.device:
             return self
         csr, transposed = self.csr.to(device), self._transposed
@@ -168,7 +168,7 @@ class SparseMatrix(FeatureMatrix):
         return SparseMatrix.of(indptr, indices, values.float(), self.shape[1])
 
     def block(self, start: int, stop: int) -> "SparseMatrix":
-        """Successive rows, sharing columns and values; itself, if they are all."""
+        """Returns successive rows, sharing columns and values; itself, if they are all."""
         if start == 0 and stop == len(self):
             return self
         indptr, indices, values = self.parts()
@@ -177,7 +177,7 @@ class SparseMatrix(FeatureMatrix):
         return SparseMatrix.of(rows - rows[0], indices[low:high], values[low:high], self.shape[1])
 
     def rows(self, rows: Tensor) -> "SparseMatrix":
-        """Some rows, int64 `[n]`, in the order asked for."""
+        """Selects rows, int64 `[n]`, in the order asked for."""
         indptr, indices, values = self.parts()
         starts = indptr[rows].long()
         counts = indptr[rows + 1].long() - starts
@@ -185,7 +185,7 @@ class SparseMatrix(FeatureMatrix):
         return SparseMatrix.of(_starts(counts), indices[places], values[places], self.shape[1])
 
     def diagonal_blocks(self, first: Tensor, blocks: Tensor) -> "SparseMatrix":
-        """Some square blocks, in order, of a matrix of nothing else; `first` are their first rows, int64 `[G + 1]`."""
+        """Selects square blocks, in order, of a matrix of nothing else; `first` are first rows, int64 `[G + 1]`."""
         block_csr = _diagonal_blocks(self.csr, first, blocks)
         transposed = self._transposed
         if transposed is not None:
@@ -243,7 +243,7 @@ class _Factor:
         self.arrays = starts.numpy(), senders.numpy(), None if ones else values.numpy()
 
     def times(self, dense: Tensor, out: Tensor | None, alpha: float, beta: float) -> Tensor:
-        """alpha A X + beta Y; by torch, if not by the kernel, which also refuses what does not fit."""
+        """Computes alpha A X + beta Y; by torch, if not by the kernel, which also refuses what does not fit."""
         number = self.numbers.get(dense.dtype) if dense.is_cpu else None
         if number is None or dense.dim() != 2 or len(dense) != self.columns:
             out = dense.new_empty(self.rows, *dense.shape[1:]) if out is None else out
@@ -300,7 +300,7 @@ def _diagonal_blocks(csr: Tensor, first: Tensor, blocks: Tensor) -> Tensor:
 
 
 def _starts(counts: Tensor) -> Tensor:
-    """Row starts, int32 `[n + 1]`, of rows with so many entries, `[n]`."""
+    """Computes row starts, int32 `[n + 1]`, of rows with so many entries, `[n]`."""
     ends = counts.cumsum(0)
     return torch.cat([ends.new_zeros(1), ends]).int()
 

@@ -38,7 +38,7 @@ def multiply(
     alpha: np.floating,
     beta: np.floating,
 ) -> None:
-    """out = alpha A x + beta out, `[N, H]` with H = `width`, for A `[N, M]`; where beta is 0, `out` is not read.
+    """Computes out = alpha A x + beta out, `[N, H]`, H = `width`, for A `[N, M]`; where beta is 0, `out` is not read.
 
     Dense matrices, C-contiguous, are given by their addresses: to make arrays of them takes longer than a small
     product. They are of the type of alpha and beta, float32 or float64, no narrower than A's entries, which are
@@ -148,7 +148,7 @@ class _Tile:
         return [self._builder.bitcast(place, self.vector.as_pointer()) for place in places]
 
     def load(self, row: Any) -> list[Any]:
-        """The vectors at a place, 0 where the last one is not used."""
+        """Loads the vectors at a place, 0 where the last one is not used."""
         *others, last = self._pointers(row)
         vectors = [self._builder.load(pointer) for pointer in others]
         for vector in vectors:

@@ -40,7 +40,7 @@ def spmm(
     out: np.ndarray,
     weight: np.ndarray | None,
 ) -> np.int32:
-    """out = diag(received) (A + I) diag(sent) x, sums in float32, each in the order of its row's entries.
+    """Computes out = diag(received) (A + I) diag(sent) x, sums in float32, each in the order of its row's entries.
 
     A column's bits depend on nothing but that column: not on the tile it falls into, nor on F. Features and `out` are
     C-contiguous, float32, or float16 seen as uint16, rounded to nearest even; columns are not checked; `weight` are A's

@@ -129,7 +129,7 @@ class CrossPropagation(PropagationOptions):
 
 
 def over_cross_edges(own: PropagationOptions, name: str) -> CrossPropagation:
-    """Hops that run over edges between clients, too, of a choice of these, and of a form, by their names."""
+    """Makes hops that run over edges between clients, too, from the names of a choice of these and of a form."""
     match = re.fullmatch(r"share(.+)-seed(\d+)-min(\d+)(-hidden)?(?:-(gcn|mean|two_hop))?", name)
     share, seed, least, hidden, form = match.groups()  # type: ignore[union-attr]
     kept: Any = {field.name: getattr(own, field.name) for field in fields(own)} | {"form": form or "hops"}
@@ -137,7 +137,7 @@ def over_cross_edges(own: PropagationOptions, name: str) -> CrossPropagation:
 
 
 def propagation_of(name: str) -> PropagationOptions:
-    """The kernel of a name; the inverse of `PropagationOptions.name`."""
+    """Returns the kernel of a name; the inverse of `PropagationOptions.name`."""
     kernel, _, cross = name.partition("-cross-")
     if cross:
         return over_cross_edges(propagation_of(kernel), cross)

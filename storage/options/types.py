@@ -38,7 +38,7 @@ SCHEMES = ("s3", "gs", "file")
 
 
 def one_of(option: str, value: str, *known: str) -> str:
-    """A value of an option. Raises ShoalError: it is none of the known ones."""
+    """Returns the value of an option. Raises ShoalError: it is none of the known ones."""
     if value not in known:
         raise ShoalError(option, f"must be one of {', '.join(known)}, found {value!r}")
     return value
@@ -50,7 +50,7 @@ def is_address(place: str | None) -> bool:
 
 
 def address_fault(address: str) -> str | None:
-    """Reason why no store and no run can have an address; None: one can."""
+    """Says why no store and no run can have an address; None: one can."""
     parts = urlsplit(address)
     if parts.scheme not in SCHEMES:
         return f"expected a path, or an address of {', '.join(SCHEMES)}, as s3://bucket/folder"
@@ -62,7 +62,7 @@ def address_fault(address: str) -> str | None:
 
 
 def absolute(value: Any) -> Any:
-    """A path as text made absolute, since workers run in other folders; an address, and anything else, as it is."""
+    """Makes a path as text absolute, since workers run in other folders; keeps an address, and anything else."""
     return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) and not is_address(value) else value
 
 
@@ -73,7 +73,7 @@ def is_own(name: str) -> bool:
 
 
 def absolute_user_path(value: Any) -> Any:
-    """`my_file.py:Name` with the file made absolute; any other value as it is."""
+    """Makes the file of `my_file.py:Name` absolute; keeps any other value."""
     return absolute(value) if isinstance(value, str) and is_own(value) else value
 
 
@@ -84,7 +84,7 @@ def _user_name(value: str) -> str:
 
 
 def path_fault(path: str) -> str | None:
-    """Reason why no file can have a path; None: one can."""
+    """Says why no file can have a path; None: one can."""
     try:
         name = path.encode()
     except ValueError:
@@ -125,7 +125,7 @@ def _bytes(value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """An integer, or a float that is one, as 1e5 in YAML; pydantic by itself would take `true` and "3", too."""
+    """Accepts an integer, or a float that is one, as 1e5 in YAML; pydantic alone would take `true` and "3", too."""
     if isinstance(value, bool | str) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError("Input should be a valid integer")
     return value
@@ -184,7 +184,7 @@ def checked(hint: Any, value: Any) -> Any:
 
 
 def message_of(error: ValidationError) -> str:
-    """Rule that the first wrong value breaks."""
+    """Says the rule that the first wrong value breaks."""
     return error.errors()[0]["msg"].removeprefix("Value error, ")
 
 

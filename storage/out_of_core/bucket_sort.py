@@ -56,20 +56,20 @@ class Bucket:
         return np.fromfile(self.path, dtype=np.uint64)
 
     def chunks(self, limit: int) -> Iterator[np.ndarray]:
-        """The keys in the order of the file, at most `limit` at a time."""
+        """Yields the keys in the order of the file, at most `limit` at a time."""
         with self.path.open("rb") as file:
             while len(chunk := np.fromfile(file, dtype=np.uint64, count=min(limit, MAX_CHUNK))):
                 yield chunk
 
 
 def bucket_shift(bits: int, keys: int, capacity: int) -> int:
-    """Trailing bits that do not choose a bucket, such that an average bucket is a quarter full."""
+    """Returns how many trailing bits do not choose a bucket, so that an average bucket is a quarter full."""
     buckets = min(MAX_BUCKETS, max(2, 4 * keys // capacity))
     return max(1, bits - (buckets - 1).bit_length())
 
 
 def buckets_in(folder: Path, low: int, end: int, shift: int) -> list[Bucket]:
-    """Buckets for the keys from `low` to `end - 1`, 2^shift keys a bucket; no file is made."""
+    """Lists buckets for the keys from `low` to `end - 1`, 2^shift keys a bucket; no file is made."""
     count = ((end - low - 1) >> shift) + 1
     return [Bucket(folder / f"{number:03d}", low + (number << shift), shift) for number in range(count)]
 
@@ -231,7 +231,7 @@ def _is_divided(bucket: Bucket, capacity: int) -> bool:
 
 
 def _rows(bucket: Bucket, layout: KeyLayout) -> tuple[int, int]:
-    """The first row of a bucket, and the end of its last."""
+    """Returns the first row of a bucket, and the end of its last."""
     last = bucket.low + (1 << bucket.shift) - 1
     return bucket.low >> layout.row_bits, min((last >> layout.row_bits) + 1, layout.nodes)
 

@@ -17,7 +17,7 @@ WEIGHT = "weight"
 
 
 def boundary_columns(boundary: Boundary) -> dict[str, pa.Array]:
-    """The columns of a client's edges."""
+    """Makes the columns of a client's edges."""
     names = NAMES if boundary.weight is None else [*NAMES, WEIGHT]
     return {name: pa.array(getattr(boundary, name)) for name in names}
 

@@ -40,7 +40,7 @@ class _Asked(NamedTuple):
     before: int = -1
 
     def now(self, turn: int) -> "_Asked":
-        """The same after it was asked for in a turn."""
+        """Returns the requests with one more, made in a turn."""
         return self if self.last == turn else _Asked(turn, self.last)
 
 
@@ -81,7 +81,7 @@ class Cache:
         return self._staying_bytes + self._passing_bytes
 
     def ones(self, count: int) -> Tensor:
-        """A view of the one buffer of ones that all adjacencies of a host share, float32 `[count]`."""
+        """Views the one buffer of ones that all adjacencies of a host share, float32 `[count]`."""
         if len(self._ones) < count:
             self._ones = torch.ones(count, device="cpu")
         return self._ones[:count]
@@ -106,7 +106,7 @@ class Cache:
         return value
 
     def peek(self, key: Hashable) -> Any:
-        """The entry if it is there, which is not noted as asked for; else None."""
+        """Returns the entry if it is there, without noting the request; else None."""
         entry = self._staying.get(key) or self._passing.get(key)
         return None if entry is None else entry.value
 
@@ -159,7 +159,7 @@ class Cache:
         return next(iter(self._staying.values()))
 
     def size_of(self, value: Any) -> int:
-        """Bytes that an entry takes beside the maps of shards."""
+        """Counts the bytes that an entry takes beside the maps of shards."""
         if isinstance(value, SparseMatrix):
             return value.most_bytes
         if not isinstance(value, Tensor):
@@ -173,12 +173,12 @@ class Cache:
 
 
 def write_count(tensor: Tensor) -> int:
-    """Number of writes to a tensor, as torch counts them; 0 for inference tensors."""
+    """Counts writes to a tensor, as torch does; 0 for inference tensors."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def writes(value: Any) -> tuple[int, ...]:
-    """Number of writes to each tensor of an entry."""
+    """Counts writes to each tensor of an entry."""
     if isinstance(value, Tensor):
         return (write_count(value),)
     if isinstance(value, SparseMatrix):
@@ -245,7 +245,7 @@ class OpenViews(Generic[V]):
         self._touch = touch
 
     def get(self, client: int) -> V:
-        """The data of a client; begins to open that of the next. Raises ShoalError: a file is missing or damaged."""
+        """Returns the data of a client; begins to open the next. Raises ShoalError: a file is missing or damaged."""
         if client not in self._views:
             coming = self._coming.pop(client, None)
             if coming is not None:

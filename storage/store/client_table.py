@@ -35,20 +35,20 @@ OF_CLIENTS = r"\d{5,}(-\d{5,})?\.arrow"
 
 
 def name_of(clients: range) -> str:
-    """The name of a file with the data of some clients in a row."""
+    """Names a file with the data of some clients in a row."""
     first, last = clients[0], clients[-1]
     return f"{first:05d}.arrow" if first == last else f"{first:05d}-{last:05d}.arrow"
 
 
 def clients_of(name: str) -> range:
-    """The inverse of `name_of`; none for any other name."""
+    """Inverts `name_of`; no clients for any other name."""
     first, _, last = name.removesuffix(".arrow").partition("-")
     last = last or first
     return range(int(first), int(last) + 1) if first.isdigit() and last.isdigit() else range(0)
 
 
 def ranges(clients: int, pack: int) -> list[range]:
-    """The clients of every file."""
+    """Lists the clients of every file."""
     return [range(first, min(first + pack, clients)) for first in range(0, clients, pack)]
 
 
@@ -162,16 +162,16 @@ class Files(Table):
         return map(self.__getitem__, range(len(self)))
 
     def clients_with(self, client: int) -> range:
-        """The clients of the file with the data of one."""
+        """Returns the clients of the file with the data of one."""
         first = client // self.pack * self.pack
         return range(first, min(first + self.pack, len(self)))
 
     def file(self, client: int) -> FileRecord:
-        """The file with the data of a client."""
+        """Returns the record of the file with the data of a client."""
         return self._record(client, *(("bytes", "xxh3") if self.pack == 1 else ("file_bytes", "file_xxh3")))
 
     def files(self) -> Iterator[tuple[range, FileRecord]]:
-        """Every file, and its clients."""
+        """Yields every file's clients and record."""
         return ((clients, self.file(clients[0])) for clients in ranges(len(self), self.pack))
 
     @property
@@ -252,7 +252,7 @@ class Clients(Table):
         return map(self.__getitem__, range(len(self)))
 
     def count(self, name: str) -> np.ndarray:
-        """A count of every client, `[N]`: `nodes`, `entries`, `labelled`, or `items`."""
+        """Returns a count of every client, `[N]`: `nodes`, `entries`, `labelled`, or `items`."""
         if name == "items":
             name = next(kind for kind in ("pairs", "graphs", "nodes") if kind in self.columns)
         return self.columns[name]
@@ -299,12 +299,12 @@ class BoundaryRecord(Table):
         super().__init__({"counts": self.counts, **files.columns}, table)
 
     def hop_bytes(self, features: int) -> int:
-        """Bytes that all clients get for a hop: sums of float64."""
+        """Counts the bytes that all clients get for a hop: sums of float64."""
         return 8 * features * int(self.counts[:, 1].sum())
 
 
 def sizes(packs: Iterable[Pack], classes: int) -> tuple[Columns, int]:
-    """The columns of `Clients` of shards, a pack after another, and the values that these keep of sparse features."""
+    """Computes the columns of `Clients` of shards, pack by pack, and the values they keep of sparse features."""
     columns_of: dict[str, list[np.ndarray]] = {}
     values = 0
     for pack in packs:

@@ -31,7 +31,7 @@ class ComputedHops:
     on_disk: Sequence[Rows]
 
     def all(self) -> list[Rows]:
-        """Hop 1 to K of all rows that the client sees, each `[N, F]`, dense or sparse."""
+        """Computes hop 1 to K of all rows that the client sees, each `[N, F]`, dense or sparse."""
         shard = self.shard
         all_rows = hops(shard.indptr, shard.indices, shard.x, self.propagation, shard.edge_weight)
         return all_rows if self.seen is None else [x[self.seen] for x in all_rows]

@@ -55,14 +55,14 @@ def draw_pairs(part: Induced, client: int, options: SplitOptions, side: np.ndarr
 
 
 def union_of(nodes: int, clients: Iterable[tuple[np.ndarray, Pairs]]) -> Pairs:
-    """The pairs of clients of one graph, labels and parts kept; of each client also the graph's row of its rows."""
+    """Joins the pairs of clients of one graph, with labels and parts; gives each client the graph's row of its rows."""
     empty = np.empty((0, 2), np.int64), np.empty(0, np.int8), np.empty(0, np.int8)
     every = [empty, *((np.sort(row_of[pairs.ends], axis=1), pairs.label, pairs.part) for row_of, pairs in clients)]
     return _pairs(nodes, *(np.concatenate(arrays) for arrays in zip(*every)))
 
 
 def without_held_out(part: Induced, pairs: Pairs) -> Induced:
-    """The same rows, in their order, and the edges among them but the held-out ones, in both directions."""
+    """Keeps the rows, in their order, and the edges among them but the held-out ones, in both directions."""
     nodes = len(part.node)
     row = np.repeat(np.arange(nodes), np.diff(part.indptr))
     key = np.minimum(row, part.indices) * nodes + np.maximum(row, part.indices)
@@ -83,7 +83,7 @@ def require_room(client: int, entries: int, limit: int) -> None:
 
 
 def _edges(part: Induced) -> np.ndarray:
-    """Every edge once, the smaller row first, int64 `[E, 2]`, ascending."""
+    """Lists every edge once, the smaller row first, int64 `[E, 2]`, ascending."""
     row = np.repeat(np.arange(len(part.node)), np.diff(part.indptr))
     once = row < part.indices
     return np.stack([row[once], part.indices[once].astype(np.int64)], axis=1)
@@ -95,7 +95,7 @@ def _without_edge(edges: np.ndarray, nodes: int, wanted: int, rng: np.random.Gen
 
 
 def _between_sides(edges: np.ndarray, side: np.ndarray, wanted: int, rng: np.random.Generator) -> np.ndarray:
-    """The same of the pairs of a row on one side and a row on the other, numbered from 0 row by row."""
+    """Draws pairs of a row on one side and a row on the other in the same way, numbered from 0 row by row."""
     left, right = np.flatnonzero(side == ONE), np.flatnonzero(side == OTHER)
     place = np.zeros(len(side), dtype=np.int64)
     place[left], place[right] = np.arange(len(left)), np.arange(len(right))
@@ -125,7 +125,7 @@ def _distinct(end: int, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _numbers(ends: np.ndarray, nodes: int) -> np.ndarray:
-    """The number of every pair `[n, 2]`, the smaller row first; each pair is that of its shorter way round."""
+    """Numbers every pair `[n, 2]`, the smaller row first; a pair has the number of its shorter way round."""
     first, second = ends.T
     apart = second - first
     far = 2 * apart > nodes
@@ -133,13 +133,13 @@ def _numbers(ends: np.ndarray, nodes: int) -> np.ndarray:
 
 
 def _ends(numbers: np.ndarray, nodes: int) -> np.ndarray:
-    """The inverse of `_numbers`."""
+    """Inverts `_numbers`."""
     first = numbers % nodes
     return np.sort(np.stack([first, (first + numbers // nodes + 1) % nodes], axis=1), axis=1)
 
 
 def _pairs(nodes: int, ends: np.ndarray, label: np.ndarray, part: np.ndarray) -> Pairs:
-    """Pairs `[n, 2]` in any order, the smaller row first, as a shard keeps them."""
+    """Sorts pairs `[n, 2]` in any order, the smaller row first, as a shard keeps them."""
     order = np.lexsort((ends[:, 1], ends[:, 0]))
     starts = np.searchsorted(ends[order, 0], np.arange(nodes + 1)).astype(np.int32)
     return Pairs(starts, ends[order, 1].astype(np.int32), label[order], part[order])

@@ -43,7 +43,7 @@ def columns_of_hops(
     propagation: PropagationOptions,
     column: Callable[[Rows], pa.Array] = arrow_file.rows_column,
 ) -> dict[str, pa.Array]:
-    """The columns of hop 1 to K of all rows of a shard."""
+    """Makes the columns of hop 1 to K of all rows of a shard."""
     if propagation.computed:
         row = rows_on_disk(shard, propagation)
         return {"row": pa.array(row), **{f"hop{k}": column(x[row]) for k, x in enumerate(found, 1)}}
@@ -53,7 +53,7 @@ def columns_of_hops(
 
 
 def _of_labelled(shard: Shard, found: list[Rows], column: Callable[[Rows], pa.Array]) -> dict[str, pa.Array]:
-    """The labelled rows and their neighbours as a graph of its own, features included."""
+    """Cuts out the labelled rows and their neighbours as a graph, features included."""
     part, weight = labelled_graph(shard)
     neighbors = pa.ListArray.from_arrays(pa.array(part.indptr.astype(np.int32)), pa.array(part.indices))
     rows = {"hop0": arrow_file.rows_column(shard.x[part.node])}
@@ -72,12 +72,12 @@ def labelled_graph(shard: Shard) -> tuple[Induced, np.ndarray | None]:
 
 
 def rows_on_disk(shard: Shard, propagation: PropagationOptions) -> np.ndarray:
-    """The rows whose hops are on disk, where these are not all of a shard, ascending, `[n]`."""
+    """Lists the rows whose hops are on disk, where these are not all of a shard, ascending, `[n]`."""
     return np.flatnonzero(shard.label >= 0 if propagation.computed else labelled_and_neighbours(shard))
 
 
 def labelled_and_neighbours(shard: Shard) -> np.ndarray:
-    """The rows that `rows: labelled` shows, bool `[N]`."""
+    """Marks the rows that `rows: labelled` shows, bool `[N]`."""
     kept = shard.label >= 0
     _add_neighbours(shard.indptr, shard.indices, np.flatnonzero(kept), kept)
     return kept
@@ -114,7 +114,7 @@ def training_graph(shard: Shard, train: np.ndarray) -> tuple[Induced, np.ndarray
 
 
 def hops_bytes(rows: int, features: int, propagation: PropagationOptions) -> int:
-    """Bytes on disk of the hops of `rows` rows that are kept; sparse ones take fewer."""
+    """Counts bytes on disk of the hops of `rows` rows that are kept; sparse ones take fewer."""
     kept = propagation.hops + (propagation.rows != "all" and not propagation.computed)
     return rows * features * kept * np.dtype(propagation.dtype).itemsize
 
@@ -133,6 +133,6 @@ def rows_to_keep(indptr: np.ndarray, indices: np.ndarray, label: np.ndarray, pro
 
 
 def hop_memory(nodes: int, entries: int, features: int, propagation: PropagationOptions, weighted: bool = False) -> int:
-    """Bytes of memory that computing the hops of one shard takes, its mapped file included; sparse ones take less."""
+    """Estimates bytes of memory to compute the hops of one shard, its map included; sparse ones take less."""
     of_entry = 12 if weighted else 8
     return nodes * (features * (4 + propagation.hops * np.dtype(propagation.dtype).itemsize) + 50) + of_entry * entries

@@ -149,7 +149,7 @@ class Manifest:
         return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs, pairs, self.weighted)
 
     def content(self, split: str, propagation: str | None) -> str:
-        """32 digits of all that a run reads of a store; `propagation` is None for a run without hops."""
+        """Digests all that a run reads of a store, 32 digits; `propagation` is None for a run without hops."""
         read = {
             "identity": self.identity,
             "nodes": self.nodes,
@@ -172,7 +172,7 @@ class Manifest:
         return self.clients.files.pack
 
     def tables(self) -> Iterator[tuple[Path, Table]]:
-        """Every table, and its path below the store."""
+        """Lists every table, and its path below the store."""
         yield table_path("clients"), self.clients
         named: tuple[Mapping[str, Table], ...] = (self.splits, self.hops, self.boundaries)
         for kind, several in zip(KINDS, named):
@@ -201,12 +201,12 @@ class Manifest:
 
 
 def table_path(*names: str) -> Path:
-    """Path of a table inside a store: of `clients`, of `splits` and a name, or of `hops` and a name."""
+    """Returns the path of a table inside a store: of `clients`, of `splits` or `hops` and a name."""
     return Path(TABLES, *names[:-1], f"{names[-1]}.arrow")
 
 
 def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
-    """Number of items: pairs or graphs, where these have labels, else nodes."""
+    """Counts items: pairs or graphs, where these have labels, else nodes."""
     return next(count for count in (pairs, graphs, nodes) if count is not None)
 
 
@@ -218,7 +218,7 @@ USUAL: dict[str, object] = {
 
 
 def _plain(record: ClientRecord) -> dict[str, Any]:
-    """The fields of a record as they are digested."""
+    """Returns the fields of a record as they are digested."""
     return {key: value for key, value in asdict(record).items() if key not in USUAL or value != USUAL[key]}
 
 
@@ -282,7 +282,7 @@ def _require_names(where: object, raw: Mapping[str, Any]) -> None:
 
 
 def tables_of(manifest: Path, where: object) -> list[tuple[Path, FileRecord]]:
-    """Paths below the store, and records, of the tables that a manifest names; none of one that is damaged.
+    """Lists paths below the store, and records, of the tables that a manifest names; none if it is damaged.
 
     Args:
         manifest: A file of its content.
@@ -324,7 +324,7 @@ def _with_tables(raw: dict[str, Any], store: Path) -> None:
 
 
 def _with_records(raw: dict[str, Any], store: Path) -> None:
-    """The same of a manifest without tables, which has a record a client."""
+    """Does the same for a manifest without tables, which has a record a client."""
 
     def files(records: list[dict[str, Any]]) -> Files:
         return Files.of([read_record(store / NAME, record) for record in records])
@@ -339,7 +339,7 @@ def _with_records(raw: dict[str, Any], store: Path) -> None:
 
 
 def _without_seal(text: bytes) -> dict[str, Any] | None:
-    """An object that never had a seal, of another program or from before there were seals; None: it is none."""
+    """Reads an object that never had a seal, of another program or of before there were seals; else None."""
     with suppress(ValueError, RecursionError):
         plain = json.loads(text)
         return plain if isinstance(plain, dict) and SEAL not in plain else None

@@ -34,22 +34,22 @@ Place = Callable[[int | range], Path]
 
 
 def shard_path(clients: int | range) -> Path:
-    """Path of the shards of some clients inside a store, or of that of one."""
+    """Returns the path of the shards of some clients inside a store, or of that of one."""
     return Path("clients") / _name(clients)
 
 
 def split_path(split: str, clients: int | range) -> Path:
-    """Path of the splits of some clients inside a store, or of that of one."""
+    """Returns the path of the splits of some clients inside a store, or of that of one."""
     return Path("splits") / split / _name(clients)
 
 
 def hops_path(propagation: str, clients: int | range) -> Path:
-    """Path of the hops of some clients inside a store, or of those of one."""
+    """Returns the path of the hops of some clients inside a store, or of those of one."""
     return Path("hops") / propagation / _name(clients)
 
 
 def boundary_path(edges: str, clients: int | range) -> Path:
-    """Path of the edges of some clients to others inside a store, or of those of one, of a choice of edges."""
+    """Returns the path of edges of some clients to others inside a store, or of those of one, by a choice of edges."""
     return Path("boundaries") / edges / _name(clients)
 
 
@@ -73,12 +73,12 @@ def _name(clients: int | range) -> str:
 
 
 def training_path(split: str) -> Path:
-    """Path inside a store of the store of what training sees where it sees the training nodes of a split alone."""
+    """Returns the path inside a store of the store of what training sees, if it sees a split's training nodes alone."""
     return Path(TRAINING) / split
 
 
 def stores_below(store: Path) -> list[Path]:
-    """Folders of the finished stores inside the folder of a store, and inside each other, in the order of names."""
+    """Lists folders of the finished stores inside the folder of a store, and inside each other, ordered by name."""
     # Splits and hops do not lie so deep, and shards lie in no folder of these names.
     kinds = (WHOLE, DOMAINS, f"{TRAINING}/*", f"{WHOLE}/{TRAINING}/*")
     return sorted(path.parent for kind in kinds for path in store.glob(f"{kind}/{NAME}"))
@@ -131,15 +131,15 @@ class Store:
         return len(self.manifest.clients)
 
     def whole(self) -> "Store":
-        """The same nodes as one client that keeps every edge (made for centralised training)."""
+        """Opens the same nodes as one client that keeps every edge (made for centralised training)."""
         return Store(self.path / WHOLE, remote=self.remote)
 
     def domain_graphs(self) -> "Store":
-        """The graphs that clients come from, each whole and with all its edges: client d is that of domain d."""
+        """Opens the graphs that clients come from, each whole and with all edges: client d is that of domain d."""
         return Store(self.path / DOMAINS, self._first_read, remote=self.remote)
 
     def training(self, split: str) -> "Store":
-        """The same clients with the training nodes of a split alone, and what these alone make of edges and hops."""
+        """Opens the same clients with a split's training nodes alone, and what these make of edges and hops."""
         return Store(self.path / training_path(split), self._first_read, remote=self.remote)
 
     def _here(self, relative: Path, record: FileRecord) -> Path:
@@ -246,7 +246,7 @@ class Store:
         return int(self.manifest.clients.count(what)[client])
 
     def files(self) -> Iterator[tuple[Path, FileRecord]]:
-        """Every file of the store with its record, path relative to the store."""
+        """Yields every file of the store with its record, path relative to the store."""
         if self.manifest.ids is not None:
             yield IDS, self.manifest.ids
         kinds: list[tuple[Place, Files]] = [(shard_path, self.manifest.clients.files)]

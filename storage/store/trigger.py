@@ -39,7 +39,7 @@ class Trigger:
     draw: int = 0
 
     def rows(self, shard: Shard, split: Split) -> np.ndarray:
-        """Rows that get the trigger, none of the target class, ascending."""
+        """Draws the rows that get the trigger, none of the target class, ascending."""
         part = split.test if self.share is None else split.train
         others = part[shard.label[part] != self.target]
         if self.share is None or not len(others):
@@ -81,7 +81,7 @@ class Trigger:
 
 
 def _with_pattern(x: Rows, count: int, seed: int) -> Rows:
-    """Features with `count` rows of the pattern behind them."""
+    """Appends `count` rows of the pattern to features."""
     width = int(x.shape[1])
     chosen = np.sort(np.random.default_rng(seed).permutation(width)[: max(1, width // EVERY)])
     norms = np.linalg.norm(x.toarray() if isinstance(x, CsrRows) else x, axis=1)

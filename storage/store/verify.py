@@ -15,7 +15,7 @@ OF_A_STORE = (NAME, PROGRESS, ".lock")
 
 
 def verify(store: Store, step: Callable[[], None] = lambda: None) -> list[str]:
-    """A line for each fault of any byte of a store, journal or bound of indices; calls `step` once a file."""
+    """Lists a line for each fault of any byte of a store, journal or bound of indices; calls `step` once a file."""
     faults: list[str] = []
     for checks in _checks(store, faults):
         faults += _faults_of(checks)
@@ -24,7 +24,7 @@ def verify(store: Store, step: Callable[[], None] = lambda: None) -> list[str]:
 
 
 def _faults_of(checks: Sequence[Callable[[], object]]) -> list[str]:
-    """A line for each client with a fault in a file, or one for all clients of a file that have the same."""
+    """Lists a line for each client with a fault in a file, or one for all clients of a file that have the same."""
     errors = []
     for check in checks:
         try:
@@ -38,12 +38,12 @@ def _faults_of(checks: Sequence[Callable[[], object]]) -> list[str]:
 
 
 def files_to_verify(store: Store) -> int:
-    """Number of steps of `verify`."""
+    """Counts the steps of `verify`."""
     return len(list(_checks(store, [])))
 
 
 def unnamed_files(store: Store) -> list[Path]:
-    """Files below a store that neither manifest nor journal name; those of stores below it are theirs."""
+    """Lists files below a store that neither manifest nor journal names; those of stores below it are theirs."""
     named = {store.path / name for name in OF_A_STORE} | {store.path / path for path, _ in store.files()}
     named |= {store.path / path for path in _read_notes(store, [])}
     unnamed = (path for path in store.path.rglob("*") if path.is_file() and path not in named)

@@ -111,7 +111,7 @@ class View:
         super().__setattr__(name, value)
 
     def written(self) -> str | None:
-        """Name of the data that a method wrote to since it was opened; None: it wrote to none.
+        """Names the data that a method wrote to since it was opened; None: it wrote to none.
 
         Torch counts writes into a tensor. What was overwritten behind its back, as through `numpy()`, is seen by the
         numbers: all of them where the view is watched, else those of one row of features and hops.
@@ -144,7 +144,7 @@ class View:
         self._rows_at_first.extend(t.clone() for t in (self.train, self.val, self.test))
 
     def _overwritten(self) -> str | None:
-        """Name of data whose numbers are not those of when the view was watched; on a GPU, of what lies in the map."""
+        """Names data whose numbers have changed since the view was watched; on a GPU, of what lies in the map."""
         for name, content in self._contents().items():
             if self._watched[name] != content:
                 return name
@@ -162,7 +162,7 @@ class View:
         return None
 
     def _contents(self) -> dict[str, int]:
-        """XXH3-64 of the arrays in the map, by name."""
+        """Digests the arrays in the map, XXH3-64 by name."""
         shard = self._shard
         named = {"csr": [shard.indptr, shard.indices], "label": [shard.item_label]}
         if shard.edge_weight is not None:
@@ -170,7 +170,7 @@ class View:
         return _digests(named | _arrays_of(self._hops) | _arrays_of(self._cache.peek((self._key, HOPS)) or (), 1))
 
     def _sample(self, hop: StoredFeatures) -> bytes:
-        """Some numbers of a training row of a hop, in the map, whose page training reads anyway."""
+        """Reads some numbers of a training row of a hop, in the map, whose page training reads anyway."""
         if isinstance(hop, Tensor):
             return hop[self._row : self._row + 1, :16].numpy().tobytes()
         starts, *parts = hop.parts()
@@ -194,7 +194,7 @@ class View:
         return self.hop(0)
 
     def hop(self, k: int) -> StoredFeatures:
-        """Hop k as stored, in the map, float32 or float16 `[N, F]`, dense or sparse; hop 0 is x.
+        """Returns hop k as stored, in the map, float32 or float16 `[N, F]`, dense or sparse; hop 0 is x.
 
         One that is not stored lies in memory, and the cache keeps it.
         """
@@ -221,7 +221,7 @@ class View:
         return hops
 
     def block(self, k: int, start: int = 0, stop: int | None = None) -> StoredFeatures:
-        """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
+        """Copies successive rows of hop k to the device, as stored; a GPU keeps the hop if it fits its cache."""
         hop = self._on_device_if_it_fits(k)
         if isinstance(hop, Tensor):
             return _send(hop[start:stop], self.device)
@@ -229,7 +229,7 @@ class View:
         return hop.block(low, max(low, high)).to(self.device)
 
     def rows(self, k: int, rows: Tensor) -> StoredFeatures:
-        """Some rows of hop k on the device, float32 `[n, F]`."""
+        """Copies some rows of hop k to the device, float32 `[n, F]`."""
         hop, rows = self._on_disk(k, rows) or (self._on_device_if_it_fits(k), rows)
         rows = self._rows_here(rows) if hop.device.type == "cpu" else rows.to(hop.device, non_blocking=True)
         chosen = _chosen(hop, rows, self.device) if isinstance(hop, Tensor) else hop.rows(rows)
@@ -243,11 +243,11 @@ class View:
         return None if place is None else (_features(self._computed.on_disk[k - 1]), torch.from_numpy(place))
 
     def _rows_here(self, rows: Tensor) -> Tensor:
-        """Numbers of rows on the processor; those of a part are there, and a device need not be asked."""
+        """Returns numbers of rows on the processor; those of a part are there, and a device need not be asked."""
         return next((here for there, here in self._parts if there is rows), rows).cpu()
 
     def whole(self, k: int) -> StoredFeatures:
-        """Hop k on the device, float32 `[N, F]`, a sparse one with its transpose, which the cache keeps."""
+        """Returns hop k on the device, float32 `[N, F]`, a sparse one with its transpose, which the cache keeps."""
         hop = self.hop(k)
         if isinstance(hop, Tensor):
             return self.block(k).float()
@@ -264,7 +264,7 @@ class View:
         return SparseMatrix.of(indptr, indices, values, self.features, transposed)
 
     def _on_device_if_it_fits(self, k: int) -> StoredFeatures:
-        """Hop k on the device if it is there or fits, else in the map."""
+        """Returns hop k on the device if it is there or fits, else in the map."""
         hop = self.hop(k)
         if self.device.type == "cpu":
             return hop
@@ -299,7 +299,7 @@ class View:
         return None if pairs is None else self._build(lambda: torch.from_numpy(pairs.ends).long().to(self.device))
 
     def rows_of(self, items: Tensor) -> Tensor:
-        """Rows of some items, int64: the items themselves, the nodes of every graph, or both rows of every pair."""
+        """Returns rows of some items, int64: the items themselves, the nodes of graphs, or both rows of pairs."""
         if self.pairs is not None:
             return self.pairs[items].flatten()
         if self.graph_ptr is None:
@@ -375,7 +375,7 @@ class View:
         )
 
     def smooth(self, y_NC: Tensor) -> Tensor:
-        """D^{-1/2} (A + I) D^{-1/2} y, float32 `[N, C]`, on the processor by the hops' kernel; y is float32."""
+        """Computes D^{-1/2} (A + I) D^{-1/2} y, float32 `[N, C]`, on a processor by the hops' kernel; y is float32."""
         if self.device.type != "cpu":
             return smooth_by_torch(self.adjacency, self.degree, y_NC)
         # Loading the kernel takes a third of a second and 140 MB: only a host that needs it loads it.
@@ -387,7 +387,7 @@ class View:
         return out
 
     def cache(self, key: Hashable, build: Callable[[], Any]) -> Any:
-        """Node-sized data rebuilt from the shard when needed: kept while there is room, never checkpointed."""
+        """Returns node-sized data, rebuilt from the shard when needed: kept while there is room, never checkpointed."""
         self._used.add(key)
         return self._cache.get((self._key, key), lambda: self._build(build))
 
@@ -396,13 +396,13 @@ class View:
 
 
 def _arrays_of(hops: Sequence[StoredFeatures], first: int = 0) -> dict[str, list[np.ndarray]]:
-    """The arrays of successive hops, by name."""
+    """Lists the arrays of successive hops, by name."""
     parts = {k: [hop] if isinstance(hop, Tensor) else hop.parts() for k, hop in enumerate(hops, first)}
     return {f"hop({k})" if k else "x": [part.numpy() for part in several] for k, several in parts.items()}
 
 
 def _digests(named: dict[str, list[np.ndarray]]) -> dict[str, int]:
-    """XXH3-64 of arrays by name, of those that are not large."""
+    """Digests arrays that are not large, XXH3-64 by name."""
     return {name: _digest(arrays) for name, arrays in named.items() if sum(a.nbytes for a in arrays) <= WATCHED}
 
 
@@ -414,14 +414,14 @@ def _digest(arrays: Sequence[np.ndarray]) -> int:
 
 
 def _features(rows: Rows) -> StoredFeatures:
-    """Tensors over the memory of arrays."""
+    """Makes tensors over the memory of arrays."""
     if isinstance(rows, CsrRows):
         return SparseMatrix.of(rows.indptr, rows.columns, rows.values, rows.features)
     return torch.from_numpy(rows)
 
 
 def _chosen(hop: Tensor, rows: Tensor, device: torch.device) -> Tensor:
-    """Some rows of a hop where it lies, as stored; from the map for a GPU in memory that it can read by itself."""
+    """Selects rows of a hop where it lies, as stored; from the map for a GPU, in memory that it can read."""
     if hop.device.type == device.type:
         return hop.index_select(0, rows)
     out = torch.empty(len(rows), hop.shape[1], dtype=hop.dtype, device="cpu", pin_memory=device.type == "cuda")
@@ -434,7 +434,7 @@ def _send(features: StoredFeatures, device: torch.device) -> StoredFeatures:
 
 
 def _apart_of_the_map(hop: SparseMatrix) -> tuple[Tensor | None, Tensor]:
-    """Arrays that `View.whole` adds to a mapped matrix: float32 values, where others are stored, and the transpose."""
+    """Makes what `View.whole` adds to a mapped matrix: float32 values, if others are stored, and the transpose."""
     whole = SparseMatrix(hop.csr).float()
     return None if whole.dtype == hop.dtype else whole.parts()[2], whole.transposed
 

@@ -42,7 +42,7 @@ class Journal:
 
 
 def read_journal(path: Path, way_out: str = AGAIN) -> tuple[list[dict[str, Any]], int]:
-    """The complete lines of a journal, oldest first, and the bytes of a torn one. Raises ShoalError: it is damaged."""
+    """Reads the complete lines of a journal, and the bytes of a torn one. Raises ShoalError: it is damaged."""
     try:
         text = read_bytes(path)
     except FileNotFoundError:
@@ -106,7 +106,7 @@ class StoreWriter:
         self._sound[str(relative)] = True
 
     def bytes_finished(self, folder: Path) -> int:
-        """Bytes of the complete files in a folder of the store."""
+        """Counts the bytes of the complete files in a folder of the store."""
         paths = [Path(path) for path in self._done if Path(path).parent == folder]
         return sum(record.bytes for record in map(self.finished, paths) if record is not None)
 
@@ -134,7 +134,7 @@ class StoreWriter:
 
 
 def noted_files(store: Path) -> dict[Path, FileRecord]:
-    """The files that the journal of a store names, if there is one. Raises ShoalError: it is damaged."""
+    """Lists the files that the journal of a store names, if there is one. Raises ShoalError: it is damaged."""
     entries, _ = read_journal(store / PROGRESS, WAY_OUT)
     return {Path(path): record for path, record in _records(store / PROGRESS, entries).items()}
 

@@ -18,7 +18,7 @@ TOO_DEEP = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def collect(file: Path, source: str, key: str = "algorithm.name") -> dict[str, str]:
-    """Texts of modules beside a file that it imports, and these, by dotted name; a package's ends in `.__init__`."""
+    """Collects modules beside a file that it imports, and these: texts by dotted name, a package's in `.__init__`."""
     texts: dict[str, str] = {}
     waiting = [("", source)]
     while waiting:
@@ -80,7 +80,7 @@ class LocalModules:
             del sys.modules[old]
 
     def run(self, file: str, source: str) -> ModuleType:
-        """The file's own module, its text run. Raises BaseException: whatever the text raises."""
+        """Runs the text of the file's own module. Raises BaseException: whatever the text raises."""
         module = self._module(self._name, file, "")
         exec(compile_text(source, file), module.__dict__)
         return module
@@ -126,7 +126,7 @@ class LocalModules:
         return modules[-1] if wanted else modules[0]
 
     def _load(self, dotted: str) -> ModuleType:
-        """A module of the texts, run once."""
+        """Loads a module of the texts, run once."""
         name = f"{self._name}.{dotted}"
         if name in sys.modules:
             return sys.modules[name]

@@ -20,7 +20,7 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def spec_of(cls: type | FunctionType, folder: Path) -> str:
-    """Name of a class, or of a function, in a config: `my_file.py:Name`.
+    """Names a class, or a function, for a config: `my_file.py:Name`.
 
     Of a class of a notebook, a file is written in `folder` with its text and all that it uses: imports, functions,
     classes, and plain values. Raises ShoalError: there is no text of it, or it uses what no text can hold.
@@ -47,7 +47,7 @@ class _Gathering:
         self._seen: set[str] = set()
 
     def of(self, name: str, value: Any) -> Iterator[str]:
-        """The texts that make a name what it is in the notebook."""
+        """Collects the texts that make a name what it is in the notebook."""
         self._seen.add(name)
         if isinstance(value, ModuleType):
             self._require_installed(value)
@@ -66,7 +66,7 @@ class _Gathering:
             yield text
 
     def _from(self, name: str, value: Any) -> str:
-        """The import of a class or function of an installed package."""
+        """Writes the import of a class or function of an installed package."""
         module = sys.modules.get(getattr(value, "__module__", None) or "")
         called = getattr(value, "__name__", "")
         if module is None or getattr(module, called, None) is not value:
@@ -96,7 +96,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _text_of(name: str, value: Any) -> str | None:
-    """The text of a class or function of a notebook, with its decorators, from the cell that defined it."""
+    """Finds the text of a class or function of a notebook, with decorators, in the cell that defined it."""
     functions = map(_inner, vars(value).values()) if isinstance(value, type) else [value]
     for function in functions:
         code = getattr(inspect.unwrap(function), "__code__", None)
@@ -116,7 +116,7 @@ def _text_of(name: str, value: Any) -> str | None:
 
 
 def _inner(value: Any) -> Any:
-    """The function below a property or a method that is no plain function."""
+    """Returns the function below a property or a method that is no plain function."""
     return getattr(value, "fget", None) or getattr(value, "__func__", value)
 
 

@@ -15,7 +15,7 @@ NO_TYPE = (PydanticSchemaGenerationError, PydanticUndefinedAnnotation)
 
 
 def field_values(cls: type, options: Mapping[str, Any], section: str, name: str, where: str) -> dict[str, Any]:
-    """The values of options as the types of the fields of a dataclass; `section` precedes an option in errors.
+    """Converts options to the types of the fields of a dataclass; `section` precedes an option in errors.
 
     Raises ShoalError: an option is unknown or of a wrong type, a default is, or a type cannot be found.
     """

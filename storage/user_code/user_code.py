@@ -54,11 +54,11 @@ class UserCode:
         return frozenset({self.file, *(str(Path(self.file).parent / path) for path in map(path_of, self.helpers))})
 
     def load(self) -> Any:
-        """The object of that name; the file runs once a process. Raises ShoalError: it fails, or has no such class."""
+        """Loads the object of that name; the file runs once a process. Raises ShoalError: it fails, or lacks it."""
         return _load(self.name, self.source, tuple(sorted(self.helpers.items())))
 
     def function(self, key: str, *arguments: str) -> Callable[..., Any]:
-        """The function of that name. Raises ShoalError: as `load`; it is none, or takes other arguments."""
+        """Loads the function of that name. Raises ShoalError: as `load`; it is none, or takes other arguments."""
         function, name, listed = self.load(), self.name.rpartition(":")[2], ", ".join(arguments)
         if not callable(function):
             raise self.fault(key, f"{name} is no function; write def {name}({listed})")
@@ -94,18 +94,18 @@ class UserCode:
             raise ShoalError(key, where, in_words(error), detail=detail) from error
 
     def fault(self, key: str, what: str) -> ShoalError:
-        """The error for a class that is or gives something wrong."""
+        """Makes the error for a class that is or gives something wrong."""
         return ShoalError(key, self.place, what)
 
 
 def path_of(module: str) -> Path:
-    """Path of a module below the folder of the file, from its dotted name as `collect` gives it."""
+    """Returns the path of a module below the folder of the file, from its dotted name as `collect` gives it."""
     path = Path(*module.split("."))
     return path.with_name(f"{path.name}.py")
 
 
 def read_user_code(key: str, name: str) -> UserCode:
-    """A user's file, and what it imports beside it, as hosts may not see them. Raises ShoalError: one is unreadable."""
+    """Reads a user's file, and what it imports beside it, for hosts that lack them. Raises ShoalError: unreadable."""
     file = name.rpartition(":")[0]
     try:
         source = read_text(file, LARGEST_SOURCE)
@@ -127,7 +127,7 @@ def _load(name: str, source: str, helpers: tuple[tuple[str, str], ...]) -> Any:
 
 
 def read_class(beside: LocalModules, file: str, source: str, name: str) -> Any:
-    """A class of a user's file, which is run. Raises ShoalError: it fails, with the line; or it has no such class."""
+    """Runs a user's file and returns a class. Raises ShoalError: it fails, with the line; or has no such class."""
     try:
         module = beside.run(file, source)
     except ReaderGone:
@@ -150,7 +150,7 @@ def read_class(beside: LocalModules, file: str, source: str, name: str) -> Any:
 
 
 def _place_of_failure(error: BaseException, file: str, helpers: frozenset[str]) -> str:
-    """The innermost line of the file, or of a helper beside it, that a failure of its import came through."""
+    """Finds the innermost line of the file, or a helper beside it, that a failure of its import came through."""
     files = helpers | {file}
     if isinstance(error, SyntaxError) and error.filename in files:
         return f"{error.filename}, line {error.lineno}" if error.lineno else str(error.filename)

@@ -53,7 +53,7 @@ def load_archive(name: str, options: DataSource) -> Graph:
 
 
 def linkx_path(name: str) -> Path:
-    """The published file of a graph, below the data root."""
+    """Returns the published file of a graph, below the data root."""
     return Path(name) / "raw" / "data.mat"
 
 
@@ -88,7 +88,7 @@ def _students(file: dict[str, np.ndarray]) -> dict[str, object]:
 
 
 def _one_hot(values: np.ndarray) -> sp.csr_array:
-    """A column for every value, in ascending order, float32 `[N, values]`."""
+    """Makes a column for every value, in ascending order, float32 `[N, values]`."""
     distinct, columns = np.unique(values, return_inverse=True)
     ones = np.ones(len(values), dtype=np.float32)
     return sp.csr_array((ones, columns, np.arange(len(values) + 1)), shape=(len(values), len(distinct)))

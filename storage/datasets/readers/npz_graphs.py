@@ -23,7 +23,7 @@ REDDIT = [Path("reddit/raw/reddit_data.npz"), Path("reddit/raw/reddit_graph.npz"
 
 
 def load_npz_graph(name: str, options: DataSource) -> Graph:
-    """A graph of goods bought together, or of authors who write together; no split of its own.
+    """Loads a graph of goods bought together, or of authors who write together; it has no split.
 
     x is 0/1 float32 SciPy CSR `[N, F]` and never dense (Physics would take 1.2 GB): like PyG's `read_npz` it
     keeps which words occur, not how often. Source: Shchur et al., "Pitfalls of Graph Neural Network
@@ -46,7 +46,7 @@ def load_npz_graph(name: str, options: DataSource) -> Graph:
 
 
 def load_reddit(name: str, options: DataSource) -> Graph:
-    """232965 posts joined by common commenters, 602 features, 41 classes, about 115 million entries; split by date.
+    """Loads 232965 posts joined by common commenters: 602 features, 41 classes, 115 million entries; split by date.
 
     x is float32 `[N, 602]`. Source: Hamilton, Ying and Leskovec, "Inductive Representation Learning on Large
     Graphs", NeurIPS 2017, as packed by DGL.

@@ -71,7 +71,7 @@ class Raw(NamedTuple):
 
 
 def load_ogb(name: str, options: DataSource) -> Graph:
-    """`ogbn-arxiv`, `ogbn-products` or `ogbn-papers100m`, from OGB's own layout below the data root.
+    """Loads `ogbn-arxiv`, `ogbn-products` or `ogbn-papers100m`, from OGB's own layout below the data root.
 
     Memory stays below `options.memory_limit`, the interpreter not counted; the first call writes the clean adjacency,
     features, labels and split to `ogb-derived/<name>`, and goes on there if it was killed. x is float32 or float16
@@ -106,12 +106,12 @@ def load_ogb(name: str, options: DataSource) -> Graph:
 
 
 def _twin_in_place(options: DataSource) -> dict[str, Any] | None:
-    """Identity of the twin whose files are in the folder of the original; None if they are the original's."""
+    """Returns the identity of the twin in the folder of the original; None if the files are the original's."""
     return synthetic_identity(data_root(options.root) / PUBLISHED[options.key].folder)
 
 
 def _feature_dtype(options: DataSource) -> str:
-    """Type of stored features: `float32` or `float16`."""
+    """Returns the type of stored features: `float32` or `float16`."""
     dtype = options.feature_dtype or PUBLISHED[options.key].feature_dtype
     if dtype not in ("float32", "float16"):
         raise ShoalError("data.options.feature_dtype", f"'{dtype}' must be float32 or float16")
@@ -119,7 +119,7 @@ def _feature_dtype(options: DataSource) -> str:
 
 
 def raw_files(known: Published) -> dict[str, Path]:
-    """Path below the data root of every published file, by what it holds."""
+    """Returns the path below the data root of every published file, by what it holds."""
     inside = {"data": "raw/data.npz", "node-label": "raw/node-label.npz"}
     if not known.binary:
         inside = {part: f"raw/{part}.csv.gz" for part in CSV}
@@ -128,7 +128,7 @@ def raw_files(known: Published) -> dict[str, Path]:
 
 
 def _files(options: DataSource, known: Published, identity: dict[str, Any] | None) -> dict[str, Path]:
-    """Files by what they hold; all are there."""
+    """Returns files by what they hold; all are there."""
     root, address = data_root(options.root), f"{URL}/{known.archive}"
     if not known.binary and identity is None:
         fetch_published(options, list(raw_files(known).values()), lambda file: address, nested=True)
@@ -198,7 +198,7 @@ def _open_npz(files: dict[str, Path], block_bytes: int) -> Raw:
 
 
 def _checked_features(raw: Raw, dtype: np.dtype, first: int) -> Iterator[np.ndarray]:
-    """Features as they are kept."""
+    """Yields features as they are kept."""
     for block in raw.feature_rows(first):
         # A value too large for float16 becomes infinity, and is refused below.
         with np.errstate(over="ignore"):
@@ -212,7 +212,7 @@ def _checked_features(raw: Raw, dtype: np.dtype, first: int) -> Iterator[np.ndar
 
 
 def _checked_labels(raw: Raw, classes: int, first: int) -> Iterator[np.ndarray]:
-    """Labels as they are kept: -1 where there is none."""
+    """Yields labels as they are kept: -1 where there is none."""
     for block in raw.label_rows(first):
         labelled = ~np.isnan(block)
         label = np.where(labelled, block, -1).astype(np.int64)
@@ -249,7 +249,7 @@ def _write_split(path: Path, nodes: int, files: dict[int, Path], block_bytes: in
 
 
 def _content(options: DataSource) -> dict[str, Any]:
-    """Type of stored features, and the twin whose files are in the folder of the original."""
+    """Describes the type of stored features, and the twin whose files are in the folder of the original."""
     twin = _twin_in_place(options)
     return {"feature_dtype": _feature_dtype(options)} | ({} if twin is None else {"synthetic": twin})
 

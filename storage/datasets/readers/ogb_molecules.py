@@ -46,7 +46,7 @@ ATOM_FEATURES = {
 
 
 def paths(name: str) -> list[Path]:
-    """The published files that are read of a dataset, below the data root."""
+    """Lists the published files that are read of a dataset, below the data root."""
     folder = Path(name.replace("-", "_"))
     raw = [folder / "raw" / f"{part}.csv.gz" for part in RAW]
     return raw + [folder / "split/scaffold" / f"{part}.csv.gz" for part in SPLIT.values()]
@@ -82,7 +82,7 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
 
 
 def _table(path: Path, dtype: type, columns: int, what: str) -> np.ndarray:
-    """All rows of a file, `[lines, columns]`."""
+    """Reads all rows of a file, `[lines, columns]`."""
     fields = column_count(path, AGAIN)
     if fields != columns:
         raise ShoalError(path, f"a line must have {columns} fields, {what}, found {fields}; {AGAIN}")
@@ -90,7 +90,7 @@ def _table(path: Path, dtype: type, columns: int, what: str) -> np.ndarray:
 
 
 def _labels(path: Path) -> np.ndarray:
-    """Label of every graph, int64 `[G]`."""
+    """Reads the label of every graph, int64 `[G]`."""
     label = _table(path, np.float64, 1, "the label of a graph")[:, 0]
     wrong = ~np.isin(label, range(CLASSES))
     if wrong.any():
@@ -101,7 +101,7 @@ def _labels(path: Path) -> np.ndarray:
 
 
 def _counts(path: Path, least: int, graphs: int, rows: int, of: str) -> np.ndarray:
-    """Rows of another file that every graph has, int64 `[G]`."""
+    """Reads how many rows of another file every graph has, int64 `[G]`."""
     count = _table(path, np.int64, 1, "how many a graph has")[:, 0]
     if len(count) != graphs:
         raise ShoalError(path, f"{len(count)} rows, and {LABELS}.csv.gz has {graphs}; {AGAIN}")
@@ -115,7 +115,7 @@ def _counts(path: Path, least: int, graphs: int, rows: int, of: str) -> np.ndarr
 
 
 def _joined_ends(pairs: np.ndarray, graph: np.ndarray, sizes: np.ndarray, path: Path) -> np.ndarray:
-    """Ends of bonds `[E, 2]`, counted from the first atom of all; published they count from the first of the graph."""
+    """Numbers ends of bonds `[E, 2]` from the first atom of all; published they count from that of the graph."""
     outside = ((pairs < 0) | (pairs >= sizes[graph][:, None])).any(1)
     if outside.any():
         row = int(outside.argmax())
@@ -126,7 +126,7 @@ def _joined_ends(pairs: np.ndarray, graph: np.ndarray, sizes: np.ndarray, path: 
 
 
 def _one_hot(atoms: np.ndarray, path: Path) -> sp.csr_array:
-    """A one for every feature of every atom, float32 `[N, 174]`."""
+    """Makes a one for every feature of every atom, float32 `[N, 174]`."""
     widths = np.array(list(ATOM_FEATURES.values()))
     outside = (atoms < 0) | (atoms >= widths)
     if outside.any():
@@ -140,7 +140,7 @@ def _one_hot(atoms: np.ndarray, path: Path) -> sp.csr_array:
 
 
 def _codes(files: dict[int, Path], graphs: int) -> np.ndarray:
-    """The part of every graph, int8 `[G]`."""
+    """Reads the part of every graph, int8 `[G]`."""
     code = np.full(graphs, UNASSIGNED, dtype=np.int8)
     for part, file in files.items():
         numbers = _table(file, np.int64, 1, "the number of a graph")[:, 0]

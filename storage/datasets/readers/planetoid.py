@@ -46,12 +46,12 @@ SHA256 = {
 
 
 def paths(name: str) -> list[Path]:
-    """The published files of a graph, below the data root."""
+    """Lists the published files of a graph, below the data root."""
     return [Path("planetoid") / FOLDERS[name] / "raw" / f"ind.{name}.{part}" for part in PARTS]
 
 
 def load_planetoid(name: str, options: DataSource) -> Graph:
-    """A citation graph: words of papers (x, CSR if sparse), field of a paper (y), who cites whom (edges).
+    """Loads a citation graph: words of papers (x, CSR if sparse), field of a paper (y), who cites whom (edges).
 
     PyG's reader parses `<data root>/planetoid/<name>/raw`; it drops loops and duplicates itself, so
     `cleaning` counts what was left to do. These files are pickles, and only the published ones are opened, by

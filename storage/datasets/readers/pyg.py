@@ -68,7 +68,7 @@ def _open(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None = 
 
 
 def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
-    """The graph of a dataset of PyG: of its one `Data`, or of many small ones; of several splits the first."""
+    """Makes the graph of a dataset of PyG, of its one `Data` or of many small ones; of several splits the first."""
     import torch
     from torch_geometric.data import Data
 
@@ -96,7 +96,7 @@ def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
 
 
 def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
-    """The class that `pyg:CLASS/NAME` names, and its arguments."""
+    """Finds the class that `pyg:CLASS/NAME` names, and its arguments."""
     import torch_geometric.datasets as known
 
     match = PYG_NAME.fullmatch(options.dataset)
@@ -123,7 +123,7 @@ def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
 
 
 def load_pyg(name: str, options: DataSource) -> Graph:
-    """A dataset class of `torch_geometric.datasets`, over raw files that are there.
+    """Loads a dataset class of `torch_geometric.datasets`, over raw files that are there.
 
     `data.options` are keyword arguments of its constructor; `root` is a folder below the data root, by default the
     name of the class in lower case. Its graphs have one kind of nodes and one class each.
@@ -145,7 +145,7 @@ def load_pyg(name: str, options: DataSource) -> Graph:
 
 
 def _raw_files(options: DataSource) -> list[Path]:
-    """The raw files of a class of PyG, as paths below the data root."""
+    """Lists the raw files of a class of PyG, as paths below the data root."""
     cls, arguments = _constructor(options)
     # Loading it reports other faults.
     with suppress(Exception):
@@ -177,7 +177,7 @@ class _Published:
     compacted: bool = False
 
     def load(self, name: str, options: DataSource) -> Graph:
-        """The graph; of several published splits the first."""
+        """Loads the graph; of several published splits the first."""
         import torch_geometric.datasets as known
 
         cls = getattr(known, self.title)
@@ -228,7 +228,7 @@ GEOM_GCN = {"cornell": "cornell", "texas": "texas", "wisconsin": "wisconsin", "a
 
 
 def _of_geom_gcn(name: str, word: str) -> _Published:
-    """One of four graphs; PyG reads all of ten splits, here the first is enough."""
+    """Describes one of four graphs; PyG reads all of ten splits, here the first is enough."""
 
     def url(cls: Any, file: str) -> str:
         return f"{cls.url}/splits/{file}" if file.endswith(".npz") else f"{cls.url}/new_data/{word}/{file}"

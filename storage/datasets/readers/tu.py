@@ -22,7 +22,7 @@ OF_A_BYTE = 6
 
 
 def read_dgcnn_text(path: Path, member: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Edges int64 `[2, E]`, the graph of every node int64 `[N]`, and the label of every graph int64 `[G]`.
+    """Reads edges int64 `[2, E]`, the graph of every node int64 `[N]`, and the label of every graph int64 `[G]`.
 
     The text is numbers: how many graphs; of each how many nodes, and its label; of each node a tag, which is left, how
     many neighbours, and these, counted from 0 in their graph. Source: Zhang et al., "An End-to-End Deep Learning
@@ -76,7 +76,7 @@ MOST_LABELS = 1 << 16
 
 
 def paths(options: DataSource) -> list[Path]:
-    """The published files of a dataset, below the data root; the text of DGCNN's authors where only that is there."""
+    """Lists the published files of a dataset below the data root; the text of DGCNN's authors if only that is there."""
     name, root = options.key, data_root(options.root)
     theirs = NAMES[name]
     folder = Path("tu") / theirs / "raw"
@@ -86,20 +86,20 @@ def paths(options: DataSource) -> list[Path]:
 
 
 def _option(name: str) -> str | None:
-    """The option that changes a dataset, if there is one."""
+    """Names the option that changes a dataset, if there is one."""
     if name not in OF_NODES:
         return "degree_cap"
     return "node_attributes" if len(OF_NODES[name]) > 1 else None
 
 
 def _content(options: DataSource) -> dict[str, Any]:
-    """The option that changes a dataset, where it is set."""
+    """Returns the option that changes a dataset, where it is set."""
     option = _option(options.key)
     return {option: getattr(options, option)} if option and getattr(options, option) else {}
 
 
 def load_tu(name: str, options: DataSource) -> Graph:
-    """Graphs with one label each: molecules (nci1), proteins, circles of actors (imdb-binary) and of authors (collab).
+    """Loads graphs with one label each: molecules (nci1), proteins, circles of actors (imdb-binary), authors (collab).
 
     x are the labels of nodes, one-hot, as in PyG's TUDataset, and before them with `options.node_attributes` their
     measured attributes; where nodes have neither, their degrees, one-hot. Columns have names, by which datasets are
@@ -127,7 +127,7 @@ def load_tu(name: str, options: DataSource) -> Graph:
 def _graph(
     name: str, options: DataSource, arrays: dict[str, Any], of_nodes: dict[str, np.ndarray], where: dict[str, str]
 ) -> Graph:
-    """The clean graph: with what is known of nodes, or, where there is nothing, with their degrees up to a cap."""
+    """Makes the clean graph: with what is known of nodes, or, where that is nothing, their degrees up to a cap."""
     for part, rows in of_nodes.items():
         if len(rows) != len(arrays["graph"]):
             raise ShoalError(where[part], f"{len(rows)} rows for {len(arrays['graph'])} nodes; {AGAIN}")
@@ -152,7 +152,7 @@ def _graph(
 
 
 def _one_hot(labels: np.ndarray, what: str) -> tuple[sp.csr_array, list[str]]:
-    """Every column of labels `[N, L]` one-hot from its lowest to its highest, and names of columns."""
+    """Makes every column of labels `[N, L]` one-hot from its lowest to its highest, and names the columns."""
     blocks, names = [], []
     for number, column in enumerate(labels.T):
         low, high = int(column.min()), int(column.max())
@@ -164,13 +164,13 @@ def _one_hot(labels: np.ndarray, what: str) -> tuple[sp.csr_array, list[str]]:
 
 
 def _ones(column: np.ndarray, width: int) -> sp.csr_array:
-    """A one in the given column of every row, float32 `[N, width]`."""
+    """Puts a one into the given column of every row, float32 `[N, width]`."""
     rows = len(column)
     return sp.csr_array((np.ones(rows, np.float32), column, np.arange(rows + 1)), shape=(rows, width))
 
 
 def _columns(path: str, whole: bool) -> np.ndarray:
-    """Numbers, one row a line, separated by commas: int64 `[lines, columns]`, or, where not `whole`, float32."""
+    """Reads numbers, a row a line, separated by commas: int64 `[lines, columns]`, or, where not `whole`, float32."""
     table = arrow_csv.read_csv(path, arrow_csv.ReadOptions(autogenerate_column_names=True))
     numbers = np.stack([column.to_numpy() for column in table.columns], axis=1)
     if numbers.dtype.kind not in ("i" if whole else "if"):

@@ -29,7 +29,7 @@ LABELS = {"False": 0, "True": 1}
 
 
 def paths(name: str) -> list[Path]:
-    """The published files of a graph, below the data root: edges, features, labels."""
+    """Lists the published files of a graph, below the data root: edges, features, labels."""
     code = CODES[name]
     return [Path("musae/twitch") / code / f"{code}_{part}" for part in ("edges.csv", "features.json", "target.csv")]
 
@@ -60,7 +60,7 @@ def load_twitch(name: str, options: DataSource) -> Graph:
 
 
 def _labels(path: Path) -> np.ndarray:
-    """Label of every node, by `new_id`; an id that is there twice must have the same both times."""
+    """Reads the label of every node, by `new_id`; an id that is there twice must have the same both times."""
     label_of: dict[int, int] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):

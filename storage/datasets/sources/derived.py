@@ -43,7 +43,7 @@ def open_derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def identity_digest(identity: Mapping[str, Any]) -> str:
-    """8 hexadecimal digits over an identity, for the name of a folder."""
+    """Computes 8 hexadecimal digits over an identity, for the name of a folder."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -84,7 +84,7 @@ def mark_synthetic(folder: Path, identity: Mapping[str, Any]) -> None:
 
 
 def synthetic_identity(folder: Path) -> dict[str, Any] | None:
-    """Content of the note, or None if there is none; a ShoalError says that it cannot be read."""
+    """Reads the note, or gives None if there is none; raises a ShoalError if it cannot be read."""
     note = folder / SYNTHETIC
     if not note.exists():
         return None

@@ -85,7 +85,7 @@ def _copy(source: Any, path: Path) -> Iterator[Path]:
 
 
 def _open(url: str) -> Any:
-    """`urlopen` with a bound on all of it: a socket's timeout leaves out the look-up of the host's name."""
+    """Calls `urlopen` with a bound on all of it: a socket's timeout leaves out the look-up of the host's name."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def ask() -> None:

@@ -149,17 +149,17 @@ class DatasetSpec:
     weighted: bool = False
 
     def published_files(self, options: DataSource) -> Sequence[Path]:
-        """The published files that these options read, as paths below the data root."""
+        """Lists the published files that these options read, as paths below the data root."""
         return self.files(options) if callable(self.files) else self.files
 
 
 def data_root(root: str | None) -> Path:
-    """Absolute folder of published files: `root`, else the variable SHOAL_DATA, else `~/.cache/shoal`."""
+    """Returns the absolute folder of published files: `root`, else SHOAL_DATA, else `~/.cache/shoal`."""
     return Path(root or os.environ.get("SHOAL_DATA") or "~/.cache/shoal").expanduser().resolve()
 
 
 def derived_root(options: DataSource) -> Path:
-    """Absolute folder below which arrays made from published files or drawn at random are kept."""
+    """Returns the absolute folder below which arrays made from published files or drawn at random are kept."""
     return Path(options.scratch).expanduser().resolve() if options.scratch else data_root(options.root)
 
 

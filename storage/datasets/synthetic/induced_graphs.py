@@ -109,7 +109,7 @@ def _require(options: DataSource) -> None:
 
 
 def _centres(base: Graph, level: Level, label: int, options: DataSource) -> tuple[list[np.ndarray], np.ndarray]:
-    """The nodes that every small graph of a class is around, and its part, int8."""
+    """Draws the nodes that every small graph of a class is around, and its part, int8."""
     rng = np.random.default_rng([options.seed, label, list(HOPS).index(level)])
     members = rng.permutation(np.flatnonzero(base.y == label))
     samples = options.samples
@@ -124,7 +124,7 @@ def _centres(base: Graph, level: Level, label: int, options: DataSource) -> tupl
 
 
 def _groups(members: np.ndarray, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """`count` groups, which may overlap; none without members."""
+    """Draws `count` groups, which may overlap; none without members."""
     for _ in range(count if len(members) else 0):
         yield rng.choice(members, min(int(rng.integers(GROUP[0], GROUP[1] + 1)), len(members)), replace=False)
 
@@ -137,7 +137,7 @@ def _split(train: int, test: int, shots: int | None) -> np.ndarray:
 
 
 def _edges_within(base: Graph, label: int) -> np.ndarray:
-    """Edges between nodes of a class, each once, `[E, 2]`."""
+    """Lists edges between nodes of a class, each once, `[E, 2]`."""
     of_class = base.y == label
     starts = np.flatnonzero(of_class)
     degree = np.diff(base.indptr)[starts]
@@ -159,7 +159,7 @@ class _Cutter:
         self._by_class = [np.flatnonzero(base.y == label) for label in range(base.classes)]
 
     def cut(self, centres: np.ndarray, label: int, number: int) -> tuple[np.ndarray, Any]:
-        """The nodes of a graph, ascending, and its adjacency, SciPy CSR."""
+        """Cuts out the nodes of a graph, ascending, and its adjacency, SciPy CSR."""
         options, base = self._options, self._base
         nodes = self._reach(centres)
         count = len(nodes)

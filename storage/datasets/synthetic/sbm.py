@@ -26,7 +26,7 @@ Rule = tuple[str, bool, str]
 
 
 def load_sbm(name: str, options: DataSource) -> Graph:
-    """A stochastic block model with Gaussian features, the same for the same options.
+    """Draws a stochastic block model with Gaussian features, the same for the same options.
 
     Communities (`blocks`) have sizes around `rank ** -0.5` and the class `rank % classes`. Of
     `nodes * degree / 2` distinct edges a share of `homophily` joins two nodes of one community, the rest
@@ -67,7 +67,7 @@ def load_sbm(name: str, options: DataSource) -> Graph:
 
 
 def strengths(options: DataSource) -> tuple[float, float]:
-    """Homophily and signal, as given or by default."""
+    """Returns homophily and signal, as given or by default."""
     return (
         HOMOPHILY if options.homophily is None else options.homophily,
         SIGNAL if options.signal is None else options.signal,
@@ -75,7 +75,7 @@ def strengths(options: DataSource) -> tuple[float, float]:
 
 
 def _distinct(draw: Callable[[int], tuple[np.ndarray, np.ndarray]], wanted: int, nodes: int) -> np.ndarray:
-    """Up to `wanted` undirected edges without loops, int64 keys `smaller * nodes + larger`, ascending."""
+    """Draws up to `wanted` undirected edges without loops, int64 keys `smaller * nodes + larger`, ascending."""
     keys = np.empty(0, dtype=np.int64)
     for _ in range(MAX_DRAWS):
         if len(keys) == wanted:
@@ -87,7 +87,7 @@ def _distinct(draw: Callable[[int], tuple[np.ndarray, np.ndarray]], wanted: int,
 
 
 def _class_features(y: np.ndarray, options: DataSource, rng: np.random.Generator) -> np.ndarray:
-    """`signal * centre[y] + N(0, 1)`, float32 `[N, F]`, with class centres of norm 1."""
+    """Draws `signal * centre[y] + N(0, 1)`, float32 `[N, F]`, with class centres of norm 1."""
     centres = rng.standard_normal((options.classes, options.features))
     centres *= strengths(options)[1] / np.linalg.norm(centres, axis=1, keepdims=True)
     x = rng.standard_normal((len(y), options.features), dtype=np.float32)
@@ -96,7 +96,7 @@ def _class_features(y: np.ndarray, options: DataSource, rng: np.random.Generator
 
 
 def load_sbm_graphs(name: str, options: DataSource) -> Graph:
-    """Stochastic block models with one label each, the same for the same options.
+    """Draws stochastic block models with one label each, the same for the same options.
 
     `nodes` are shared among `graphs` by shares of a gamma distribution of shape 2, at least one each. A graph of class
     c has c + 1 communities of equal size; an edge between two nodes is drawn independently, so that a node has

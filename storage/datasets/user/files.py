@@ -32,7 +32,7 @@ ADVICE = "write it again with numpy.save or numpy.savez, without objects"
 
 
 def load_files(name: str, options: DataSource) -> Graph:
-    """The graph at `options.path`.
+    """Loads the graph at `options.path`.
 
     An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]`
     (what `coded_labels` takes) and optionally `edge_weight [E]` (positive numbers), `split [N]` (0 none, 1 train, 2
@@ -119,7 +119,7 @@ def keep_graph(graph: Graph, folder: Path) -> Path:
 
 
 def graph_at(path: str | None) -> Path:
-    """Absolute path of the user's file or folder; a ShoalError says that `data.path` is not set."""
+    """Returns the absolute path of the user's file or folder; raises a ShoalError if `data.path` is not set."""
     if not path:
         raise ShoalError("data.path", "not set; dataset 'files' needs an .npz file or a folder of .npy files")
     return Path(path).expanduser().resolve()
@@ -134,7 +134,7 @@ def is_gone(path: Path) -> bool:
 
 
 def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[str, Path]:
-    """File of every array, by the array's name; those of an .npz file are all in the file itself, of tables in two.
+    """Finds the file of every array, by its name; all arrays of an .npz are in one file, those of tables in two.
 
     A ShoalError says that one is missing, but for features that are made and `labels` that are not read, or there
     twice.
@@ -173,7 +173,7 @@ def _required_arrays(features_made: bool, labels: bool) -> tuple[str, ...]:
 
 
 def _nodes(arrays: dict[str, Any], where: dict[str, str]) -> int:
-    """Number of nodes of a graph without features."""
+    """Counts the nodes of a graph without features."""
     items = arrays.get("graph", arrays.get("y"))
     if items is not None:
         return len(items) if items.ndim else 0
@@ -182,7 +182,7 @@ def _nodes(arrays: dict[str, Any], where: dict[str, str]) -> int:
 
 
 def contents(path: Path, features_made: bool = False, labels: bool = True) -> dict[str, str]:
-    """Digest of every file that would be read, by its name in a folder; wherever they lie, they are the same graph."""
+    """Digests every file that would be read, by its name in a folder; equal files are equal graphs anywhere."""
     if not path.is_dir():
         digests = {"npz": input_digest(parts(path)["x"])}
         with reading(path, ADVICE), open_npz(path) as npz:
@@ -238,7 +238,7 @@ def _require_no_other_array(path: Path, names: Collection[str], warns: bool = Fa
 
 
 def _require_no_other_file(folder: Path, files: dict[str, Path], beside: Collection[str], warns: bool = False) -> None:
-    """The same of arrays and tables in a folder: beside tables no array is read."""
+    """Refuses arrays and tables in a folder in the same way: beside tables no array is read."""
     others = [file for file in sorted(folder.iterdir()) if file.suffix in (".npy", ".npz", ".csv", ".tsv", ".parquet")]
     expected = {*files.values(), *(Path(file).expanduser().resolve() for file in beside)}
     places_of = {file.stem: str(file) for file in others if file not in expected}

@@ -70,7 +70,7 @@ class Rows(NamedTuple):
 
 
 def table_of(folder: Path, name: str) -> Path | None:
-    """The table `name` in a folder, a file or a folder of parts; None: there is none. A ShoalError: two, or unread."""
+    """Finds the table `name` in a folder, a file or a folder of parts, or None. Raises ShoalError: two, or unread."""
     tables = [path for kind in KINDS if (path := folder / f"{name}{kind}").exists()]
     if len(tables) > 1:
         raise ShoalError(tables[0], f"there is also {tables[1].name}; keep one of the two")
@@ -81,7 +81,7 @@ def table_of(folder: Path, name: str) -> Path | None:
 
 
 def parts_of(table: Path) -> list[Path]:
-    """The files of a table, one or its parts in the order of their names; empty, hidden and `_` ones are no parts."""
+    """Lists the files of a table, one or its parts in the order of names; empty, hidden and `_` ones are no parts."""
     if not table.is_dir():
         return [table]
     if log := next((name for name in VERSIONED if (table / name).exists()), None):
@@ -97,7 +97,7 @@ def parts_of(table: Path) -> list[Path]:
 
 
 def open_table(table: Path, known: Sequence[str]) -> tuple[list[str], Iterator[Rows]]:
-    """The columns of a table, each once, and its rows; of CSV all are texts, of which an empty one is null.
+    """Opens the columns of a table, each once, and its rows; of CSV all are texts, of which an empty one is null.
 
     Names are without spaces around them, and those of `known` in lower case. Raises ShoalError: a file has no header,
     a name is there twice, or parts have different columns.
@@ -128,7 +128,7 @@ def open_table(table: Path, known: Sequence[str]) -> tuple[list[str], Iterator[R
 
 
 def numbers(rows: Rows, name: str, what: str) -> np.ndarray:
-    """A column as numbers, float32 `[n, width]`; it is `what`, and lists of one length are as many columns.
+    """Reads a column as numbers, float32 `[n, width]`; it is `what`, and lists of one length are as many columns.
 
     Raises ShoalError: a value is missing, not finite or no number, or lists are of different lengths; names the column
     and the row.
@@ -203,7 +203,7 @@ def _parquet_names(part: Path) -> list[str]:
 
 
 def _header(part: Path, known: Sequence[str]) -> tuple[list[str], str]:
-    """The names in a CSV file's header, as they are written, and what separates them: a comma, if none is `known`."""
+    """Reads the names in a CSV file's header, as they are written, and the separator: a comma, if none is `known`."""
     with reading(part, ADVICE):
         # It is decompressed as the file's name says.
         with io.BufferedReader(pa.input_stream(str(part))) as lines:
@@ -235,7 +235,7 @@ def _next(part: Path, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | Non
 
 
 def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[str, Any]:
-    """The arrays of a graph, by the names of `graph_from_arrays`; without `nodes` these are the ends of edges.
+    """Reads the arrays of a graph, by the names of `graph_from_arrays`; without `nodes`, from the ends of edges.
 
     `edges` has the columns `source` and `target`, an edge a row, one way or both ways, named by ids, and optionally
     `weight`, a number. `nodes` has `id` (integers or texts, each once), `label` (see `coded_labels`; may be missing
@@ -319,14 +319,14 @@ def _require_row_numbers(rows: Rows, name: str) -> None:
 
 
 def _texts(column: pa.Array) -> pa.Array:
-    """Whole numbers, without a point, names or categories as texts, and NaN as nothing; else a ValueError."""
+    """Converts whole numbers without a point, names or categories to texts, and NaN to nothing; else a ValueError."""
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column).cast(pa.int64())
     return column.cast(pa.large_string())
 
 
 def _of_one_type(given: Sequence[tuple[Path, pa.Array]]) -> pa.ChunkedArray:
-    """Labels of all parts as one file with the same rows would have them; `given` are the file of each and its rows.
+    """Joins the labels of all parts as one file of these rows would have them; `given` are files and their rows.
 
     Writers of parts give each the type of the rows that they saw: none where all are empty, text where one is a text.
     Raises ShoalError: a type is neither of numbers nor of texts, and others have another; names the part and both.
@@ -351,7 +351,7 @@ def _of_one_type(given: Sequence[tuple[Path, pa.Array]]) -> pa.ChunkedArray:
 
 
 def _ends(path: Path) -> pa.Array:
-    """Ids of the nodes that edges join: whole numbers by their size, else texts by their letters."""
+    """Lists ids of the nodes that edges join: whole numbers by their size, else texts by their letters."""
     columns, parts = open_table(path, (*ENDS, WEIGHT))
     _require_columns(path, columns, ENDS)
     columns_of_ids = []
@@ -367,7 +367,7 @@ def _ends(path: Path) -> pa.Array:
 
 
 def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
-    """Rows of the nodes that edges join, `edge_index` int32 `[2, E]`, and if there are `edge_weight` float32 `[E]`."""
+    """Numbers the nodes that edges join, `edge_index` int32 `[2, E]`, and reads `edge_weight` float32 `[E]`, if any."""
     columns, parts = open_table(path, (*ENDS, WEIGHT))
     _require_columns(path, columns, ENDS)
     for name in columns:
@@ -399,7 +399,7 @@ def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
 
 
 def _parts(path: Path, texts: pa.Array) -> np.ndarray:
-    """Part of every node, int8 `[N]`."""
+    """Reads the part of every node, int8 `[N]`."""
     words = pc.dictionary_encode(texts.fill_null(""))
     codes = []
     for word in words.dictionary.to_pylist():

@@ -55,7 +55,7 @@ class Dataset(ABC):
 
 
 def load_user_dataset(name: str, options: DataSource) -> Graph:
-    """The graph of the user's own class, `my_file.py:Name`; a ShoalError names the line, or the array and the row."""
+    """Loads the graph of the user's class, `my_file.py:Name`; a ShoalError names the line, or the array and the row."""
     code = read_user_code(KEY, name)
     made = _make(code, options)
     with code.at_work(KEY):
@@ -108,7 +108,7 @@ def _make(code: UserCode, options: DataSource) -> Dataset:
 
 
 def checked_options(options: Mapping[str, Any], known: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Values of `data.options`, each as the type that `known` has for its key; others are refused."""
+    """Converts `data.options` to the types that `known` has for the keys; refuses others."""
     values = {}
     for key, value in options.items():
         if key not in known:
