@@ -85,7 +85,7 @@ class Algorithm:
         return {MODEL: None}
 
     def norms(self) -> Mapping[str, float | None]:
-        """What clients can hide by noise on their uploads (`privacy.where: client`), beside means: largest l2 norms.
+        """Returns the largest l2 norm of each entry, beside means, that clients can hide (`privacy.where: client`).
 
         By entry, whatever the data: None of a change from what the client received, which the config's clip bounds. Of
         norm 0 is a weight that the method can do without: each client sends ones. Other entries are refused, and so are

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.storage.errors import ShoalError as ShoalError
 from shoal.storage.files.places import give_places
 
-# Before numba is imported, which then looks for its folder; a command that has none says so.
+# This runs before numba is imported and looks for its folder; a command that has no folder says so.
 with suppress(ShoalError):
     give_places()
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from shoal.studies import sweep as sweep
     from shoal.studies import table as table
 
-# Where each name comes from: none of these modules is loaded before its name is used, for torch takes seconds.
+# Modules that define each name. None is loaded before its name is used, because torch takes seconds.
 PLACES = {
     "Algorithm": "shoal.algorithms.base",
     "Ask": "shoal.algorithms.protocol",

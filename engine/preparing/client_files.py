@@ -12,7 +12,7 @@ import pyarrow as pa
 from shoal.engine.config.sections import DataConfig
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import weights_among
-from shoal.storage.graph.gather import gathered
+from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.layout import Layout, stored_bytes
@@ -70,7 +70,7 @@ def write_shards(source: ShardSource, packs: Sequence[range]) -> Iterator[FileRe
     """Writes the shards of some packs; yields each as it is done."""
     clients = [client for pack in packs for client in pack]
     shape = source.data.dtype, source.memory, source.layout
-    parts = gathered(source.graph, source.assignment, source.kept, clients, *shape)
+    parts = gather_features(source.graph, source.assignment, source.kept, clients, *shape)
     columns = starmap(partial(_shard_columns, source), parts)
     for pack in packs:
         yield write_pack(source.path / shard_path(pack), "shard", islice(columns, len(pack)))

@@ -41,4 +41,4 @@ def sent(array: np.ndarray) -> Extent | np.ndarray:
 
 def received(values: Extent | np.ndarray) -> np.ndarray:
     """The memory map of another process, in this one."""
-    return values.mapped() if isinstance(values, Extent) else values
+    return values.open_map() if isinstance(values, Extent) else values

@@ -18,7 +18,7 @@ from shoal.engine.runs.export import Reopened, reopen
 from shoal.storage.datasets.features.features import check_finite, made_features, row_normalized
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import weights_among
-from shoal.storage.graph.gather import gathered
+from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import kept_entries
 from shoal.storage.options.propagation import PropagationOptions
@@ -102,7 +102,7 @@ def _view_of(graph: Graph, client: int, config: Config, opened: Reopened, folder
     everybody = np.zeros(graph.nodes, dtype=np.int32)
     kept = kept_entries(graph.indptr, graph.indices, everybody)
     limit, layout = config.memory_limit(), opened.store.manifest.layout
-    ((_, part, x),) = gathered(graph, everybody, kept, [0], config.data.dtype, limit, layout)
+    ((_, part, x),) = gather_features(graph, everybody, kept, [0], config.data.dtype, limit, layout)
     weight = None
     if graph.edge_weight is not None:
         weight = weights_among(part, graph.indptr, graph.indices, graph.edge_weight)

@@ -86,7 +86,7 @@ class Seat:
             self._folder.delete(self._name)
 
     def _drivers(self) -> dict[str, float]:
-        infos = self._folder.listed(DRIVERS).items()
+        infos = self._folder.list_files(DRIVERS).items()
         files = {name: info for name, info in infos if info.size is not None}
         return {
             name: info.mtime.timestamp()

@@ -131,7 +131,7 @@ def _find(address: str) -> Kept:
 
 def _remove(folder: Folder, kind: str) -> None:
     written = re.compile(f"({'|'.join(THERE[kind])})({OF_UNFINISHED})?")
-    names = [name for name, info in folder.listed(everything=True).items() if info.size is not None]
+    names = [name for name, info in folder.list_files(everything=True).items() if info.size is not None]
     own = [name for name in names if written.fullmatch(name) and not name.startswith(f"{DRIVERS}/")]
     # What makes it a run or a store comes last: what an interruption leaves can be removed again.
     own.sort(key=lambda name: name.endswith(MARKS[kind]))
@@ -168,5 +168,5 @@ def _store(address: str) -> RemoteStore:
 
 
 def _change(address: str) -> tuple[int, float]:
-    infos = [info for info in Folder(address).listed(everything=True).values() if info.size is not None]
+    infos = [info for info in Folder(address).list_files(everything=True).values() if info.size is not None]
     return sum(info.size for info in infos), max(info.mtime.timestamp() for info in infos)

@@ -163,7 +163,7 @@ def test_a_killed_run_goes_on_elsewhere_and_is_read_from_anywhere(
         assert done.exception is None, done.exception
         assert says in done.output
     folder = Folder(config.run.root)
-    assert folder.listed(address.partition("?")[0].rpartition("/")[2], everything=True) == {}
+    assert folder.list_files(address.partition("?")[0].rpartition("/")[2], everything=True) == {}
     # Nothing here is left of it, that would be sent again.
     assert not list((tmp_path / "cache").glob("*/*/small-*"))
 
@@ -273,7 +273,7 @@ def test_one_driver_writes_a_run(config_of: Make, tmp_path: Path, monkeypatch: p
     save = Driver._save
 
     def taken_over(driver: Driver) -> None:
-        for name in folder.listed(DRIVERS):
+        for name in folder.list_files(DRIVERS):
             folder.delete(name)
         save(driver)
 
@@ -292,7 +292,7 @@ def test_a_driver_that_shows_itself_as_another_comes_is_no_latecomer(
     with monkeypatch.context() as patch:
         patch.setattr(remote_run, "_machine", lambda: "another-0123abcd")
         other = Seat(folder)
-    (there,) = folder.listed(DRIVERS)
+    (there,) = folder.list_files(DRIVERS)
 
     def and_the_other(self: Folder, name: str, content: bytes) -> None:
         put(self, name, content)
