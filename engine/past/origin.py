@@ -1,4 +1,4 @@
-"""Which run trained a round: the first rounds of a fork are those of its parent, by the config of that."""
+"""Finds the run that trained a round: a fork shares its first rounds with its parent, which has another config."""
 
 from pathlib import Path
 from typing import Any
