@@ -41,7 +41,7 @@ from shoal.engine.simulation.schedule import (
 )
 from shoal.engine.simulation.work import ClientWork, work_of
 from shoal.engine.studies.figure_data import Curve, Line, curve_of, score_in
-from shoal.engine.studies.groups import grouped
+from shoal.engine.studies.groups import group_runs
 from shoal.engine.studies.means import by_one_mean
 from shoal.engine.studies.plain_names import MODELS, PlainNames
 from shoal.engine.studies.sweep_folder import rows_of
@@ -162,7 +162,7 @@ class ClockedRun:
     def until(self, read: Callable[[Line], float | None], target: float) -> dict[str, float] | None:
         """Returns the costs until the first evaluated round with a score of `target` or more; None: there is none."""
         curve = curve_of([self.lines], read)
-        at = None if curve is None else curve.reached(target)
+        at = None if curve is None else curve.first_reaching(target)
         if at is None:
             return None
         rounds = int(at["round"])
@@ -267,7 +267,7 @@ def _round(line: Line) -> Round:
 def clocked(paths: Sequence[Path], asked: Asked) -> "Clocked":
     """Simulates the finished runs among runs and sweeps. Raises ShoalError: there is none, or as `ClockedRun.of`."""
     rows, _ = by_one_mean([row for row in rows_of(paths) if row.state != "not chosen"])
-    groups = [group for group in grouped(rows) if group.finished]
+    groups = [group for group in group_runs(rows) if group.finished]
     if not groups:
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
     runs = [[ClockedRun.of(row.path, asked) for row in group.rows if row.figures] for group in groups]

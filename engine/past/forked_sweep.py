@@ -116,8 +116,8 @@ class ForkedSweep(Sweep):
         for place in new:
             base = self._first.rows[self._base_of[place]]
             if base.state == FAILED:
-                self._failed(place, base.error)
-            if base.state == FAILED or not self._tried(place, partial(self._fork, past, base.path, place)):
+                self._note_failure(place, base.error)
+            if base.state == FAILED or not self._try(place, partial(self._fork, past, base.path, place)):
                 self._end(place)
         ready = [place for place in places if self.rows[place].state != FAILED and place not in self._busy]
         super()._all_of(ready, hosts)
