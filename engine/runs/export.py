@@ -127,7 +127,7 @@ def reopen(run: Path, best: str | None) -> Reopened:
     job = make_job(config, store, run.name)
     if inputs.differences(summary["inputs"], inputs.of_stores(job.content, "", "", config.propagation.keep)):
         raise ShoalError(store.path, f"not the store that {run} was run on; restore that, or start the run over")
-    if changed := inputs.differences(summary["inputs"], inputs.pretrained(config)):
+    if changed := inputs.differences(summary["inputs"], inputs.digest_pretrained(config)):
         raise ShoalError(run, f"{', '.join(changed)} changed since this run started; restore the content")
     host = Host()
     # Export runs on any machine, whatever device trained the run.

@@ -136,7 +136,7 @@ def run(
         own = backend or open_backend(config)
         try:
             driver = Driver(plan, folder, own, job, store, read, trainers, go_on)
-            with folder.at_work.noted(folder.fail):
+            with folder.at_work.keep_places(folder.fail):
                 driver.drive(found.state if found else None, until)
         finally:
             if backend is None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from shoal.engine.config.sections import ACCURACY, EVALUATED
 from shoal.engine.config.sizes import size
-from shoal.engine.records.summary import SAMPLED, chosen, metric_of, shown
+from shoal.engine.records.summary import SAMPLED, chosen, metric_of, name_metric
 from shoal.engine.rounds.costs import Live
 from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars, standing
 
@@ -162,7 +162,7 @@ def _reached(line: dict[str, Any]) -> list[str]:
         numbers = scopes[scope]
         if "val" in numbers:
             value, metric = chosen(numbers["val"], scope), metric_of(numbers["val"])
-            name = f"{scope} val" if metric == ACCURACY else f"{scope} val {shown(metric)}"
+            name = f"{scope} val" if metric == ACCURACY else f"{scope} val {name_metric(metric)}"
             mark = SAMPLED if EVALUATED in line else ""
             parts.append(f"{name} -" if value is None else f"{name} {100 * value:.1f}{mark} %")
     parts += [] if line["loss"] is None else [f"loss {line['loss']:.3f}"]

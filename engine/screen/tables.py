@@ -23,8 +23,8 @@ from shoal.engine.records.summary import (
     chosen,
     metric_of,
     metrics_in,
+    name_metric,
     scopes_apart,
-    shown,
     weighting_of,
 )
 from shoal.engine.screen.head import shown_path
@@ -52,7 +52,7 @@ def show_run(run: Path, details: bool = False) -> None:
     config = load_config(run)
     of_run = f"{title_of_run(summary, config)}; "
     for number, metric in enumerate(metrics_of(summary["scopes"])):
-        _line(f"{'' if number else of_run}test {shown(metric)} (%)")
+        _line(f"{'' if number else of_run}test {name_metric(metric)} (%)")
         console.print(score_table(summary["scopes"], metric, ITEMS[config.task], details))
     if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("final", "best")))):
         _line(OF_SAMPLES)
@@ -222,7 +222,7 @@ def show_rounds(run: Path, last: int = 10) -> None:
     """The newest rounds of a run, finished or not."""
     lines = read_metrics(run)
     parts = [part for line in lines for scope in line.get("scopes", {}).values() for part in scope.values()]
-    metric = shown(metric_of(parts[-1] if parts else {}))
+    metric = name_metric(metric_of(parts[-1] if parts else {}))
     heads = ("round", "cohort", "loss", "trained", "deployed", "seconds", "up", "down")
     state = "" if finished(run) else ", not finished"
     _line(f"{shown_path(run)}: {len(lines)} rounds logged{state}; validation {metric} in %", whole=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.algorithms.models.names import BACKBONES
 from shoal.engine.config.sections import ACCURACY
-from shoal.engine.records.summary import NODES, POOLED, shown
+from shoal.engine.records.summary import NODES, POOLED, name_metric
 from shoal.engine.studies.groups import Group
 from shoal.storage.errors import ShoalError
 from shoal.storage.suggestions import did_you_mean_name
@@ -73,7 +73,7 @@ def score_name(figure: str, figures: Mapping[str, float], *, short: bool = False
     moment, _, part = rest.partition(".")
     if scope not in MODELS or moment not in MOMENTS or part not in SAMPLES:
         return figure
-    text = f"{SAMPLES[part]} {shown(_metric_of(figure, figures))} (%)"
+    text = f"{SAMPLES[part]} {name_metric(_metric_of(figure, figures))} (%)"
     return text if short else f"{text} {MODELS[scope]} {MOMENTS[moment]}"
 
 
@@ -92,7 +92,7 @@ def label_pairs(labels: Sequence[str]) -> tuple[tuple[str, str], ...]:
     pairs = [label.rpartition("=") for label in labels]
     if wrong := next((label for label, pair in zip(labels, pairs) if not all(pair)), None):
         raise ShoalError(f"--label {wrong}: has the form NAME=SHOWN, as in mine.py:X=Ours")
-    return tuple((name, shown) for name, _, shown in pairs)
+    return tuple((name, name_metric) for name, _, name_metric in pairs)
 
 
 class PlainNames:
