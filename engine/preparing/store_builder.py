@@ -28,7 +28,7 @@ from shoal.engine.preparing.identity import published_digests
 from shoal.engine.preparing.store_steps import StoreSteps
 from shoal.engine.records.graphs import places_of
 from shoal.engine.screen.progress import progress, say
-from shoal.engine.screen.tables import abridged
+from shoal.engine.screen.tables import abridge
 from shoal.partition.domains import first_clients
 from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.options import PartitionOptions
@@ -388,7 +388,7 @@ def _report(graph: Graph) -> None:
     if c.nodes_dropped:
         say(f"{c.nodes_dropped:,} nodes without one label were dropped when the graph was read")
     if graph.vocabulary is not None:
-        say(f"features: {abridged(graph.vocabulary.tolist())}")
+        say(f"features: {abridge(graph.vocabulary.tolist())}")
     for note in graph.notes:
         say(note)
     for domain in graph.domains:
