@@ -103,7 +103,7 @@ class Driver:
                         with self._keeping(done):
                             self._calls.after(line)
                             if predicted:
-                                self._calls.predicted(line, predicted)
+                                self._calls.after_predictions(line, predicted)
                         now, limit = time.monotonic(), self.config.run.max_seconds
                         # The limit is one of this run alone, and ends no other run of a study.
                         over = limit is not None and now - began > limit
