@@ -64,8 +64,8 @@ def most_common(home: Mapping[int, int], clients: Sequence[int]) -> int | None:
 
 
 CALLS_IN_FLIGHT = 2
-# States travel at this speed. The results of a call stay in its host's memory until it ends, so that many states bound
-# the length of a call.
+# A task counts as no shorter than its states at this speed: a call's results stay in its host's memory until it ends,
+# so that calls with large states must have few tasks.
 BYTES_A_SECOND = 2**27
 SECONDS_OF_A_WAIT = 1.0
 # A host gives a sign of life after this share of the seconds after which it counts as silent.

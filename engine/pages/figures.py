@@ -391,7 +391,7 @@ def prototypes(drawings: list[Drawing], name: str, title: str, point_P2: np.ndar
 
 
 def _unit(most: float) -> tuple[int, str]:
-    """Returns the largest unit of bytes that is not above `most`, as a power of 2 and a name."""
+    """Returns the largest unit of bytes that is not above `most`: its bytes, and its name."""
     power = min(len(UNITS) - 1, max(0, int(np.log2(max(most, 1)) // 10)))
     return 1024**power, UNITS[power]
 

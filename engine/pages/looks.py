@@ -9,7 +9,7 @@ from shoal.engine.studies.plain_names import METHOD, MODEL, PlainNames, with_val
 
 # A reader cannot tell more lines of one axes apart, nor more dashes.
 MOST_LINES, MOST_DASHES, MOST_PANELS = 8, 4, 12
-# Keys whose values name themselves.
+# Values of these keys need no name of the key beside them.
 BY_THEMSELVES = (*METHOD, *MODEL, "data.dataset", "partition.method")
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Looks:
     """Looks of the combinations of a page."""
 
     def __init__(self, groups: Sequence[Group], names: PlainNames, alone: str) -> None:
-        """`alone` is the name of a combination that has no others beside it."""
+        """Chooses the keys that vary; `alone` is the name of a combination that has no others beside it."""
         self.groups, self.names, self.alone = groups, names, alone
         self.keys = list_varied(groups)
 

@@ -132,7 +132,7 @@ class Section:
         title: Its heading; none for the figures below the head.
         texts: Plain texts by what they are, folded.
         note: A line below the heading; `alarm` one that must not be missed.
-        folded: Whether only the heading shows until it is pressed.
+        folded: Show only the heading until it is pressed.
         links: Addresses, relative to the page, of cells of the tables, by the text of these.
     """
 

@@ -90,7 +90,7 @@ def _shapes(outcome: Outcome, entry: str, how: Reduce, rows: bool) -> tuple[list
 
 @dataclass(frozen=True)
 class Ledger:
-    """What left the clients of a run.
+    """The ledger of a run: the numbers that left its clients.
 
     Attributes:
         sent: Entries of one round, with what each tells.

@@ -36,7 +36,7 @@ def find_parent(run: Path, parent: dict[str, Any]) -> Path:
 
     Args:
         run: The fork.
-        parent: As `shoal.engine.records.run_folder.parent_of` gives it.
+        parent: The note of `shoal.engine.records.run_folder.parent_of`.
 
     Raises ShoalError: as `find_origin`.
     """

@@ -45,9 +45,9 @@ class Visited:
 
     Attributes:
         steps: Loss and norm of the gradients of the client's models, of each step of local training.
-        before: By part the counts of items by class (rows) and predicted class, int64 `[C, C]`, after the download.
+        before: Counts of items by part, class (rows) and predicted class, int64 `[C, C]`, after the download.
         after: The same after local training.
-        digest: Of its upload; see `shoal.engine.uploads.reduction.upload_digest`.
+        digest: The digest of its upload; see `shoal.engine.uploads.reduction.upload_digest`.
     """
 
     phase: str
@@ -107,7 +107,7 @@ class _Stage(LocalBackend):
     """The one host of a round, on which the visits of one client are made alone and looked at."""
 
     def __init__(self, job: Job, number: int, client: int, visits: int, debug: bool) -> None:
-        """`visits` are as many as the run recorded, after which the round need not go on; 0: it did not say."""
+        """Takes the number of `visits` that the run recorded, after which the round may stop; 0: it recorded none."""
         super().__init__()
         self.enter(replace(job, digests=True))
         self._client, self._expected, self._debug = client, visits, debug

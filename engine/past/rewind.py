@@ -29,7 +29,7 @@ class PastRun:
 
     Attributes:
         place: Its folder, or its address, as text.
-        lines: Of the rounds that it logged.
+        lines: The lines of the rounds that it logged.
         trained: Rounds that `after` trained once more.
     """
 

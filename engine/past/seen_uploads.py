@@ -81,7 +81,7 @@ class SeenRound:
 
     Attributes:
         sent: Messages of clients as the server has them; none where sums are hidden.
-        released: What others than the server see, too: its model, and, by entry, weights of rows of all clients.
+        released: The tensors that others see, too: the server's model, and, by entry, weights of rows of all clients.
         notes: Lines that say who sees which.
         client: Gives a client with what it trained on, by which the success of attacks is measured.
     """

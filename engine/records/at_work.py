@@ -74,9 +74,9 @@ def ended_at(folder: Path) -> str | None:
 
 @contextmanager
 def exits_named() -> Iterator[None]:
-    """Inside of the block `os._exit` says which code called it, and at what client; it never ends with status 0.
+    """Makes `os._exit`, inside of the block, say which code called it, and at what client; never with status 0.
 
-    A process that was forked ends as it wants to.
+    A process that was forked ends with the status that it gives.
     """
     earlier, process = os._exit, os.getpid()
 

@@ -96,7 +96,7 @@ def keep_only(root: Path, rounds: Collection[int]) -> None:
 
 
 def folder_of(root: Path, number: int) -> Path:
-    """Folder of the checkpoint of a round."""
+    """Returns the folder of the checkpoint of a round."""
     return root / f"round-{number:06d}"
 
 
@@ -146,7 +146,7 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
 
 
 def _folders(run: Path) -> list[Path]:
-    """The checkpoints of a run, readable or not."""
+    """Lists the checkpoints of a run, readable or not."""
     return [folder_of(root, number) for root in (run / CHECKPOINTS, run / BEST) for number in rounds_kept(root)]
 
 
@@ -174,10 +174,10 @@ def write_clients(path: Path, tensors: "Tree") -> str:
 
 
 def address_of(run: Path) -> str | None:
-    """The address of the run of which a folder is the copy on this machine; None: the run is in the folder alone.
+    """Returns the address of the run of which a folder is the local copy; None: the run is in the folder alone.
 
-    A folder says so itself, and may come from anybody: its word counts in the cache alone, where this machine makes
-    all copies. Ownership would not do, as what a user unpacks is the user's.
+    The address is read from a file in the folder, which may come from another user. So it counts in the cache alone,
+    where this machine makes all copies. The owner of the file would not tell, since a user owns all that is unpacked.
     """
     path = run / ADDRESS
     if not path.exists() or not _is_copy(run):
@@ -220,7 +220,7 @@ def _to_disk(path: Path) -> None:
 
 
 def rounds_kept(root: Path) -> list[int]:
-    """Rounds of the checkpoints, readable or not, newest first. Raises ShoalError: the folder cannot be read."""
+    """Lists the rounds of the checkpoints, readable or not, newest first. Raises ShoalError: it cannot be read."""
     try:
         names = os.listdir(root)
     except FileNotFoundError:
@@ -231,7 +231,7 @@ def rounds_kept(root: Path) -> list[int]:
 
 
 def newest_round(root: Path) -> int:
-    """Round of the newest checkpoint, readable or not; 0 if there is none; errors of `rounds_kept`."""
+    """Returns the round of the newest checkpoint, readable or not; 0 if there is none. Raises as `rounds_kept`."""
     return max(rounds_kept(root), default=0)
 
 
@@ -246,7 +246,7 @@ def newest_inputs(run: Path) -> dict[str, str]:
 
 
 def load_newest(root: Path) -> Checkpoint | None:
-    """The newest checkpoint that can be used; None if there is none. Raises ShoalError: not one of them can be used."""
+    """Loads the newest checkpoint that can be used; None if there is none. Raises ShoalError: all are unusable."""
     complaints: list[str] = []
     for number in rounds_kept(root):
         try:
@@ -264,7 +264,7 @@ def load_newest(root: Path) -> Checkpoint | None:
 
 
 def load_round(root: Path, number: int) -> Checkpoint:
-    """The checkpoint of one round. Raises ShoalError: it is not there, or cannot be used."""
+    """Loads the checkpoint of a round. Raises ShoalError: it is not there, or cannot be used."""
     # The state loads torch, and commands that ask for rounds and names alone must not wait for that.
     from shoal.engine.rounds.state import FederationState
 
@@ -284,7 +284,7 @@ def load_round(root: Path, number: int) -> Checkpoint:
 
 
 def sound_tensors(root: Path, number: int) -> Path:
-    """The file of the tensors of a round. Raises ShoalError: the checkpoint is not there, or cannot be used."""
+    """Returns the file of the tensors of a round. Raises ShoalError: the checkpoint is missing, or cannot be used."""
     folder = folder_of(root, number)
     try:
         _record(folder)
@@ -294,7 +294,7 @@ def sound_tensors(root: Path, number: int) -> Path:
 
 
 def load_last(root: Path, rounds: int) -> Checkpoint:
-    """The checkpoint of a finished run's last round. Raises ShoalError: there is none, or it cannot be used."""
+    """Loads the checkpoint of a finished run's last round. Raises ShoalError: there is none, or it cannot be used."""
     newest = load_newest(root)
     if newest is None or newest.passed_over or newest.state.round != rounds:
         why = newest.passed_over[0] if newest and newest.passed_over else f"{root}: no checkpoint of round {rounds}"
@@ -303,7 +303,7 @@ def load_last(root: Path, rounds: int) -> Checkpoint:
 
 
 def faults(root: Path) -> list[str]:
-    """A line for every checkpoint that cannot be used. Raises ShoalError: the folder is there and cannot be read."""
+    """Returns a line for every checkpoint that cannot be used. Raises ShoalError: the folder cannot be read."""
     lines = []
     for number in rounds_kept(root):
         try:
@@ -410,7 +410,7 @@ class BestRounds:
 
 
 def load_best(run: Path, summary: Mapping[str, Any], scope: str) -> Checkpoint:
-    """The checkpoint of a scope's best validation round. Raises ShoalError: there is none, or it cannot be used."""
+    """Loads the checkpoint of a scope's best validation round. Raises ShoalError: there is none, or it is unusable."""
     scopes = summary["scopes"]
     if scope not in scopes or not scopes[scope]["best"]:
         known = ", ".join(name for name, numbers in scopes.items() if numbers["best"])

@@ -96,7 +96,7 @@ class ClientScores:
 def _messages(arrays: Mapping[str, pa.Array], begun: pa.Schema | None) -> tuple[pa.Schema, bytes, bytes]:
     """Encodes a batch: its schema, the schema as a stream has it, and its messages; by the types of a begun file."""
     if begun is not None:
-        # Older files have plain text where ours have dictionaries, and go on so.
+        # A file that an older version began keeps its types, such as plain text instead of dictionaries.
         arrays = {field.name: arrays[field.name].cast(field.type) for field in begun}
     batch = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
     sink = pa.BufferOutputStream()

@@ -52,7 +52,7 @@ class Driver:
         trainers: Sequence[str],
         go_on: str | None = None,
     ) -> None:
-        """`inputs` are digests of all files that the run reads, `trainers` say how hosts train its clients.
+        """Takes a run; `inputs` are digests of all files that it reads, `trainers` say how hosts train its clients.
 
         `go_on` is the command that continues after an interruption; by default one of this run alone.
         """

@@ -26,7 +26,7 @@ class Influence:
         trained: Rounds that the run without it trained.
         run: Folder of that run; for a client without visits the run's own.
         items: Test items by class, `[2][C]`.
-        gains: Of these, how many more are predicted right in the run than in the run without the client, `[2][C]`.
+        gains: Number of these items that are predicted right in the run minus that without the client, `[2][C]`.
     """
 
     client: int

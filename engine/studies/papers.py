@@ -67,7 +67,7 @@ class PaperTable(BaseModel):
     """A table or figure of a paper, as its file has it.
 
     Attributes:
-        title: What it shows.
+        title: A line that says what it shows.
         config: The config of all cells, beside the file; that of the paper if it is not set.
         set: Keys that all cells share. Those of a block, a column, a row are laid over it, in this order.
         score: The figure of a summary that is compared with the paper; a block, column or row can have its own.
@@ -75,12 +75,12 @@ class PaperTable(BaseModel):
         runs: Repetitions that the paper's deviations are over.
         seeds: Repetitions here.
         choose: The key whose value validation chooses; a row has its values as a list.
-        blocks, columns, rows: What varies, by name.
+        blocks, columns, rows: The parts that vary, by name.
         paper: The paper's figures by row, or by block and row: `80.7±0.4 71.2 -`, one for each column.
-        control: Whether the row `Local` is added where there is none.
+        control: Add the row `Local` if there is none.
         needs: A variable of the environment that names a folder, as `${NAME}` in `set`; without it there are no runs.
         smallest: Keys of the smallest look alone.
-        note: What differs from the paper, or what it leaves open.
+        note: A text on differences from the paper, or on what it leaves open.
         cannot: Why there are no runs of it.
     """
 
@@ -252,7 +252,7 @@ class PaperStudy(Selected):
 
     @property
     def command(self) -> str:
-        """The words that say how to continue: its sweep has no command line, since the paper is not in its options."""
+        """The words for continuing the sweep, which `shoal reproduce` makes, and no command of its own."""
         return "the same shoal reproduce"
 
     def folder(self, root: Path, name: str) -> Path:
