@@ -27,7 +27,7 @@ from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.costs import unwatched
 from shoal.engine.runs.plan import plan_of
-from shoal.engine.uploads.homomorphic import Homomorphic, KeyHolder
+from shoal.engine.stages.secure.homomorphic import Homomorphic, KeyHolder
 
 KINDS = ("none", "masks", "homomorphic")
 # Features and hidden width (0: linear), with seven classes.

@@ -23,8 +23,9 @@ PACKAGES = {
 LISTED = {
     "shoal": "shoal",
     "engine": """
-        engine cli clock past pages studies runs preparing cluster screen callbacks hosts records rounds
-        participation uploads simulation messages config
+        engine cli clock past pages studies runs preparing cluster screen callbacks hosts stages/hostile stages/robust
+        stages/privacy stages/secure stages/compression stages/digests stages records
+        participation rounds simulation messages config
     """,
     "algorithms": """
         methods/adafgl methods/fedgpl methods/fedpub methods/fedsage_plus methods/fggp methods/gcfl_plus methods

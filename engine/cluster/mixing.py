@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.hosts.backend import ServerLost
 from shoal.engine.messages.cell import Outcome
-from shoal.engine.uploads.reduction import TILE, Mixed, Uploads, mixed, not_finite, require_one_shape, require_one_type
+from shoal.engine.rounds.reduction import TILE, Mixed, Uploads, mixed, not_finite, require_one_shape, require_one_type
 
 # A block of a row has at least so many bytes, and so has an upload that is mixed on hosts. Ray sends results below
 # 1 MiB to the server, and sending fewer bytes takes less time than a call for each block.

@@ -20,7 +20,7 @@ from shoal.engine.hosts.backend import ServerLost
 from shoal.engine.hosts.device import give_back_memory
 from shoal.engine.messages.cell import Cell, Outcome, one_by_one
 from shoal.engine.messages.job import Job
-from shoal.engine.uploads.reduction import merge, tree_bytes
+from shoal.engine.rounds.reduction import merge, tree_bytes
 from shoal.storage.errors import ShoalError
 
 

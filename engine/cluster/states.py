@@ -21,8 +21,8 @@ from shoal.algorithms.protocol import Tree, only_trains
 from shoal.engine.cluster.mixing import LEAST_OF_A_BLOCK
 from shoal.engine.messages.cell import Cell, Kept, Outcome
 from shoal.engine.records.checkpoint import PART_BYTES, address_of, write_clients
+from shoal.engine.rounds.reduction import Inbox, Mixed, tree_bytes
 from shoal.engine.rounds.state import FederationState
-from shoal.engine.uploads.reduction import Inbox, Mixed, tree_bytes
 from shoal.storage.errors import FetchError
 
 log = logging.getLogger(__name__)

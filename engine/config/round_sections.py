@@ -177,7 +177,7 @@ class ScheduleOptions(WithShortForm):
 
 @dataclass(frozen=True, config=CLOSED)
 class CommunicationOptions:
-    """What clients send of the float tensors of their uploads; see `shoal.engine.uploads.compression`.
+    """What clients send of the float tensors of their uploads; see `shoal.engine.stages.compression`.
 
     Attributes:
         upload: All of it (`none`); the numbers of largest magnitude of each tensor's change (`topk`); or the change in
@@ -193,7 +193,7 @@ class CommunicationOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class AttackOptions(WithShortForm):
-    """Hostile clients, the same in all rounds; see `shoal.engine.uploads.hostile`. A kind alone stands for the section.
+    """Hostile clients, the same in all rounds; see `shoal.engine.stages.hostile`. A kind alone stands for the section.
 
     Attributes:
         kind: No attack (`none`); training labels y become C - 1 - y (`label_flip`); some training nodes get a trigger
@@ -217,7 +217,7 @@ class AttackOptions(WithShortForm):
 
 @dataclass(frozen=True, config=CLOSED)
 class AggregationOptions(WithShortForm):
-    """How means of uploads are reduced; see `shoal.engine.uploads.robust`. A kind alone stands for the section.
+    """How means of uploads are reduced; see `shoal.engine.stages.robust`. A kind alone stands for the section.
 
     Attributes:
         kind: The weighted mean (`mean`), of changes of bounded norm (`norm_bound`), or a robust reduction in which
@@ -238,7 +238,7 @@ class AggregationOptions(WithShortForm):
 
 @dataclass(frozen=True, config=CLOSED)
 class PrivacyOptions:
-    """Differential privacy; see `shoal.engine.uploads.privacy`, and of nodes `shoal.engine.config.node_privacy`.
+    """Differential privacy; see `shoal.engine.stages.privacy`, and of nodes `node_privacy` there.
 
     Attributes:
         unit: What is hidden: nothing (`none`), all data of one `client`, or one `node` with its edges.
@@ -250,9 +250,9 @@ class PrivacyOptions:
         epsilon: Of a client, or a node, after all rounds, for which the least noise is taken.
         delta: Beside epsilon; less than one over the number of clients, or of a client's nodes.
         quantile: Share of the clients of a round with a norm of at most the clip, to which the clip adapts from round
-            to round; null: it stays. See `shoal.engine.uploads.adaptive_clip`.
+            to round; null: it stays. See `shoal.engine.stages.privacy.adaptive_clip`.
         mechanism: Noise of each round on its own (`gaussian`), or for groups of clients by turns such that later
-            rounds take back a part of it (`banded`); see `shoal.engine.uploads.banded`.
+            rounds take back a part of it (`banded`); see `shoal.engine.stages.privacy.banded`.
         bands: So many rounds share noise; null: as many as there are groups.
     """
 
@@ -269,7 +269,7 @@ class PrivacyOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class SecureOptions(WithShortForm):
-    """Secure aggregation, simulated; see `shoal.engine.uploads.secure`. A kind alone stands for the section.
+    """Secure aggregation, simulated; see `shoal.engine.stages.secure`. A kind alone stands for the section.
 
     Attributes:
         kind: `none`, or how only the sum of a cohort is read: by `masks`, or by `homomorphic` encryption.

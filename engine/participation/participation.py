@@ -39,7 +39,7 @@ class Participation:
         self._alone = np.ones(len(self._items))
         self._deadline = math.inf if self._options.deadline is None else self._options.deadline
         if plan.fleet is not None:
-            work, how = work_of(job, store, algorithm, models, "participation.devices"), job.communication
+            work, how = work_of(job, store, algorithm, models, "participation.devices"), job.stages.get("communication")
             plain = plan.fleet.seconds(work.train) + plan.fleet.seconds(work.upload)
             self._compute = plain, plain + plan.fleet.seconds(work.evaluate)
             parameters = np.array([float(len(built.flat.w)) for built in models])[list(job.model_of)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
-from shoal.engine.uploads.protocol_checks import require_tree
+from shoal.engine.rounds.protocol_checks import require_tree
 from shoal.storage.user_code.user_code import UserCode
 
 KEY = "participation.selection"

@@ -4,7 +4,7 @@ Entries are those of one round, which is made again in this process; bytes and t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.rounds.costs import CLIENT_BYTES, unwatched
 from shoal.engine.rounds.server import Server
+from shoal.engine.stages.privacy.privacy import bound_of, drawn_of, epsilon_of
 from shoal.engine.studies.text_table import TextTable
-from shoal.engine.uploads.privacy import bound_of, drawn_of, epsilon_of
 from shoal.storage.errors import ShoalError
 
 # The table of epsilon shows at most this many rounds.
@@ -69,7 +69,7 @@ class _Noting(LocalBackend):
         for position, outcome in super().run_cells(cells, shared):
             cell = cells[position]
             for entry, how in cell.sent.items() if outcome.ids else ():
-                shapes, weight = _shapes(outcome, entry, how, cell.rows)
+                shapes, weight = _shapes(outcome, entry, how, cell.stages.rows)
                 before = self.found.get((cell.phase, entry))
                 shape = max([*shapes, *([before.shape] if before else [])], key=lambda shape: int(np.prod(shape)))
                 self.found[cell.phase, entry] = Sent(cell.phase, entry, how, shape, weight)
@@ -151,7 +151,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
     backend = _Noting()
     backend.found = {}
     # Masked uploads have other shapes than those that the ledger lists.
-    job = replace(source.job, secure=None)
+    job = source.job.without_stage("secure")
     backend.enter(job)
     state = None if before is None else before.state
     Server(job, source.plan.rounds, backend, state, server_device(source.config)).round(unwatched)

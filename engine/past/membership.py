@@ -99,7 +99,7 @@ def membership(run: Path) -> Memberships:
     pooled = tuple(np.concatenate(parts, axis=-1) for parts in zip(*signals.values()))
     config, bound = load_config(run), ""
     if config.privacy.unit != "none":
-        from shoal.engine.uploads.privacy import bound_of
+        from shoal.engine.stages.privacy.privacy import bound_of
 
         bound = bound_of(config, opened.state.round)
     return Memberships(_success(ALL, *pooled), [_success(str(i), *pair) for i, pair in signals.items()], bound)

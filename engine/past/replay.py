@@ -47,7 +47,7 @@ class Visited:
         steps: Loss and norm of the gradients of the client's models, of each step of local training.
         before: Counts of items by part, class (rows) and predicted class, int64 `[C, C]`, after the download.
         after: The same after local training.
-        digest: The digest of its upload; see `shoal.engine.uploads.reduction.upload_digest`.
+        digest: The digest of its upload; see `shoal.engine.rounds.reduction.upload_digest`.
     """
 
     phase: str
@@ -109,7 +109,7 @@ class _Stage(LocalBackend):
     def __init__(self, job: Job, number: int, client: int, visits: int, debug: bool) -> None:
         """Takes the number of `visits` that the run recorded, after which the round may stop; 0: it recorded none."""
         super().__init__()
-        self.enter(replace(job, digests=True))
+        self.enter(replace(job, stages={**job.stages, "digests": True}))
         self._client, self._expected, self._debug = client, visits, debug
         # This host trains by autograd, so that each step has a loss and gradients, equal but for last bits. The digest
         # comes from the way that the run trained.
@@ -143,7 +143,7 @@ class _Stage(LocalBackend):
         if self._client in outcome.failures:
             line, detail = outcome.failures[self._client]
             raise ShoalError(line, detail=detail)
-        return Visited(cell.phase, loss, steps.found, before, after, outcome.digests[self._client])
+        return Visited(cell.phase, loss, steps.found, before, after, outcome.notes[self._client]["digest"])
 
 
 def _stop_in(visit: Visit, cell: Cell) -> None:

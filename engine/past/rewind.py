@@ -20,7 +20,7 @@ from shoal.engine.rounds.costs import unwatched
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import usable
 from shoal.engine.screen.progress import say
-from shoal.engine.uploads.secure_round import SECURE, in_words
+from shoal.engine.stages.secure.answers import SECURE, in_words
 from shoal.storage.errors import ShoalError
 
 

@@ -60,7 +60,8 @@ class _Listening(LocalBackend):
 
     def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
         for cell in cells:
-            for alone in one_by_one(replace(cell, again=None, score=frozenset(), rows=True)) if cell.phase else ():
+            whole = replace(cell, again=None, score=frozenset(), stages=replace(cell.stages, rows=True))
+            for alone in one_by_one(whole) if cell.phase else ():
                 if alone.ids[0] in self.wanted:
                     ((_, outcome),) = super().run_cells([alone], shared)
                     # A client that failed sent nothing.
@@ -103,7 +104,7 @@ def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRoun
     before, method, backend = past.after(number - 1), past.plan.algorithm, _Listening()
     backend.found, backend.wanted = [], clients
     # Masked uploads are other numbers with the same sum; the attack reads the plain ones.
-    job = replace(past.job, secure=None, device="cpu", precision="float32")
+    job = replace(past.job.without_stage("secure"), device="cpu", precision="float32")
     server = Server(job, past.plan.rounds, backend.enter(job), None if before is None else before.state)
     with code_of(method, "global_model"):
         received = method.global_model({name: t.clone() for name, t in server.state.server.items()})
@@ -114,7 +115,7 @@ def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRoun
         for entry, weight in one.weights.items():
             if weight.dim():
                 weights[entry] = weights[entry] + weight if entry in weights else weight
-    hidden = past.job.secure is not None
+    hidden = "secure" in past.job.stages
     private = past.config.privacy
     how = OF_UPLOADS[private.where if private.unit == "client" else private.unit]
     of_uploads = "not seen, sums are hidden" if hidden else how

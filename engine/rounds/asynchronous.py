@@ -28,10 +28,10 @@ from shoal.engine.config.round_sections import FEDASYNC, TIERS, ScheduleOptions
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.participation.sampling import Drawn, Plan, Schedule, form_cells
 from shoal.engine.rounds.costs import SIMULATED
+from shoal.engine.rounds.reduction import Sums, combine, merge, reduce_cell
 from shoal.engine.rounds.server import Exchange, Server
 from shoal.engine.simulation.events import Timeline, tier_weights, timeline, weight
 from shoal.engine.simulation.work import work_of
-from shoal.engine.uploads.reduction import Sums, combine, merge, reduce_cell
 from shoal.storage.errors import ShoalError
 
 KEY = "schedule.name"
@@ -128,13 +128,14 @@ class StepExchange(Exchange):
             self.next_state.downloads[0] = {"w": ask.shared["w"].clone()}
         if number == 1 and self._options.name == TIERS:
             self.next_state.tiers = {tier: {"w": ask.shared["w"].clone()} for tier in range(self._options.tiers)}
+        phase = self._before(ask, ids)
         if any(i not in self._trained for i in ids):
             self._train(ask)
         self.meter.sent(ask, ids)
         found = merge([self._trained.pop(i) for i in ids])
         self.meter.uploaded(found)
         self._take(ask, ids, [found])
-        return self._reduced(ask, ids, found)
+        return self._after(self._reduced(ask, ids, found), phase, [found])
 
     def mix(self, mix: Mix) -> Tensor | None:
         raise self._refused()
@@ -153,7 +154,7 @@ class StepExchange(Exchange):
             private = {} if start == number - 1 else dict.fromkeys(ids, self._model_of(start))
             for group in form_cells(ids, self._infos, 1):
                 made = self._cell(replace(ask, private=private), start + 1, group, score, again)
-                cells.append(replace(made, rows=True))
+                cells.append(replace(made, stages=replace(made.stages, rows=True)))
         self._ahead = True
         outcomes, _, _ = self._run(cells, ask.shared)
         self._ahead = False

@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from shoal.engine.config.sections import AVERAGE_PRECISION, BACKDOOR, ROC_AUC
+from shoal.engine.rounds.protocol_checks import named
 from shoal.engine.rounds.scoring import Measure, kept_of_own, measured, precision_bits, twice_wins
-from shoal.engine.uploads.protocol_checks import named
 from shoal.storage.user_code.user_code import UserCode
 
 KEY = "evaluation.metrics"

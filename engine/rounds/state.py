@@ -15,7 +15,7 @@ from torch import Tensor
 from shoal.algorithms.protocol import Tree
 from shoal.engine.config.sections import current_scopes
 from shoal.engine.messages.cell import Kept
-from shoal.engine.uploads.reduction import Inbox, Mixed, tree_bytes
+from shoal.engine.rounds.reduction import Inbox, Mixed, tree_bytes
 from shoal.storage.errors import ShoalError
 
 # Bytes of models of earlier rounds that stay in memory; when there are more, they go into a file.
@@ -168,7 +168,7 @@ class FederationState:
         first_losses: Largest loss of a client in the first round of each phase that trained.
         tiers: Models of the tiers of clients, see `shoal.engine.rounds.asynchronous`; empty without tiers.
         known: What a selection of clients reads, see `shoal.engine.participation.selection`; empty of a random one.
-        release: What hides later rounds, see `shoal.engine.uploads.privacy.Release`; empty where nothing of it varies.
+        release: What hides later rounds, see `shoal.engine.stages.privacy`; empty where nothing of it varies.
         on_disk: Rounds whose models, among `downloads`, are in files that are mapped into memory.
     """
 

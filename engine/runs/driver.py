@@ -28,7 +28,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.interrupt import Interrupt, Interrupted, graceful
 from shoal.engine.screen.live_view import LiveView, live_view
 from shoal.engine.screen.progress import say
-from shoal.engine.uploads.secure_round import SECURE, in_words
+from shoal.engine.stages.secure.answers import SECURE, in_words
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 

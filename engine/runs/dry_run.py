@@ -18,7 +18,6 @@ from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import shown_name
-from shoal.engine.config.node_privacy import require_small_delta
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.environment import bfloat16_support
 from shoal.engine.messages.job import require_room_for_hops
@@ -34,7 +33,8 @@ from shoal.engine.records.graphs import remote_of
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console
-from shoal.engine.uploads.compression import sent_whole
+from shoal.engine.stages.compression.compression import sent_whole
+from shoal.engine.stages.privacy.node_privacy import require_small_delta
 from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
 from shoal.partition.methods.workspace import scratch_bytes
@@ -304,7 +304,7 @@ def expected(plan: RunPlan) -> Expected:
 
 def _hostile(config: Config, clients: int) -> str:
     """Returns the number of clients that attack, the kind of attack, and the first clients."""
-    from shoal.engine.uploads.hostile import hostile_clients
+    from shoal.engine.stages.hostile.hostile import hostile_clients
 
     attackers = sorted(hostile_clients(config.attack, clients, config.seed))
     first = ", ".join(map(str, attackers[:MOST_NAMED]))
@@ -313,7 +313,7 @@ def _hostile(config: Config, clients: int) -> str:
 
 def _private(config: Config) -> str:
     """Returns epsilon after all rounds, with its unit."""
-    from shoal.engine.uploads.privacy import bound_of
+    from shoal.engine.stages.privacy.privacy import bound_of
 
     return bound_of(config, config.rounds)
 

@@ -71,7 +71,7 @@ class RunPlan:
         require_known(config)
         rounds = plan_of(config, algorithm.centralized or not trains)
         if config.privacy.unit == "node":
-            from shoal.engine.config.node_privacy import require_bounded
+            from shoal.engine.stages.privacy.node_privacy import require_bounded
 
             require_bounded(config, algorithm)
         return cls(config, method, algorithm, device, callbacks, rounds)
@@ -127,21 +127,21 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         require_selection(participation, clients)
         require_sample(config.evaluation.clients, clients)
         if config.attack.kind != "none" or config.aggregation.kind != "mean":
-            from shoal.engine.uploads.hostile import require_possible
+            from shoal.engine.stages.hostile.hostile import require_possible
 
             everybody = config.partition.clients
             cohort = draw_cohort(everybody, participation, config.seed, 1, None, newcomers)
             require_possible(config, len(cohort))
         if config.privacy.unit == "client":
-            from shoal.engine.uploads import privacy
+            from shoal.engine.stages.privacy import privacy
 
             privacy.require_possible(config)
         if config.secure.kind != "none":
-            from shoal.engine.uploads import secure_round
+            from shoal.engine.stages.secure import answers as secure_round
 
             secure_round.require_possible(config)
         if config.secure.kind == "homomorphic":
-            from shoal.engine.uploads.homomorphic import require_tenseal
+            from shoal.engine.stages.secure.homomorphic import require_tenseal
 
             require_tenseal()
     size: int | str = config.engine.cell_size

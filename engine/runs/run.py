@@ -122,7 +122,7 @@ def run(
         if of_samples := _chosen_on_samples(config):
             say(of_samples)
         if config.communication.upload != "none":
-            from shoal.engine.uploads.compression import sent_whole
+            from shoal.engine.stages.compression.compression import sent_whole
 
             if whole := sent_whole(config.communication, [len(model.w) for model in models]):
                 say(whole)

@@ -21,9 +21,9 @@ from shoal.engine.records.checkpoint import ADDRESS, Checkpoint, load_round, wri
 from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.remote_parts import OBJECTS
 from shoal.engine.records.run_folder import CHECKPOINTS
+from shoal.engine.rounds.reduction import Mixed
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
-from shoal.engine.uploads.reduction import Mixed
 from shoal.storage.files.places import COPIES, cache_folder
 
 # 80 kB of parameters, with two moments of Adam.
