@@ -14,12 +14,12 @@ class ClientRanges(Set[int]):
         """Takes ranges of step 1 in any order, which may be empty, or overlap."""
         first: list[int] = []
         stop: list[int] = []
-        for one in sorted((one for one in ranges if one), key=lambda one: one.start):
-            if stop and one.start <= stop[-1]:
-                stop[-1] = max(stop[-1], one.stop)
+        for part in sorted((part for part in ranges if part), key=lambda part: part.start):
+            if stop and part.start <= stop[-1]:
+                stop[-1] = max(stop[-1], part.stop)
             else:
-                first.append(one.start)
-                stop.append(one.stop)
+                first.append(part.start)
+                stop.append(part.stop)
         self._first, self._stop = tuple(first), tuple(stop)
 
     @property
@@ -43,7 +43,7 @@ class ClientRanges(Set[int]):
         return place >= 0 and bool(client < self._stop[place])
 
     def __iter__(self) -> Iterator[int]:
-        return (client for one in self.ranges for client in one)
+        return (client for part in self.ranges for client in part)
 
     def __len__(self) -> int:
         return sum(self._stop) - sum(self._first)

@@ -307,8 +307,8 @@ def _ask_autoscaler(hosts: int, share: ResourcesConfig) -> None:
     """Asks for machines for so many hosts, which replaces earlier requests; without an autoscaler nothing happens."""
     from ray.autoscaler.sdk import request_resources  # only where something is missing: takes half a second
 
-    one = {"CPU": share.cpus_per_host, "GPU": share.gpus_per_host}
-    request_resources(bundles=[{kind: count for kind, count in one.items() if count}] * hosts)
+    bundle = {"CPU": share.cpus_per_host, "GPU": share.gpus_per_host}
+    request_resources(bundles=[{kind: count for kind, count in bundle.items() if count}] * hosts)
 
 
 class Patience:
@@ -337,7 +337,7 @@ def _room(machines: Sequence[Mapping[str, float]], share: ResourcesConfig) -> fl
         rest = {"CPU": machine.get("CPU", 0) - share.server_cpus, "GPU": machine.get("GPU", 0) - share.server_gpus}
         if min(rest.values()) >= 0:
             others = [*machines[:number], rest, *machines[number + 1 :]]
-            rooms.append(sum(places(one, share.cpus_per_host, share.gpus_per_host) for one in others))
+            rooms.append(sum(places(room, share.cpus_per_host, share.gpus_per_host) for room in others))
     return max(rooms, default=0)
 
 

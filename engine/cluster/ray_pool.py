@@ -220,7 +220,7 @@ class _Phase:
     def _pace(self, task: Task) -> float:
         """Estimates the seconds of a task, more for large states; infinite before the first outcome of its phase."""
         seconds = self._pool.pace.get(task.cell.phase, math.inf) * task.cell.cost
-        return max(seconds, sum(one.nbytes for one in task.cell.kept.values()) / BYTES_A_SECOND)
+        return max(seconds, sum(state.nbytes for state in task.cell.kept.values()) / BYTES_A_SECOND)
 
     def _send(self) -> None:
         ready = self._roster.ready
@@ -291,7 +291,7 @@ class _Phase:
         for entry, (part,) in outcome.blocks.items():
             refs = [(here or call.states)[place] for place in part.refs]
             outcome.blocks[entry] = [replace(part, refs=refs, pool=self._pool)]
-        outcome.kept = {i: replace(one, ref=call.states[one.ref], host=call.host) for i, one in outcome.kept.items()}
+        outcome.kept = {i: replace(kept, ref=call.states[kept.ref], host=call.host) for i, kept in outcome.kept.items()}
         outcome.kept |= hand_over_states(outcome.states, call.host)
         self._pool.keeps |= bool(outcome.kept or outcome.blocks)
         # States outlive the round, and must not hold memory of the object store.

@@ -56,7 +56,7 @@ def with_states(cell: Cell, values: Sequence[Any]) -> Cell:
     def whole(row: Any) -> Tensor:
         return torch.cat([values[place] for place in row.refs]).reshape(row.shape) if isinstance(row, Mixed) else row
 
-    states: dict[int, Tree] = {client: values[one.ref] for client, one in cell.kept.items()}
+    states: dict[int, Tree] = {client: values[state.ref] for client, state in cell.kept.items()}
     if not cell.phase:
         states = {i: {name: t for name, t in tree.items() if not only_trains(name)} for i, tree in states.items()}
     inboxes = {client: {entry: whole(row) for entry, row in box.items()} for client, box in cell.inboxes.items()}
@@ -203,9 +203,9 @@ def _parts(state: FederationState, hosts: Collection[int]) -> list[_Part]:
 
 def _elsewhere(state: FederationState, hosts: Sequence[int]) -> Iterator[tuple[int, Item, Sequence[Any], int]]:
     """Yields what a state has elsewhere: the host that has it, or any, the item, its references, and bytes."""
-    for client, one in sorted(state.kept.items()):
-        host = one.host if one.host in hosts else hosts[client % len(hosts)]
-        yield host, Item(f"client/{client}"), [one.ref], one.nbytes
+    for client, kept in sorted(state.kept.items()):
+        host = kept.host if kept.host in hosts else hosts[client % len(hosts)]
+        yield host, Item(f"client/{client}"), [kept.ref], kept.nbytes
     for client, box in sorted(state.inboxes.items()):
         for entry, row in box.items():
             if isinstance(row, Mixed):

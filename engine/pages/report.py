@@ -202,7 +202,7 @@ class _Accuracies:
             several = [curve_of(lines, score_in(scope, "test", self.mean)) for lines in self.lines]
             panels = self.looks.panels([(group, curve) for group, curve in zip(self.groups, several) if curve])
             title = f"{_capital(test.replace(' (%)', ''))} {MODELS[scope]} by {by}"
-        of_all = [look.shown.x[x] for of in panels.values() for look in of]
+        of_all = [look.shown.x[x] for looks in panels.values() for look in looks]
         # One evaluated round is no curve; a method that sends nothing has no traffic.
         points = x != "round" and len(self.groups) > 1
         if any(at[-1] > 0 and (len(at) > 1 or points) for at in of_all):
@@ -278,14 +278,14 @@ class _Accuracies:
         numbers = list(self._numbers())
         if len(self.groups) > 1:
             self._of_clients(figures)
-        if numbers and max(len(of.client) for _, of in numbers) >= MANY_CLIENTS:
-            panels = self.looks.panels([(group, of.accuracy) for group, of in numbers])
+        if numbers and max(len(scores.client) for _, scores in numbers) >= MANY_CLIENTS:
+            panels = self.looks.panels([(group, scores.accuracy) for group, scores in numbers])
             drawings.histogram(figures, "clients-histogram", panels, "test accuracy")
         sized = []
-        for group, of in numbers[:MOST_SCATTERED]:
+        for group, scores in numbers[:MOST_SCATTERED]:
             manifest = manifest_of(_runs_of(group)[0])
-            if manifest is not None and len(manifest.clients) > of.client.max():
-                sized.append((group, (manifest.clients.columns["nodes"][of.client], of.accuracy)))
+            if manifest is not None and len(manifest.clients) > scores.client.max():
+                sized.append((group, (manifest.clients.columns["nodes"][scores.client], scores.accuracy)))
         if sized:
             drawings.size_against(figures, "clients-by-size", self.looks.panels(sized), "test accuracy", "nodes")
         manifest = manifest_of(_runs_of(self.groups[0])[0])
@@ -300,7 +300,7 @@ class _Accuracies:
             manifest = manifest_of(_runs_of(numbers[0][0])[0])
             classes = numbers[0][1].counts.shape[1]
             names = (manifest.label_names if manifest is not None else None) or [str(c) for c in range(classes)]
-            same = [(group, of) for group, of in numbers if of.counts.shape[1] == classes]
+            same = [(group, scores) for group, scores in numbers if scores.counts.shape[1] == classes]
             drawings.of_classes(figures, self.looks.panels(same), names)
         for group, _ in numbers:
             if (exported := confusion(_runs_of(group)[0], self.scope)) is not None:

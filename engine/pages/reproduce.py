@@ -216,7 +216,7 @@ class TableRuns:
     def values(self, place: int) -> tuple[list[float], str]:
         """Returns the figures of the runs of a cell, in the unit of its table, and the value that validation chose."""
         cell = self.cells[place]
-        rows = [row for row, of in zip(self.rows, self.places) if of == place and row.figures]
+        rows = [row for row, of_cell in zip(self.rows, self.places) if of_cell == place and row.figures]
         chosen, choose = "", self.read.choose
         if choose is not None and any(choose.key in row.columns for row in rows):
             first = [row for row in rows if int(row.columns["seed"]) < choose.seeds]
@@ -235,11 +235,11 @@ class TableRuns:
         local = {(c.block, c.column): self.values(at)[0] for at, c in enumerate(self.cells) if c.row == LOCAL}
         for place, cell in enumerate(self.cells):
             values, chosen = self.values(place)
-            of = local.get((cell.block, cell.column), [])
+            of_local = local.get((cell.block, cell.column), [])
             name = f"{cell.row} ({chosen})" if chosen else cell.row
             printed = cell.printed if self.asked.compares else None
             numbers = (_format(values), _gap(values, printed), verdict(values, printed, self.read.runs))
-            over = f"{fmean(values) - fmean(of):+.2f}" if values and of and cell.row != LOCAL else "-"
+            over = f"{fmean(values) - fmean(of_local):+.2f}" if values and of_local and cell.row != LOCAL else "-"
             if values and is_share(cell.score):
                 shares.setdefault((cell.block, cell.column), {})[len(rows), OURS] = fmean(values)
             text = "-" if cell.printed is None else cell.printed.text
@@ -341,7 +341,7 @@ def verdict(values: Sequence[float], printed: Printed | None, runs: int | None) 
     variance = sum(part for part, _ in parts)
     if variance == 0:
         return WITHIN if gap == 0 else OUTSIDE
-    freedom = variance**2 / sum(part**2 / of for part, of in parts)
+    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)
     # SciPy's statistics take a second to import, so only a table that needs them does.
     from scipy.stats import t
 

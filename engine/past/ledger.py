@@ -115,8 +115,8 @@ class Ledger:
             for sent, says in self.sent
         )
         clients = tuple(
-            (name, f"{int(of(self.times)):,}", f"{int(of(self.bytes)):,}")
-            for name, of in (("least", np.min), ("median", np.median), ("most", np.max), ("together", np.sum))
+            (name, f"{int(reduce(self.times)):,}", f"{int(reduce(self.bytes)):,}")
+            for name, reduce in (("least", np.min), ("median", np.median), ("most", np.max), ("together", np.sum))
         )
         heads = ("phase", "entry", "numbers", "reduced as", "what it tells of a client")
         tables = {
@@ -169,7 +169,10 @@ def ledger(run: Path, number: int = 1) -> Ledger:
             epsilons[after] = epsilon_of(past.config, after)
         bound = f"{bound_of(past.config, last)}; {drawn} of {clients} clients a round"
     return Ledger(
-        [(one, one.reveals(classes, private, source.config.secure.kind != "none")) for one in backend.found.values()],
+        [
+            (entry, entry.reveals(classes, private, source.config.secure.kind != "none"))
+            for entry in backend.found.values()
+        ],
         times,
         sizes,
         epsilons,

@@ -65,9 +65,9 @@ class Memberships:
         """Makes a table: all clients together, then least, median and most over clients of each number."""
         numbers = np.array([(each.items, *each.auc, *each.tpr) for each in self.clients])
         rows = [self.overall.row]
-        for name, of in (("least", np.min), ("median", np.median), ("most", np.max)):
+        for name, reduce in (("least", np.min), ("median", np.median), ("most", np.max)):
             known = [column[~np.isnan(column)] for column in numbers.T]
-            items, *rest = (float(of(column)) if len(column) else np.nan for column in known)
+            items, *rest = (float(reduce(column)) if len(column) else np.nan for column in known)
             rows.append(Membership(name, int(items), (rest[0], rest[1]), (rest[2], rest[3])).row)
         title = f"membership inference on deployed models (%), chance 50 and 1: {len(self.clients)} clients"
         return TextTable(HEADS, tuple(rows), 1, title=title, notes=(self.bound,) if self.bound else ())

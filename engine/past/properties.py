@@ -40,22 +40,22 @@ def properties(run: Path, number: int) -> tuple[TextTable, TextTable]:
         if not client.info.train:
             continue
         true[i] = shares(np.bincount(client.data.train_label.numpy(), minlength=client.info.classes))
-        for one in (*(sent for sent in seen.sent if sent.client == i), seen.released):
-            place = RELEASED if one.client is None else UPLOAD
-            for source, guess in guesses_of(one, client):
+        for message in (*(sent for sent in seen.sent if sent.client == i), seen.released):
+            place = RELEASED if message.client is None else UPLOAD
+            for source, guess in guesses_of(message, client):
                 guesses.setdefault((place, source), {})[i] = guess
     if len(true) < 2 or not guesses:
         what = "no model comes and goes, and nothing by class" if len(true) > 1 else "less than two clients trained"
         raise ShoalError(run, "--round", f"in round {number} {what}; name another round, or attack another run")
     rows, lines = list[tuple[str, ...]](), list[tuple[str, ...]]()
-    for seen_from, of in sorted(guesses.items(), key=lambda guess: guess[0][0] == RELEASED):
-        true_BC = np.stack([true[i] for i in of])
-        signal_BC, guess_BC = (np.stack(each) for each in zip(*of.values()))
+    for seen_from, guess_of in sorted(guesses.items(), key=lambda guess: guess[0][0] == RELEASED):
+        true_BC = np.stack([true[i] for i in guess_of])
+        signal_BC, guess_BC = (np.stack(each) for each in zip(*guess_of.values()))
         chance_BC = (sum(true.values()) - true_BC) / (len(true) - 1)
         far_B, chance_B = (50 * np.abs(each - true_BC).sum(1) for each in (guess_BC, chance_BC))
         auc = (_areas(signal_BC, has_BC) for has_BC in (true_BC > 0, true_BC > np.median(true_BC, axis=0)))
-        rows.append((*seen_from, str(len(of)), f"{far_B.mean():.1f}", f"{chance_B.mean():.1f}", *auc))
-        for i, *numbers in zip(of, far_B, chance_B, *true_BC.T, *guess_BC.T):
+        rows.append((*seen_from, str(len(guess_of)), f"{far_B.mean():.1f}", f"{chance_B.mean():.1f}", *auc))
+        for i, *numbers in zip(guess_of, far_B, chance_B, *true_BC.T, *guess_BC.T):
             lines.append((*seen_from, str(i), *(f"{value:.4g}" for value in numbers)))
     title = f"property inference in round {number} (%), chance of an AUC is 50, of all that is the same for all"
     heads = (

@@ -128,7 +128,7 @@ class _Stage(LocalBackend):
 
     def _visit(self, cell: Cell, shared: Tree) -> Visited:
         cell = replace(cell, again=None, score=frozenset())
-        (alone,) = (one for one in one_by_one(cell) if self._client in one.ids)
+        (alone,) = (single for single in one_by_one(cell) if self._client in single.ids)
         before = _confusion(self._watched.visit(self._client, alone, shared), "before")
         visit = self._watched.visit(self._client, alone, shared)
         steps = _Steps(visit.client)

@@ -42,7 +42,7 @@ class Sent:
 
     def change(self, parameters: int) -> tuple[Tensor, Tensor] | None:
         """Returns the parameters `[P]` received and their change, float64; None: no such model came and went."""
-        before, w = (of["w"].double() if "w" in of else None for of in (self.received, self.entries))
+        before, w = (tree["w"].double() if "w" in tree else None for tree in (self.received, self.entries))
         if before is None or w is None or not before.shape == w.shape == (parameters,):
             return None
         return before, w - before
@@ -111,8 +111,8 @@ def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRoun
         server.round(unwatched)
         entries = method.global_model({name: t.clone() for name, t in server.state.server.items()})
     weights: Tree = {}
-    for one in backend.found:
-        for entry, weight in one.weights.items():
+    for message in backend.found:
+        for entry, weight in message.weights.items():
             if weight.dim():
                 weights[entry] = weights[entry] + weight if entry in weights else weight
     hidden = "secure" in past.job.stages

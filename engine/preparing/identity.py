@@ -65,8 +65,8 @@ def store_path(config: Config) -> Path:
     # Shoal, which this one cannot read, is left where it is: the number is that of the oldest format that is read.
     digits = fingerprint_of({**identity(config), "format": WITHOUT_TABLES})
     names = [each.name for each in sources(config)]
-    one = "files" if str(config.data.dataset).lower() == "files" else names[0]
-    graph = config.data.name or (one if len(names) == 1 else joined_name(names))
+    dataset = "files" if str(config.data.dataset).lower() == "files" else names[0]
+    graph = config.data.name or (dataset if len(names) == 1 else joined_name(names))
     method = chosen.method.rpartition(":")[2]
     return data_root(config.data.root) / "stores" / f"{graph}-{method}{chosen.clients}-{digits}"
 

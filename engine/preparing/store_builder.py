@@ -443,28 +443,30 @@ class TrainingBuilder(StoreSteps):
         super().__init__(path, made_from(clients, self.split), lambda: clients.manifest.published, config)
 
     def _shards(self) -> Manifest:
-        of = self.clients.manifest
-        share = of.splits[self.split].counts[:, 0].sum() / max(1, of.clients.count("nodes").sum())
-        needed = int(share * of.clients.files.total)
+        whole = self.clients.manifest
+        share = whole.splits[self.split].counts[:, 0].sum() / max(1, whole.clients.count("nodes").sum())
+        needed = int(share * whole.clients.files.total)
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the training nodes")
         count = self.clients.clients
-        missing = self._missing(shard_path, count, of.pack)
-        most = max(record.bytes for _, record in of.clients.files.files())
-        here = runner(of.clients.files.total, self.path, [self.clients.path / shard_path(range(count)[: of.pack])])
+        missing = self._missing(shard_path, count, whole.pack)
+        most = max(record.bytes for _, record in whole.clients.files.files())
+        here = runner(
+            whole.clients.files.total, self.path, [self.clients.path / shard_path(range(count)[: whole.pack])]
+        )
         groups, given = parts(missing, here.room(2 * most, most).groups), (self.path, self.clients, self.split)
         self._make("training nodes", shard_path, count, here, write_training_shards, given, groups, 2 * most)
-        table, values = self._clients(count, of.pack, of.classes)
+        table, values = self._clients(count, whole.pack, whole.classes)
         nodes, entries = (int(table.count(what).sum()) for what in ("nodes", "entries"))
         say(f"inductive: training sees {nodes:,} nodes and the {entries // 2:,} undirected edges among them")
         # The manifest keeps ids, classes and domains of all nodes.
         return replace(
-            of,
+            whole,
             identity=self.made,
             clients=table,
             splits={},
             hops={},
             ids=None,
-            feature_values=values if of.layout == "sparse" else 0,
+            feature_values=values if whole.layout == "sparse" else 0,
         )
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:

@@ -181,7 +181,7 @@ class StoreSteps(ABC):
 
     def _missing(self, place: Place, clients: int, pack: int) -> list[range]:
         """Returns clients of every file of a kind that is not finished. Raises ShoalError: they would lie elsewhere."""
-        missing = [one for one in ranges(clients, pack) if self.writer.finished(place(one)) is None]
+        missing = [packed for packed in ranges(clients, pack) if self.writer.finished(place(packed)) is None]
         if missing:
             place_in(self.path, place(missing[0]))
         return missing

@@ -151,7 +151,7 @@ def summarize_run(
 
 def seconds_by_part(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Returns the seconds of rounds by part, summed; lines of earlier versions count scoring to other parts."""
-    return {part: sum(_seconds(of, part) for of in seconds) for part in PARTS}
+    return {part: sum(_seconds(of_round, part) for of_round in seconds) for part in PARTS}
 
 
 def _seconds(of: Mapping[str, float], part: str) -> float:

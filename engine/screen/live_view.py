@@ -148,10 +148,10 @@ def live_view(name: str, rounds: int, done: int, of_study: bool = False) -> Iter
 
 
 def _traffic(up: int, down: int, hosts: tuple[int, int], retries: int) -> list[str]:
-    at_work, of = hosts
-    seen = [] if at_work == of == 1 else [f"{at_work} of {of} hosts"]
+    at_work, count = hosts
+    busy = [] if at_work == count == 1 else [f"{at_work} of {count} hosts"]
     lost = [] if not retries else ["1 retry"] if retries == 1 else [f"{retries} retries"]
-    return [f"{size(up)} up", f"{size(down)} down", *seen, *lost]
+    return [f"{size(up)} up", f"{size(down)} down", *busy, *lost]
 
 
 def _results_of(line: dict[str, Any]) -> list[str]:

@@ -49,8 +49,8 @@ class Classes:
         Both are keyed by (seed, what), and a client has the same however many others there are.
         """
         bounds = np.cumsum(self.columns[SHARE])
-        of = np.random.default_rng(key(seed, "clock", what)).random(clients)
-        number = np.searchsorted(bounds / bounds[-1], of, side="right")
+        uniform = np.random.default_rng(key(seed, "clock", what)).random(clients)
+        number = np.searchsorted(bounds / bounds[-1], uniform, side="right")
         normal = np.random.default_rng(key(seed, "clock", what, "speed")).standard_normal(clients)
         return number, np.exp(self.columns["spread"][number] * normal)
 
@@ -297,8 +297,11 @@ def clock(rounds: Sequence[Round], work: ClientWork, fleet: Fleet, deadline: flo
         late.append(fleet.device[own[of_round.late]])
         visits.append(fleet.device[own])
     classes = int(fleet.device.max(initial=0)) + 1
-    of = [np.bincount(np.concatenate(each) if each else np.zeros(0, int), minlength=classes) for each in (late, visits)]
-    return Clock(*table, *of)
+    by_class = [
+        np.bincount(np.concatenate(devices) if devices else np.zeros(0, int), minlength=classes)
+        for devices in (late, visits)
+    ]
+    return Clock(*table, *by_class)
 
 
 def join_clocks(clocks: Sequence[Clock]) -> Clock:

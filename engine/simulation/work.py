@@ -116,7 +116,10 @@ def _gamlp(module: GAMLP) -> list[Product]:
 
 def _sign(module: SIGN) -> list[Product]:
     of_hops: Any = module.of_hops
-    return [*(Product("rows", of.in_features, of.out_features, 2) for of in of_hops), *_head(module.head, 3)]
+    return [
+        *(Product("rows", linear.in_features, linear.out_features, 2) for linear in of_hops),
+        *_head(module.head, 3),
+    ]
 
 
 class Layer(NamedTuple):
@@ -134,8 +137,8 @@ def _layers(module: Coupled, layer: Callable[[Layer], list[Product]]) -> list[Pr
     hidden, classes = _widths(module.head)[-1]
     inner, products = module.first_weights()[0].shape[1], list[Product]()
     for number, conv in enumerate(module.convs):
-        of = Layer(hidden if number else inner, hidden, hidden, 3 if number else 2, getattr(conv, "heads", 1))
-        products += layer(of)
+        widths = Layer(hidden if number else inner, hidden, hidden, 3 if number else 2, getattr(conv, "heads", 1))
+        products += layer(widths)
     return products + (layer(Layer(hidden, hidden, classes)) if module.conv_head else _head(module.head, 3))
 
 

@@ -68,12 +68,12 @@ def forecast_table(folder: Path, rows: Sequence[Row]) -> TextTable:
     """Reads the forecast in a folder; if all runs of the sweep are finished, adds their real costs and the error."""
     plain = json.loads((folder / FORECAST).read_text())
     whole = all(row.figures for row in rows)
-    of = [row.figures for row in rows]
-    time = sum(figures.get("seconds.rounds", 0) for figures in of)
+    runs = [row.figures for row in rows]
+    time = sum(figures.get("seconds.rounds", 0) for figures in runs)
     took = {
         "time": time, "money": time / 3600 * plain["price"],
-        "traffic": sum(figures.get("bytes.up", 0) + figures.get("bytes.down", 0) for figures in of),
-        "memory": max(sum(v for name, v in figures.items() if name.startswith("resident_bytes.")) for figures in of),
+        "traffic": sum(figures.get("bytes.up", 0) + figures.get("bytes.down", 0) for figures in runs),
+        "memory": max(sum(v for name, v in figures.items() if name.startswith("resident_bytes.")) for figures in runs),
     }  # fmt: skip
     cells = []
     for name, text in SHOWN.items():

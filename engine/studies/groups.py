@@ -149,7 +149,7 @@ def paired_p(group: Group, other: Group, figure: str) -> float | None:
 
 
 def _pairs(group: Group, other: Group, figure: str) -> list[tuple[float, float]]:
-    mine, others = (_by_seeds(one, figure) for one in (group, other))
+    mine, others = (_by_seeds(members, figure) for members in (group, other))
     return [(mine[seeds], others[seeds]) for seeds in mine if seeds in others]
 
 

@@ -300,10 +300,12 @@ NOT_NUMBERS = ("seconds", "memory", "hosts", "retries", "digests")
 def _parting(left: Path, right: Path) -> str:
     """Returns a line with the first round in which two runs differ, and in which numbers."""
     logged = [read_metrics(run) for run in (left, right)]
-    for one, other in zip(*logged):
-        keys = [k for k in dict.fromkeys([*one, *other]) if k not in NOT_NUMBERS and one.get(k) != other.get(k)]
+    for line, other_line in zip(*logged):
+        keys = [
+            k for k in dict.fromkeys([*line, *other_line]) if k not in NOT_NUMBERS and line.get(k) != other_line.get(k)
+        ]
         if keys:
-            return f"rounds: equal up to round {one['round'] - 1}; in the next {', '.join(keys)} differ"
+            return f"rounds: equal up to round {line['round'] - 1}; in the next {', '.join(keys)} differ"
     return f"rounds: equal up to round {min(map(len, logged))}"
 
 
@@ -322,7 +324,7 @@ def _figures(names: Names, mean: str, left: Mapping[str, float], right: Mapping[
         factor = 100 if is_share(figure) else 1
         a, b = factor * left[figure], factor * right[figure]
         if a != b:
-            marks = [SAMPLED * (is_share(figure) and is_of_sample(figure, of)) for of in (left, right)]
+            marks = [SAMPLED * (is_share(figure) and is_of_sample(figure, figures)) for figures in (left, right)]
             rows.append((figure, f"{a:.4g}{marks[0]}", f"{b:.4g}{marks[1]}", f"{b - a:+.4g}"))
     notes = [f"shares in %; scores: {MEANS[mean]}" if rows else "results: equal"]
     notes += [OF_SAMPLES] * any(SAMPLED in cell for row in rows for cell in row)

@@ -295,10 +295,10 @@ def some_of(cells: Sequence[PaperCell], names: Collection[str]) -> list[PaperCel
     """
     wanted = set(names)
     kept = list(cells) if wanted & set(known_names(cells)) else []
-    for of in (lambda c: {c.block}, lambda c: {c.column}):
-        known: set[str] = set().union(*(of(cell) for cell in cells))
+    for names_of in (lambda c: {c.block}, lambda c: {c.column}):
+        known: set[str] = set().union(*(names_of(cell) for cell in cells))
         if here := wanted & known:
-            kept = [cell for cell in kept if of(cell) & here]
+            kept = [cell for cell in kept if names_of(cell) & here]
     rows = [cell for cell in kept if _row_names(cell) & wanted]
     if not wanted & set().union(*map(_row_names, cells)):
         return kept

@@ -83,7 +83,7 @@ def _metric_of(figure: str, figures: Mapping[str, float]) -> str:
     if value in [figures.get(f"{figure}.{mean}", math.nan) for mean in means]:
         return ACCURACY
     others = dict.fromkeys(n.split(".")[3] for n in figures if n.startswith(f"{figure}.") and n.count(".") == 4)
-    same = [of for of in others if value in [figures.get(f"{figure}.{of}.{mean}", math.nan) for mean in means]]
+    same = [name for name in others if value in [figures.get(f"{figure}.{name}.{mean}", math.nan) for mean in means]]
     return next(iter([*same, *others]), ACCURACY)
 
 

@@ -52,10 +52,10 @@ def _after_warmup(row: Row) -> dict[str, float]:
     figures = {f"seconds.{part}": spent for part, spent in seconds_by_part(seconds).items()}
     figures[SERVER] = figures["seconds.aggregate"] + figures[f"seconds.{SCORING}"]
     figures |= {f"bytes.{way}": float(sum(line[f"bytes_{way}"] for line in lines)) for way in ("up", "down")}
-    figures |= {"rounds": float(len(lines)), "seconds.rounds": sum(of["round"] for of in seconds)}
+    figures |= {"rounds": float(len(lines)), "seconds.rounds": sum(of_round["round"] for of_round in seconds)}
     busiest = sum(
-        of["round"] * max(line["hosts"]["busy"].values()) if "busy" in line["hosts"] else of["wait"]
-        for line, of in zip(lines, seconds)
+        of_round["round"] * max(line["hosts"]["busy"].values()) if "busy" in line["hosts"] else of_round["wait"]
+        for line, of_round in zip(lines, seconds)
     )
     figures[REST] = max(figures["seconds.rounds"] - busiest - figures[SERVER], 0.0)
     if all("cells" in line["hosts"] for line in lines):
@@ -65,7 +65,7 @@ def _after_warmup(row: Row) -> dict[str, float]:
         figures["cells.of_phase"] = fmean(max(of_phase.values()) for of_phase in phases)
     return figures | {
         "cohort": fmean(len(line["cohort"]) for line in lines),
-        ROUND: median(of["round"] for of in seconds),
+        ROUND: median(of_round["round"] for of_round in seconds),
     }
 
 
@@ -280,11 +280,11 @@ def scaling_sweep(
         values |= {HOSTS: str(h)} if h else {}
         # Hosts and repeats change no number, so that no name of a run would have them.
         name = base.name + (f"-{h}-host{'s' if h > 1 else ''}" if h else "") + (f"-repeat-{k}" if k > 1 else "")
-        plain = [f"{one}={value}" for one, value in values.items()]
+        plain = [f"{axis}={value}" for axis, value in values.items()]
         columns = {**values, REPEAT: str(k), WARMUP: str(warmup), LINK: link}
         selections.append(Selection(columns, (*overrides, *plain, f"name={name}")))
-    several = {one: dict.fromkeys(each.columns[one] for each in selections) for one in selections[0].columns}
-    axes = (f"{one}={','.join(values)}" for one, values in several.items())
+    several = {axis: dict.fromkeys(each.columns[axis] for each in selections) for axis in selections[0].columns}
+    axes = (f"{axis}={','.join(values)}" for axis, values in several.items())
     study = ScalingStudy(str(Path(config)), (*axes, *overrides), selections=tuple(selections), name=base.name)
     return Sweep(study)
 

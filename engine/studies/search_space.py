@@ -44,9 +44,9 @@ def distribution(text: str) -> Any:
             raise ValueError
         if len(listed) > 1 or not high:
             return known.CategoricalDistribution(tuple(dict.fromkeys(listed)))
-        of = known.IntDistribution if low.isdecimal() and high[0].isdecimal() else known.FloatDistribution
-        kind: Any = int if of is known.IntDistribution else float
-        return of(kind(low), kind(high[0]), log="log" in high)
+        make = known.IntDistribution if low.isdecimal() and high[0].isdecimal() else known.FloatDistribution
+        kind: Any = int if make is known.IntDistribution else float
+        return make(kind(low), kind(high[0]), log="log" in high)
     except ValueError as error:
         raise ShoalError("--space", text, "; ".join(filter(None, (str(error), FORM)))) from None
 
