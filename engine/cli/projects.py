@@ -37,7 +37,7 @@ def start_project(name: str, folder: Path) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         files = sorted(path for path in (PROJECTS / name).iterdir() if path.is_file())
         for file in files:
-            # A file may be a link, whose content is copied.
+            # The content of a file that is a link is copied.
             shutil.copyfile(file, folder / file.name)
     except OSError as error:
         raise ShoalError(folder, f"cannot be written: {error.strerror}") from error

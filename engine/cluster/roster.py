@@ -49,7 +49,7 @@ def local_clients(job: Job, machine: str) -> DataLocality:
 
 
 def _complete(store: Path, job: Job) -> ClientRanges:
-    """Returns the clients of a store whose files are all here."""
+    """Returns the clients of a store of which all files are here."""
     wanted = [shard_path(0), split_path(job.split, 0), *([hops_path(job.hops_folder, 0)] if job.hops_folder else [])]
     by_kind = [_clients(store / path.parent) for path in wanted] if (store / NAME).exists() else []
     return reduce(and_, by_kind) if by_kind else NONE
@@ -114,7 +114,7 @@ class Roster:
         return self._grouped
 
     def unreadable(self, clients: Iterable[int]) -> set[int]:
-        """Returns the clients whose data no ready host can read."""
+        """Returns the clients that no ready host can read."""
         readable = {locality.clients for locality in self.ready.values()}
         return ClientRanges(each for clients_of_one in readable for each in clients_of_one.ranges).missing(clients)
 

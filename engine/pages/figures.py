@@ -86,7 +86,7 @@ def _figure(
         grid = list(figure.subplots(rows, columns, squeeze=False, sharex=panels > 1, sharey=panels > 1).flat)
         for empty in grid[panels:]:
             empty.remove()
-        # Panels share an axis whose numbers stand below the last one. Above an empty place a panel needs its own.
+        # The numbers of a shared axis stand below the last panel of a column, and above an empty place, too.
         for axes in grid[panels - columns : panels]:
             axes.xaxis.set_tick_params(labelbottom=True)
         yield grid[:panels]

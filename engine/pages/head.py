@@ -200,7 +200,7 @@ def _of_fork(parent: Mapping[str, Any], config: Config) -> str:
 
 
 def _of_scaling(study: Mapping[str, Any]) -> list[str]:
-    """Returns the command of a scaling study, whose axes are the columns of its runs, and then its overrides."""
+    """Returns the command of a scaling study: the columns of its runs are the axes, and overrides come after them."""
     columns = [run["columns"] for run in study["runs"]]
     words = ["shoal", "scale", _near(study["config"])]
     values = {key: list(dict.fromkeys(of_run.get(key, "") for of_run in columns)) for key in columns[0]}

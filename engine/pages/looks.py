@@ -52,7 +52,7 @@ class Looks:
         self.keys = list_varied(groups)
 
     def main(self, without: str = "") -> str:
-        """Returns the key whose values have colours: the method if it varies, else the model, else another one."""
+        """Returns the key that colours stand for: the method if it varies, else the model, else another one."""
         keys = [key for key in self.keys if key != without]
         return next((key for key in (*METHOD, *MODEL) if key in keys), keys[0] if keys else "")
 

@@ -92,7 +92,7 @@ figcaption a { margin-left: .4rem; }
 }
 """
 )
-# The script sorts a table by a column whose head is pressed, with sizes in bytes as numbers, and opens all parts in
+# The script sorts a table when the head of a column is pressed, sizes in bytes as numbers, and opens all parts in
 # print.
 SCRIPT = """
 const units = {KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40}

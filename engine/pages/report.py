@@ -160,7 +160,7 @@ class _Accuracies:
         return [scope for scope in SCOPES if scope in known]
 
     def _numeric(self) -> list[str]:
-        """Returns the keys whose values are numbers that differ."""
+        """Returns the keys with numbers as values that differ."""
         keys = []
         for key in self.looks.keys:
             values = [group.columns[key] for group in self.groups if key in group.columns]

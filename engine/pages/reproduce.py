@@ -113,7 +113,7 @@ def _keys(override: str) -> list[str]:
     try:
         return [*flatten({key: safe_load(value) if value.startswith("{") else value})]
     except YAMLError:
-        # The config refuses such a text with a line of its own.
+        # The config refuses such a text, and says why.
         return [key]
 
 
@@ -259,7 +259,7 @@ class TableRuns:
         )  # fmt: skip
 
     def drawings(self) -> list[Drawing]:
-        """Draws our figures for each block whose columns are values of a numeric key, a line for each row."""
+        """Draws our figures, a line for each row, for each block that has values of a numeric key as columns."""
         keys = {key for column in self.read.columns.values() for key in column.set}
         figures: list[Drawing] = []
         if len(keys) != 1 or not all(is_share(cell.score) for cell in self.cells):

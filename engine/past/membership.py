@@ -147,7 +147,7 @@ def _success(client: str, member: np.ndarray, other: np.ndarray) -> Membership:
 
 
 def area(member: np.ndarray, other: np.ndarray) -> float:
-    """Returns the area under the ROC: the share of pairs whose member has the larger signal, a tie counting half."""
+    """Returns the area under the ROC: the share of pairs in which the member has the larger signal, ties half."""
     below = np.sort(other)
     twice = np.searchsorted(below, member, "left").sum() + np.searchsorted(below, member, "right").sum()
     return float(twice / (2 * len(member) * len(other)))

@@ -104,7 +104,7 @@ def draw_pairs(data: DataConfig, sides: np.ndarray, limit: int, client: int, par
 
 
 def pairs_of_all(clients: Store, nodes: int, limit: int, client: int, part: Induced) -> Pairs:
-    """Collects the pairs of all clients whose nodes a whole graph has; the dataset has `nodes`.
+    """Collects the pairs of all clients that have nodes in a whole graph; the dataset has `nodes`.
 
     It takes `limit` bytes of memory.
     """
@@ -206,7 +206,7 @@ def _training_columns(clients: Store, split: str, client: int) -> dict[str, pa.A
 
 
 def kept_rows(given: tuple[Store, PropagationOptions], packs: Sequence[range]) -> Iterator[int]:
-    """Yields the number of rows of every pack whose hops are on disk, if these are not all."""
+    """Counts, for every pack, the rows that have hops on disk, if these are not all."""
     shards, propagation = given
     for pack in packs:
         yield sum(len(rows_on_disk(shards.shard(client), propagation)) for client in pack)

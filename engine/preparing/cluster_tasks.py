@@ -118,7 +118,7 @@ class TaskRunner(Runner):
                 yield item, early.pop((number, place))
 
     def able(self, memory: int) -> dict[str, Machine]:
-        """Returns the machines whose limit holds so many bytes; all, if there is none."""
+        """Returns the machines that may hold so many bytes; all, if there is none."""
         able = {node: machine for node, machine in self.machines.items() if machine.limit >= memory}
         return able or self.machines
 

@@ -55,7 +55,7 @@ def published_digests(config: Config) -> dict[str, str]:
 
 
 def store_path(config: Config) -> Path:
-    """Returns the folder in which a config's store is made: `data.store`, else one of its own under the data root."""
+    """Returns the folder in which a config's store is made: `data.store`, else a folder under the data root."""
     if (remote := remote_of(config)) is not None:
         return remote.scratch()
     if config.data.store is not None:

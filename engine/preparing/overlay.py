@@ -69,7 +69,7 @@ def _link(store: Path, overlay: Path) -> None:
 
 
 def _link_folder(shared: Path, own: Path) -> None:
-    """Links a folder, unless the overlay has a real one there; removes a link whose target is gone."""
+    """Links a folder, unless the overlay has a real one there; removes a link that leads nowhere."""
     if own.is_symlink():
         if shared.exists() and own.readlink() == shared:
             return

@@ -166,7 +166,7 @@ class StoreBuilder(StoreSteps):
         here = runner(size, self.path, files_of(graph))
         kept = kept_entries(graph.indptr, graph.indices, assignment, here)
         measured = quality(graph, assignment, count, kept).as_dict()
-        # Nodes without a client go to one more client, whose shard is not made.
+        # Nodes without a client go to one more client, and its shard is not made.
         assignment = np.where(assignment == NO_CLIENT, np.int32(count), assignment)
         label = np.full(graph.nodes, -1) if pairs_only else graph.of_nodes(graph.y)
         memory = memory_of(graph, assignment, kept, self.dtype, layout)

@@ -193,7 +193,7 @@ class StoreSteps(ABC):
         return Files.of_packs([self.path / each for each in places], kind, records, clients, pack)
 
     def _clients(self, clients: int, pack: int, classes: int) -> tuple[Clients, int]:
-        """Makes the table of all clients, whose shards are finished, and counts their values of sparse features."""
+        """Makes the table of all clients from finished shards, and counts their values of sparse features."""
         files = self._files(shard_path, "shard", clients, pack)
         packs = (Pack(self.path / shard_path(each), "shard") for each in ranges(clients, pack))
         columns, values = sizes(packs, classes)

@@ -158,7 +158,7 @@ def _read_batches(run: Path, name: str) -> list[pa.RecordBatch]:
     batches = []
     try:
         for batch in _batches(path):
-            # After the noted rounds there is at most a batch whose line a kill prevented.
+            # A batch after the noted rounds is one for which a kill prevented the line.
             if batch.number <= max(noted, default=batch.number):
                 require_noted(run, batch.number, batch.digest, noted)
                 batches.append(batch.rows)

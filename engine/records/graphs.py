@@ -118,7 +118,7 @@ def digest_of_graphs(config: Config) -> str | None:
 
 
 def gone(config: Config) -> list[Path]:
-    """Returns the paths of the user's own graphs whose files are gone."""
+    """Returns the paths of the user's own graphs that are gone."""
     paths = [graph_at(source.path) for source in sources(config) if source.key == "files"]
     return [path for path in paths if is_gone(path)]
 

@@ -90,5 +90,5 @@ def _of_file(file: str | None) -> str | None:
 
 
 def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Returns the names of the inputs whose content differs; an input that only one side knows is not compared."""
+    """Returns the names of the inputs that differ in content; an input that only one side knows is not compared."""
     return sorted(name for name in old.keys() & new.keys() if old[name] != new[name])

@@ -58,7 +58,7 @@ def runs_here(config: Config) -> Path:
 
 
 def run_place(config: Config, folder: Path) -> Path | str:
-    """Returns the place of a run whose local folder is given: the folder, or its address if `run.root` is one."""
+    """Returns the place of a run, given its local folder: the folder, or its address if `run.root` is one."""
     root = config.run.root
     if not is_address(root):
         return folder

@@ -165,7 +165,7 @@ def _exchange(config: Config, nodes: int, features: int, dtype: str) -> int:
 
 
 def _rows_of_store(store: Store, config: Config) -> int:
-    """Counts rows of a store whose hops are to be made; neighbours of labelled ones are estimated from some clients."""
+    """Counts rows of a store that need hops; neighbours of labelled ones are estimated from some clients."""
     manifest, options = store.manifest, config.kernel()
     if options.folder is None:
         return 0

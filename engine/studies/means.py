@@ -54,7 +54,7 @@ def is_of_sample(figure: str, figures: Mapping[str, float]) -> bool:
 
 
 def is_short(figure: str) -> bool:
-    """Returns whether a figure is the short name of a number, whose mean the table chooses."""
+    """Returns whether a figure is the short name of a number; the table chooses its mean."""
     scope, _, rest = figure.partition(".")
     return scope in SCOPES and scope != "domains" and rest in [f"{m}.{part}" for m in MOMENTS for part in PARTS]
 

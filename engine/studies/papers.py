@@ -252,7 +252,7 @@ class PaperStudy(Selected):
 
     @property
     def command(self) -> str:
-        """The words for continuing the sweep, which `shoal reproduce` makes, and no command of its own."""
+        """The words for continuing the sweep, which `shoal reproduce` makes."""
         return "the same shoal reproduce"
 
     def folder(self, root: Path, name: str) -> Path:

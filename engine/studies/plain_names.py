@@ -78,7 +78,7 @@ def score_name(figure: str, figures: Mapping[str, float], *, short: bool = False
 
 
 def _metric_of(figure: str, figures: Mapping[str, float]) -> str:
-    """Returns the metric whose mean a short figure is; the means of accuracy stand beside it, without a name."""
+    """Returns the metric of which a short figure is a mean; means of accuracy stand without a name of a metric."""
     value, means = figures.get(figure), (NODES, POOLED, "clients")
     if value in [figures.get(f"{figure}.{mean}", math.nan) for mean in means]:
         return ACCURACY

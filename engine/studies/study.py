@@ -40,7 +40,7 @@ class Selection:
 
     @classmethod
     def plain(cls, values: Mapping[str, str]) -> "Selection":
-        """Makes a selection whose overrides are its keys and values."""
+        """Makes a selection with its keys and values as overrides."""
         return cls(dict(values), tuple(f"{key}={value}" for key, value in values.items()))
 
 

@@ -52,7 +52,7 @@ OF_DATA = ("data", "partition", "task", "evaluation")
 
 
 def shared_keys(groups: Sequence[Group]) -> list[str]:
-    """Returns the keys whose values groups must share to be compared: all that vary, but those of the method.
+    """Returns the keys that groups must share to be compared: all that vary, but those of the method.
 
     A key with a single value for each method, such as a rate that validation chose, belongs to the method. If methods
     do not vary, all keys but those of the data are compared.
@@ -226,7 +226,7 @@ def _against(text: str, groups: Sequence[Group], names: PlainNames) -> dict[str,
 
 
 def _arrange(read: _Read, layout: Layout) -> tuple[list[str], str | None]:
-    """Chooses the keys that name a row, and the key whose values are the columns, if any."""
+    """Chooses the keys that name a row, and the key that has the columns as values, if any."""
     groups = read.numbers.groups
     if layout.rows or layout.columns or len(read.figures) > 1:
         return list(layout.rows) or [key for key in list_varied(groups) if key != layout.columns], layout.columns

@@ -81,7 +81,7 @@ class Sweep:
                 raise ShoalError(f"{' and '.join(same)} are one run; leave one of them out of the sweep")
         config = self.plans[0].config
         self.folder = study.folder(root_of(config), config.name)
-        # Forks train a share of their rounds; the runs whose rounds they share are trained before, in part.
+        # Forks train a share of their rounds. The runs that they share the others with are trained before, in part.
         self.shares: Sequence[float] = [1.0] * len(self.rows)
         self.before: Sequence[tuple[str, RunPlan, float]] = ()
         # Runs that another process is at work on, by their place.
