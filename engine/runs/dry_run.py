@@ -55,9 +55,9 @@ from shoal.storage.store.view import Cache, View
 
 # A pass over a client takes several times the memory of its data.
 SHARE_TO_MEASURE = 16
-# Of a store, in which labelled nodes and their neighbours are counted.
+# Labelled nodes and their neighbours are counted in so many clients of a store.
 COUNTED_CLIENTS = 4
-# Multiplications of a layer in a step, in bfloat16 on a processor (`benchmarks/fast_paths.py`).
+# bfloat16 pays on a processor from so many multiplications of a layer in a step (`benchmarks/fast_paths.py`).
 PAYS_FROM = 2**24
 
 
@@ -82,10 +82,10 @@ class _Disk(NamedTuple):
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Sizes of a dataset, from its store or, where there is none yet, from its graph.
+    """The sizes of a dataset, from its store or, if there is none yet, from its graph.
 
-    `items` are what has labels, nodes, graphs or pairs, as `what` says; `entries` directed edges; `values` the stored
-    values of sparse features, None of dense ones; `graphs_of_node` is as of `ClientInfo`.
+    `items` have labels, and `what` says what they are: nodes, graphs or pairs. `entries` are directed edges, `values`
+    the stored values of sparse features, None of dense ones; `graphs_of_node` is as in `ClientInfo`.
     """
 
     items: int
@@ -136,7 +136,7 @@ def _sizes_of_graph(config: Config) -> _Sizes:
     if graph.copy_of is not None and graph.split is not None and data.split == "public":
         most = int(np.bincount(graph.copy_of[graph.of_nodes(graph.split) == TRAIN]).max(initial=0))
     if config.task == "edge":
-        # All edges, if none joins two clients, and as many pairs without one.
+        # At most all edges are items, if none joins two clients, and as many pairs without an edge.
         items, what, classes = graph.entries, "pair", LABELS
     rows = rows_to_keep(graph.indptr, graph.indices, graph.of_nodes(graph.y), config.propagation)
     disk = _Disk(
@@ -153,7 +153,7 @@ def _sizes_of_graph(config: Config) -> _Sizes:
 
 
 def _exchange(config: Config, nodes: int, features: int, dtype: str) -> int:
-    """Bytes of the scratch files while hops run over edges between clients; 0: they do not."""
+    """Returns bytes of the scratch files while hops run over edges between clients; 0: they do not."""
     if config.kernel().boundaries is None:
         return 0
     from shoal.engine.preparing.cross_edges import scratch_bytes
@@ -162,7 +162,7 @@ def _exchange(config: Config, nodes: int, features: int, dtype: str) -> int:
 
 
 def _rows_of_store(store: Store, config: Config) -> int:
-    """Rows of a store whose hops are to be made; with neighbours of labelled ones an estimate from some clients."""
+    """Counts rows of a store that need hops; neighbours of labelled ones are estimated from some clients."""
     manifest, options = store.manifest, config.kernel()
     if options.folder is None:
         return 0
@@ -247,7 +247,8 @@ def expected(plan: RunPlan) -> Expected:
     beside = sum(several[0].info.parameters for name, several in built.items() if name != MODEL)
     parameters = np.array([len(model.w) + beside for model in models])
     moments = 2 if train.optimizer == "adam" and train.opt_state == "keep" else 0
-    # In copies of the models: what clients keep, and what is made of those in a round before it replaces that.
+    # Memory counts in copies of the models: those that clients keep, and those that a round makes before it replaces
+    # these.
     personal, mixes = algorithm.client_models != "global", "MIX" in type(algorithm).round.__code__.co_names
     of_features, held_of = ([feature.copies(feature.of(config))[place] for feature in features] for place in (0, 1))
     held = mixes or any(held_of)
@@ -257,7 +258,7 @@ def expected(plan: RunPlan) -> Expected:
     on_ray = config.engine.backend == "ray"
     peak = kept + int(copy * share * (states + (1 + on_ray) * held))
     if on_ray:
-        # What the clients of a cell make is in its host's memory as well, and in Ray's.
+        # Results of the clients of a cell are in its host's memory as well as in Ray's.
         peak += int(copy * busy * max(map(len, cells), default=0) / clients * (states + 2 * held))
     # Training nodes alone have at most as much as all nodes.
     scratch, *made, exchange = (step * (1 + config.data.inductive) for step in of.disk)
@@ -300,7 +301,7 @@ def expected(plan: RunPlan) -> Expected:
 
 
 def _bfloat16(models: Sequence[FlatModel], rows: int, sparse: bool) -> str:
-    """How this processor multiplies in bfloat16 in steps of so many rows, and where it does not pay."""
+    """Says how this processor multiplies in bfloat16 in steps of so many rows, and whether float32 is faster."""
     text = f"bfloat16, this processor has {bfloat16_support()}"
     if sparse:
         return f"{text}; sparse rows are multiplied in float32"
@@ -311,7 +312,7 @@ def _bfloat16(models: Sequence[FlatModel], rows: int, sparse: bool) -> str:
 
 
 def _computed_hops(config: Config, nodes: int, of: _Sizes, cached: int) -> str:
-    """What a visit computes; refused as by a host where its cache is too small for a client of so many nodes."""
+    """Says what a visit computes; refuses, as a host does, a cache that is too small for a client of so many nodes."""
     if of.values is None:
         require_room_for_hops(config.propagation, nodes, of.features, cached)
     most = hops_bytes(nodes, of.features, replace(config.propagation, rows="all"))
@@ -327,12 +328,12 @@ def _span(seconds: np.ndarray) -> str:
 def _mean_client(
     info: ClientInfo, features: int, entries: int, propagation: PropagationOptions, a_row: int | None
 ) -> View:
-    """Random numbers and random edges in the shape of a mean client; sparse ones with `a_row` values a row."""
+    """Makes random features and edges in the shape of a mean client; sparse features have `a_row` values a row."""
     rng = np.random.default_rng(0)
     indptr = np.linspace(0, entries if info.nodes else 0, info.nodes + 1).astype(np.int32)
     graph, starts, sizes = None, np.zeros(1, dtype=np.int64), np.array([max(info.nodes, 1)])
     if info.graphs is not None:
-        # Of small graphs every edge stays in its own.
+        # Every edge joins nodes of one small graph.
         graph = np.arange(info.nodes) * min(info.graphs, info.nodes) // max(info.nodes, 1)
         bounds, of_entry = first_rows(graph), np.repeat(graph, np.diff(indptr))
         starts, sizes = bounds[of_entry], np.diff(bounds)[of_entry]
@@ -368,8 +369,8 @@ def _random_rows(nodes: int, features: int, a_row: int, rng: np.random.Generator
 
 
 def _measure(model: FlatModel, path: str, data: View, info: ClientInfo, train: TrainOptions) -> tuple[float, float]:
-    """Seconds of one training epoch and one forward pass over a client."""
-    # Cross-entropy: the method's own loss may need a download.
+    """Measures the seconds of a training epoch and of a forward pass over a client."""
+    # The loss is cross-entropy, since the method's may need a download.
     form = analytic(model) if path == ANALYTIC else None
     trainer = LocalTrainer({MODEL: model}, replace(train, epochs=1), Algorithm(), form)
     times = []

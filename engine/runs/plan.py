@@ -1,4 +1,4 @@
-"""A run that is possible, as far as its config tells: checked once, before data is read, and taken by every command."""
+"""The plan of a run: its config, checked once before data is read; every command on configs takes one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class RunPlan:
 
     @classmethod
     def of(cls, config: Config, trains: bool = True) -> "RunPlan":
-        """Checks method, models, device, dataset, callbacks and rounds of a config; a ShoalError names a key.
+        """Checks method, models, device, dataset, callbacks and rounds of a config. A ShoalError names the key.
 
         Without `trains`, to prepare and export, it needs no callbacks, no learning rates and no trace.
         """
@@ -79,7 +79,7 @@ class RunPlan:
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """Digests of the files that the config names, read once; raises ShoalError if one cannot be read."""
+        """The digests of the files that the config names, read once. Raises ShoalError: one cannot be read."""
         return inputs.contents(self.config)
 
     @cached_property
@@ -89,11 +89,11 @@ class RunPlan:
 
     @property
     def place(self) -> Path | str:
-        """Where the run is kept: its folder, or its address as text."""
+        """The place of the run: its folder, or its address as text."""
         return run_place(self.config, self.folder)
 
     def bring(self) -> None:
-        """Brings what there is of the run at its address, if it has one, to `folder`; as `bring_here`."""
+        """Brings the run from its address, if it has one, to `folder`; as `bring_here`."""
         if isinstance(self.place, str):
             from shoal.engine.runs.remote_run import bring_here
 
@@ -105,7 +105,7 @@ class RunPlan:
 
 
 def plan_of(config: Config, centralized: bool = False) -> Plan:
-    """The rounds of a config; the single client of a centralized method takes part in every round."""
+    """Plans the rounds of a config; the single client of a centralized method takes part in every round."""
     participation = ParticipationOptions() if centralized else config.participation
     clients, fleet = config.partition.clients, None
     newcomers = () if centralized else draw_newcomers(config.data.newcomers, clients, config.seed)
