@@ -27,7 +27,7 @@ LISTED = {
     "engine": """
         engine cli clock past pages studies runs preparing cluster screen callbacks hosts stages/hostile stages/robust
         stages/privacy stages/secure stages/compression stages/digests stages records
-        participation rounds simulation messages config sections
+        schedules rounds simulation messages config sections
     """,
     "algorithms": """
         methods/adafgl methods/fedgpl methods/fedpub methods/fedsage_plus methods/fggp methods/gcfl_plus methods

@@ -43,15 +43,16 @@ from shoal.engine.cluster.states import (
     write_in_parallel,
 )
 from shoal.engine.config.config import Config
-from shoal.engine.hosts.backend import ServerLost, server_device, server_of
+from shoal.engine.hosts.backend import ServerLost, server_device
 from shoal.engine.hosts.device import DeviceLost, give_back_memory, resident
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
-from shoal.engine.participation.sampling import Plan
 from shoal.engine.records.checkpoint import write_clients
 from shoal.engine.rounds.costs import Live, Watch, seconds_of_kernels, unwatched, working_clock
 from shoal.engine.rounds.evaluation import Columns
+from shoal.engine.rounds.sampling import Plan
+from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
@@ -395,7 +396,7 @@ class ServerActor:
             engine, seconds = config.engine, seconds_for_one(config)
             self._pool = RayPool(hosts, job, engine.cell_timeout, engine.retries, own, seconds)
             with self._prints.capture(0):
-                self._server = server_of(job, plan, self._pool, state, server_device(config))
+                self._server = Server(job, plan, self._pool, state, server_device(config))
         except ShoalError as error:
             # An actor whose constructor raises counts as lost and would be started again; `ready` raises instead.
             self._refusal = ShoalError(*error.args, detail=error.detail)

@@ -145,14 +145,14 @@ RULES = (
         lambda c: c.participation.devices or c.participation.availability.kind in ("periodic", "weibull"),
     ),
     one_of("participation.candidates", "participation.selection", "power_of_choice"),
-    one_of("participation.ratio participation.count", "schedule.name", "synchronous", TIERS),
+    one_of("participation.ratio participation.count", "schedule.name", "synchronous", TIERS, OWN),
     Rule(
         (*(f"participation.{key}" for key in PARTICIPATION[2:]), "data.newcomers", "engine.on_client_error"),
         "schedule.name", "synchronous", lambda c: c.schedule.synchronous,
     ),
     Rule(
         ("schedule.name",), "algorithm.name", f"{', '.join(AVERAGE_ONE_MODEL)} or {OWN}",
-        lambda c: c.algorithm.name in AVERAGE_ONE_MODEL or is_own(c.algorithm.name),
+        lambda c: c.algorithm.name in AVERAGE_ONE_MODEL or is_own(c.algorithm.name) or is_own(c.schedule.name),
     ),
     Rule(("schedule.name",), "data.cross_edges", "drop or hops", lambda c: c.data.cross_edges not in READ_SUMS),
     one_of("schedule.devices schedule.network schedule.seed", "schedule.name", FEDASYNC, "fedbuff", TIERS),

@@ -22,7 +22,7 @@ from shoal.storage.options.types import (
 
 @dataclass(frozen=True, config=CLOSED)
 class AvailabilityOptions(WithShortForm):
-    """When clients are online (`shoal.engine.participation.availability`). A kind alone stands for the section.
+    """When clients are online (`shoal.engine.schedules.availability`). A kind alone stands for the section.
 
     Attributes:
         kind: In all rounds (`always`); each client in the same part of every period, from a place of its own on
@@ -61,7 +61,7 @@ class ParticipationOptions:
         over_selection: So many times the clients are drawn, rounded up; those that finish first take part.
         dropout: Chance that a drawn client drops out of the round.
         selection: How clients are drawn: uniformly (`random`), by `loss`, `oort`, `power_of_choice`, or by
-            `my_file.py:Select`; see `shoal.engine.participation.selection`.
+            `my_file.py:Select`; see `shoal.engine.schedules.selection`.
         candidates: Clients among which `power_of_choice` chooses; null: twice as many as it chooses.
     """
 
@@ -110,7 +110,8 @@ class ScheduleOptions(WithShortForm):
 
     Attributes:
         name: With the uploads of a cohort, round by round (`synchronous`), with every upload (`fedasync`), with every
-            `buffer` uploads (`fedbuff`), or with those of a cohort of one of `tiers`, which come in simulated time.
+            `buffer` uploads (`fedbuff`), or with those of a cohort of one of `tiers`, which come in simulated time; or
+            as `my_file.py:Mine` says.
         concurrency: Clients that train at a time.
         buffer: Uploads of a step of `fedbuff`.
         tiers: Groups of clients of about one speed, the fastest first; sizes differ by one client at most.
@@ -125,7 +126,7 @@ class ScheduleOptions(WithShortForm):
     """
 
     short: ClassVar[str] = "name"
-    name: Literal["synchronous", "fedasync", "fedbuff", "tiers"] = "synchronous"
+    name: Annotated[Name, word_or_own("synchronous", "fedasync", "fedbuff", TIERS, own="MySchedule")] = "synchronous"
     concurrency: Positive = 10
     buffer: Positive = 10
     tiers: Positive = 5

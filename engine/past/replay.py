@@ -183,7 +183,7 @@ def replay(run: Path, number: int, client: int, changes: Sequence[str] = (), deb
         ShoalError: The run has no such round, the client no visit in it, or the method's code failed.
     """
     past = PastRun(run).of_round(number)
-    if past.plan.rounds.asynchronous is not None:
+    if not past.config.schedule.synchronous:
         name = past.config.schedule.name
         raise ShoalError(run, "schedule.name", f"only visits of synchronous rounds are replayed, not those of {name}")
     cohort = past.cohort(number)

@@ -10,9 +10,9 @@ from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.protocol import Reduce, Tree
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Outcome, one_by_one
-from shoal.engine.participation.sampling import evaluation_cell
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.rounds.costs import unwatched
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.storage.errors import ShoalError
@@ -100,7 +100,7 @@ def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRoun
     `past` is the run that trained the round. Raises ShoalError: as `PastRun.after`; the run is asynchronous.
     """
     past.require_read(number)
-    if past.plan.rounds.asynchronous is not None:
+    if not past.config.schedule.synchronous:
         raise ShoalError(past.path, "schedule.name", "only uploads of synchronous rounds are attacked; take such a run")
     before, method, backend = past.after(number - 1), past.plan.algorithm, _Listening()
     backend.found, backend.wanted = [], clients

@@ -23,7 +23,6 @@ from shoal.engine.messages.cell import NO_STAGES, Cell, OfStages, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import model_of
 from shoal.engine.messages.trainers import BATCHED
-from shoal.engine.participation.sampling import Drawn, Group, Plan, Schedule, cell_size_of, evaluation_cell, form_cells
 from shoal.engine.rounds.costs import MISSING, Meter, Pool, Watch, unwatched, working_clock
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.evaluation import Columns, Evaluator, client_scores, newest
@@ -36,10 +35,10 @@ from shoal.engine.rounds.protocol_checks import (
     require_untouched,
 )
 from shoal.engine.rounds.reduction import Sums, Uploads, combine, require_finite
+from shoal.engine.rounds.sampling import Group, Plan, cell_size_of, evaluation_cell, form_cells
 from shoal.engine.rounds.stage import Phase, Round, SkipRound, Stage, make_stages
-from shoal.engine.rounds.state import IN_BLOCK, FederationState, ScoreTable
+from shoal.engine.rounds.state import IN_BLOCK, SELECTION, STAGES, FederationState, ScoreTable
 from shoal.storage.errors import ShoalError
-from shoal.storage.store.store import Store
 
 TreeT = TypeVar("TreeT")
 # Among clients that are missing in the line of a round, those that answered in vain.
@@ -80,8 +79,6 @@ class Server:
         self._models = {name: [built.info for built in built] for name, built in self._built.items()}
         self._initial = job.initial(model_of(self._built, self.infos[0], MODEL), MODEL, 0)
         self._version = self._initial._version
-        # That of another kind of server is another one.
-        self._exchange: Callable[..., Exchange] = Exchange
         trainers = job.trainers(store, self.algorithm, [built.flat for built in self._built[MODEL]])
         self._batched = BATCHED in trainers
         self._cell_size = cell_size_of(plan.cell_size, trainers)
@@ -103,21 +100,12 @@ class Server:
         # Code of the user's trains.
         self._own = bool(job.texts) or not type(self.algorithm).__module__.startswith(OURS)
         self.state = FederationState(server=moved(self._set_up(), CPU)) if state is None else state
-        self.schedule = Schedule(plan, len(self.infos), job.seed, self._draw_of(store))
+        self.schedule = plan.schedule(plan, job, store, self.algorithm, self._built[MODEL])
+        self._exchange: Callable[..., Exchange] = self.schedule.exchange or Exchange
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
         return self.schedule.cohort(round_number)
-
-    def _draw_of(self, store: Store) -> Callable[[int, Tree, bool], Drawn] | None:
-        """What says who takes part, where it is not the uniform draw alone; raises a ShoalError if no client can."""
-        if not self.plan.participation.simulates:
-            return None
-        from shoal.engine.participation.participation import Participation, unknown
-
-        if self.plan.participation.selection != "random":
-            self.state.known = self.state.known or unknown(len(self.infos))
-        return Participation(self.plan, self.job, store, self.algorithm, self._built[MODEL]).draw
 
     def round(self, watch: Watch = unwatched) -> dict[str, Any]:
         """Runs and commits one round, and gives its line of metrics.jsonl; if it raises, the state is as before.
@@ -131,7 +119,8 @@ class Server:
         self._where = f"round {number}: {type(self.algorithm).__name__}"
         try:
             # 1. The cohort, and a copy of the state that the round may change.
-            drawn, next_state = self.schedule.draw(number, self.state.known), self.state.next_state(number)
+            drawn = self.schedule.begin(number, self.state.extras.get(SELECTION, {}))
+            next_state = self.state.next_state(number)
             cohort = drawn.cohort
             meter = Meter(number, self.infos, self._pool, watch)
             exchange = self._exchange(
@@ -144,7 +133,7 @@ class Server:
                 exchange.begin()
                 if cohort or self._acts_alone:
                     context = self._context(number, records if self.plan.keep_records else None)
-                    self.run_method(exchange, context, partial(self.schedule.is_last_visit, round_number=number))
+                    self.run_method(exchange, context, partial(self.schedule.is_last_visit, number=number))
                     meter.note(context.notes)
             except SkipRound as skipped:
                 records, next_state = {}, exchange.skip(skipped)
@@ -166,10 +155,7 @@ class Server:
                     self._welcome(next_state, meter)
                 scopes = self._evaluator.evaluate(exchange, model, sample) if due else None
             # 5. The commit.
-            if next_state.known:
-                from shoal.engine.participation.participation import noted
-
-                next_state.known = noted(drawn.state, meter.losses, exchange.cohort, number)
+            next_state.extras[SELECTION] = self.schedule.note(number, drawn.state, meter.losses, exchange.cohort)
             self.state = next_state
         except BaseException as error:
             raise_named(self.algorithm, self._hook, error, f"{self._where}: ")
@@ -420,9 +406,8 @@ class Exchange:
         """Asks the stages what they send along with a phase; raises as they do."""
         self._exchanges += bool(ask.up and ids)
         state, lost = self.next_state, self._missing | self.meter.failures.keys()
-        phase = Phase(
-            ask, state.round, self.cohort, ids, lost, self._exchanges, self.reply is None, state.release, self.columns
-        )
+        kept = state.extras.setdefault(STAGES, {})
+        phase = Phase(ask, state.round, self.cohort, ids, lost, self._exchanges, self.reply is None, kept, self.columns)
         if self._stages:
             wanted = {stage.name: wants for stage in self._stages if (wants := stage.before(phase)) is not None}
             self._of_stages = OfStages(

@@ -23,7 +23,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
 if TYPE_CHECKING:
-    from shoal.engine.participation.sampling import Plan
+    from shoal.engine.rounds.sampling import Plan
 
 
 class SkipRound(Exception):

@@ -23,12 +23,12 @@ from shoal.engine.messages.job import require_room_for_hops
 from shoal.engine.messages.models import assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
 from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
-from shoal.engine.participation.sampling import Schedule, cell_size_of, form_cells
 from shoal.engine.preparing.checks import read_graph, require_fitting_data, require_whole
 from shoal.engine.preparing.client_files import shards_bytes
 from shoal.engine.preparing.identity import identity, require_identity, store_or_overlay
 from shoal.engine.preparing.store_builder import given_codes
 from shoal.engine.records.graphs import remote_of
+from shoal.engine.rounds.sampling import Schedule, cell_size_of, form_cells
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console

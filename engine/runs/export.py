@@ -17,11 +17,11 @@ from shoal.algorithms.protocol import MODEL, Tree, only_trains, parameters_key
 from shoal.engine.config.config import load_config
 from shoal.engine.hosts.host import Host, Visit
 from shoal.engine.messages.job import Job, make_job
-from shoal.engine.participation.sampling import evaluation_cell
 from shoal.engine.records import checkpoint, inputs
 from shoal.engine.records.outputs import BESIDE, MODELS, OF_DOMAINS, PREDICTIONS, export_folder
 from shoal.engine.records.run_folder import CHECKPOINTS, read_summary
 from shoal.engine.records.tensors import write_tensors
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan

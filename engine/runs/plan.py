@@ -13,9 +13,14 @@ from shoal.engine.callbacks.callback import Callback
 from shoal.engine.callbacks.calls import load_callbacks
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import own_among
-from shoal.engine.config.round_sections import TIERS, ParticipationOptions
+from shoal.engine.config.round_sections import FEDASYNC, ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
-from shoal.engine.participation.sampling import (
+from shoal.engine.preparing.checks import require_known
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.records import inputs
+from shoal.engine.records.run_folder import run_path, run_place
+from shoal.engine.rounds.measures import measures_of
+from shoal.engine.rounds.sampling import (
     IN_BATCHES,
     ONE_BY_ONE,
     Plan,
@@ -28,11 +33,7 @@ from shoal.engine.participation.sampling import (
     require_selection,
     require_without,
 )
-from shoal.engine.preparing.checks import require_known
-from shoal.engine.preparing.prepare import prepare
-from shoal.engine.records import inputs
-from shoal.engine.records.run_folder import run_path, run_place
-from shoal.engine.rounds.measures import measures_of
+from shoal.engine.schedules import choose_schedule
 from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.store.store import Store
@@ -107,19 +108,13 @@ class RunPlan:
 def plan_of(config: Config, centralized: bool = False) -> Plan:
     """Plans the rounds of a config; the single client of a centralized method takes part in every round."""
     participation = ParticipationOptions() if centralized else config.participation
-    clients, fleet = config.partition.clients, None
+    clients = config.partition.clients
     newcomers = () if centralized else draw_newcomers(config.data.newcomers, clients, config.seed)
     online = None if participation.trace is None else read_trace(participation.trace, clients)
     if participation.availability.kind != "always":
-        from shoal.engine.participation.availability import online_of
+        from shoal.engine.schedules.availability import online_of
 
         online = online_of(participation.availability, clients, config.rounds, participation.seed)
-    if participation.devices is not None and participation.network is not None:
-        from shoal.engine.simulation.schedule import DEVICES, NETWORKS, Fleet, read_classes
-
-        devices = read_classes(participation.devices, "devices", DEVICES)
-        links = read_classes(participation.network, "networks", NETWORKS)
-        fleet = Fleet.of(devices, links, clients, participation.seed)
     if not centralized:
         require_without(participation.without, clients)
         clients -= len(newcomers)
@@ -136,16 +131,11 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
         size = IN_BATCHES if batches else ONE_BY_ONE
     evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
-    asynchronous = None
-    if not config.schedule.synchronous:
-        from shoal.engine.simulation.events import Asynchronous
-
-        asynchronous = Asynchronous.of(config.schedule, config.partition.clients, participation)
-        if config.schedule.name != TIERS:
-            participation = ParticipationOptions(count=config.schedule.in_step)
-    own = own_among("participation.selection", [participation.selection])
+    schedule = choose_schedule(config, participation)
+    if config.schedule.name in (FEDASYNC, "fedbuff"):
+        participation = ParticipationOptions(count=config.schedule.in_step)
     keeps = config.run.keep_records
     return Plan(
         config.rounds, participation, evaluation.every, size, online, keeps, sample, newcomers,
-        evaluation.newcomer_epochs, fleet, own, asynchronous, evaluation.last,
+        evaluation.newcomer_epochs, evaluation.last, schedule,
     )  # fmt: skip

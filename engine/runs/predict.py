@@ -11,8 +11,8 @@ from torch import Tensor
 
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.hosts.host import Visit
-from shoal.engine.participation.sampling import evaluation_cell
 from shoal.engine.preparing.checks import require_weights_used
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.runs.export import Reopened, reopen
 from shoal.storage.datasets.features.features import check_finite, made_features, row_normalized

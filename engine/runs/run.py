@@ -15,7 +15,7 @@ from shoal.engine.callbacks.calls import asks_for_predictions
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.run_identity import steering
-from shoal.engine.hosts.backend import Backend, LocalBackend, server_of
+from shoal.engine.hosts.backend import Backend, LocalBackend
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.identity import published_digests
@@ -33,6 +33,7 @@ from shoal.engine.records.run_folder import (
     runs_here,
     unfinished_relatives,
 )
+from shoal.engine.rounds.server import Server
 from shoal.engine.runs.driver import Driver, go_on_from
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.head import show, shown_path
@@ -165,7 +166,7 @@ def require_set_up(plan: RunPlan, store: Store) -> None:
     """Makes the server of a run on its store as the run will. Raises ShoalError: the method refuses it."""
     job = make_job(plan.config, store, plan.folder.name)
     job.sketch_models(store, plan.algorithm)
-    server_of(job, plan.rounds, LocalBackend(), None)
+    Server(job, plan.rounds, LocalBackend(), None)
 
 
 def _plan(config: Config) -> RunPlan:

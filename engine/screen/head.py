@@ -9,7 +9,7 @@ from shoal.engine.config.names import shown_name
 from shoal.engine.config.round_sections import TIERS
 from shoal.engine.screen.progress import say
 from shoal.storage.options.dataset_names import NOT_IN_MEMORY
-from shoal.storage.options.types import is_address
+from shoal.storage.options.types import is_address, is_own
 
 MADE = tuple(name for module, names in NOT_IN_MEMORY if module.startswith("synthetic.") for name in names)
 
@@ -71,6 +71,8 @@ def _data(config: Config, cohort: bool = True) -> str:
         return clients
     if not config.schedule.synchronous:
         own = config.schedule
+        if is_own(own.name):
+            return f"{clients}, {shown_name(own.name)}"
         return (
             f"{clients}, {f'in {own.tiers:,}' if own.name == TIERS else f'{own.concurrency:,} at a time,'} {own.name}"
         )

@@ -7,12 +7,12 @@ from pydantic import AfterValidator, BeforeValidator
 from shoal.storage.options.types import absolute, is_own
 
 
-def word_or_own(*words: str, table: bool = False) -> AfterValidator:
-    """Returns a check for one of some words, or a function of the user's, or as a `table` a CSV."""
+def word_or_own(*words: str, table: bool = False, own: str = "my_function") -> AfterValidator:
+    """Returns a check for one of some words, or a function or class of the user's, or as a `table` a CSV."""
 
     def check(name: str) -> str:
         if name not in words and not (is_csv if table else is_own)(name):
-            raise ValueError(f"expected {', '.join(words)} or {'my_file.csv' if table else 'my_file.py:my_function'}")
+            raise ValueError(f"expected {', '.join(words)} or {'my_file.csv' if table else f'my_file.py:{own}'}")
         return name
 
     return AfterValidator(check)

@@ -191,7 +191,7 @@ def test_a_clip_that_adapts_there(here: Run, run_there: Run) -> None:
     keys = {**KEYS, "privacy.unit": "client", "privacy.noise": 0.2, "privacy.quantile": 0.5, "model.name": "sgc"}
     found = [run(keys) for run in (run_there, here)]
     assert_same(*found)
-    assert found[0].state.release["clip"] == found[1].state.release["clip"] != 1.0
+    assert found[0].state.extras["stages"]["clip"] == found[1].state.extras["stages"]["clip"] != 1.0
 
 
 @pytest.mark.exhaustive

@@ -26,7 +26,7 @@ from shoal.engine.stages.compression.section import COMPRESSION as COMPRESSION_S
 from shoal.engine.stages.compression.section import CommunicationOptions
 
 if TYPE_CHECKING:
-    from shoal.engine.participation.sampling import Plan
+    from shoal.engine.rounds.sampling import Plan
 
 # Numbers of a tensor; a smaller one, as a count of every class, is sent whole.
 LEAST = 256

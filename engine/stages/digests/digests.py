@@ -11,7 +11,7 @@ from shoal.engine.rounds.stage import AtClient, Phase, Stage
 
 if TYPE_CHECKING:
     from shoal.engine.messages.job import Job
-    from shoal.engine.participation.sampling import Plan
+    from shoal.engine.rounds.sampling import Plan
 
 # Key of phases, clients and digests in the line of a round, and of a digest in the notes of a client.
 UPLOADS, DIGEST = "uploads", "digest"

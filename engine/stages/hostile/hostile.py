@@ -30,7 +30,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.user_code.user_code import UserCode
 
 if TYPE_CHECKING:
-    from shoal.engine.participation.sampling import Plan
+    from shoal.engine.rounds.sampling import Plan
 
 KIND = "attack.kind"
 # Numbers of hostile clients that are shown.

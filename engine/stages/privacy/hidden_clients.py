@@ -25,7 +25,7 @@ from shoal.engine.stages.privacy.section import PrivacyOptions
 from shoal.storage.errors import ShoalError
 
 if TYPE_CHECKING:
-    from shoal.engine.participation.sampling import Plan
+    from shoal.engine.rounds.sampling import Plan
 
 # The entry of uploads by which the clip adapts: 1/2 from a client with a norm of at most the clip, else -1/2.
 WITHIN = "privacy/within"

@@ -28,7 +28,7 @@ from shoal.storage.errors import ShoalError
 
 if TYPE_CHECKING:
     from shoal.engine.messages.job import Job
-    from shoal.engine.participation.sampling import Plan
+    from shoal.engine.rounds.sampling import Plan
 
 
 def norms_of(method: Algorithm) -> dict[str, float | None]:

@@ -28,7 +28,7 @@ from shoal.engine.stages.robust.section import ROBUST, AggregationOptions
 from shoal.storage.errors import ShoalError
 
 if TYPE_CHECKING:
-    from shoal.engine.participation.sampling import Plan
+    from shoal.engine.rounds.sampling import Plan
 
 # Clients that f hostile ones need: a f + b.
 NEEDED = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3)}

@@ -20,7 +20,7 @@ from shoal.engine.stages.secure.secure import Secure
 from shoal.storage.errors import ShoalError
 
 if TYPE_CHECKING:
-    from shoal.engine.participation.sampling import Plan
+    from shoal.engine.rounds.sampling import Plan
 
 
 def require_possible(config: Config, cohort: int) -> None:

@@ -17,8 +17,8 @@ from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Reduce, Replies, Upload
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.cell import Cell, Outcome, PartialSum, one_by_one
-from shoal.engine.participation.sampling import draw_cohort, form_cells
 from shoal.engine.rounds.reduction import Sums, Uploads, combine, reduce_cell, upload_bytes
+from shoal.engine.rounds.sampling import draw_cohort, form_cells
 
 
 def reduce(

@@ -13,8 +13,8 @@ from support.stages import pass_through
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Upload
-from shoal.engine.participation.sampling import evaluation_cell
 from shoal.engine.rounds.reduction import upload_bytes
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.stages.compression import compression

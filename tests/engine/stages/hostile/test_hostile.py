@@ -18,7 +18,7 @@ from shoal.algorithms.protocol import Ask, Reduce, Upload
 from shoal.algorithms.rng import key
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
-from shoal.engine.participation.sampling import evaluation_cell
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.dry_run import expected

@@ -21,7 +21,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.participation.sampling import evaluation_cell
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan

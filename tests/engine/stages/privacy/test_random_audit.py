@@ -26,7 +26,7 @@ from shoal.algorithms.training.clipped_rows import ClippedRows
 from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.hosts.backend import LocalBackend
-from shoal.engine.participation.sampling import draw_cohort
+from shoal.engine.rounds.sampling import draw_cohort
 from shoal.engine.rounds.server import Server
 from shoal.engine.stages.privacy.accounting import epsilon_after
 from shoal.engine.stages.privacy.hidden_clients import Release

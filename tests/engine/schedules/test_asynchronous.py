@@ -18,9 +18,10 @@ from shoal.algorithms.base import Ask, Context, Requests, Tree
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Mix, Reduce
 from shoal.engine.cluster.ray_pool import RayPool
-from shoal.engine.hosts.backend import server_of
+from shoal.engine.config.round_sections import ParticipationOptions, ScheduleOptions
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
+from shoal.engine.schedules.asynchronous import require_enough
 
 Start = Callable[..., Server]
 LR = 0.5
@@ -69,7 +70,7 @@ def test_steps_are_those_of_the_papers(start: Start, name: str, staleness: str) 
 def test_steps_of_tiers_are_those_of_fedat(start: Start, keys: dict[str, Any]) -> None:
     server = start({**PLAIN, **TIERS, **keys, "rounds": 20})
     models, tiers = [server.state.server["w"].numpy().copy()], dict[int, Any]()
-    updates, stale, members = [0] * server.plan.asynchronous.options.tiers, 0, dict[int, set[int]]()  # type: ignore[union-attr]
+    updates, stale, members = [0] * {**TIERS, **keys}["schedule.tiers"], 0, dict[int, set[int]]()
     for number in range(1, 21):
         line = server.round()
         (s,) = set(line["staleness"]["of_clients"])
@@ -163,14 +164,18 @@ def test_same_bits_on_two_hosts_after_a_resume_and_with_more_rounds(
     here, shorter = start(keys), start({**keys, "rounds": 4, "evaluation.every": 2})
     pool = RayPool(hosts, replace(here.job, id=f"{tmp_path}"), 60.0, 4)
     pool.require_data(range(6))
-    away = server_of(pool.job, here.plan, pool, None)
+    away = Server(pool.job, here.plan, pool, None)
     lines = []
     for _ in range(4):
         lines.append(here.round())
         assert away.round()["loss"] == lines[-1]["loss"]
         shorter.round()
     assert max(line["staleness"]["max"] for line in lines) > 0
-    again = start(keys, state=FederationState.from_tensors(*here.state.to_tensors()))
+    tensors, plain = here.state.to_tensors()
+    # Checkpoints of before the tiers were one of `extras` have these names.
+    tiers = {f"tier/{tier}/w" for tier in range(3)} if keys["schedule.name"] == "tiers" else set()
+    assert {name for name in tensors if name.split("/")[0] not in ("server", "client", "model", "scores")} == tiers
+    again = start(keys, state=FederationState.from_tensors(tensors, plain))
     longer = start(keys, state=FederationState.from_tensors(*shorter.state.to_tensors()))
     # One host is lost on the way.
     ray.kill(hosts[0], no_restart=False)
@@ -261,3 +266,16 @@ def test_model_that_the_state_lacks_is_named(start: Start) -> None:
 def test_model_of_unknown_work_is_refused(start: Start) -> None:
     with refused("schedule.name", says="the work of gcn here is not known"):
         start({**FEDBUFF, "model.name": "gcn", "model.fanouts": [3, 2]})
+
+
+def test_steps_of_more_clients_than_there_are_are_refused() -> None:
+    with refused("schedule.tiers", says="11 of 10 clients; choose from 1 to 10"):
+        require_enough(ScheduleOptions(name="tiers", tiers=11), 10, ParticipationOptions())
+    with refused(
+        "participation.count", says="4 clients of each tier, but one has 3; take fewer, or fewer schedule.tiers"
+    ):
+        require_enough(ScheduleOptions(name="tiers", tiers=3), 10, ParticipationOptions(count=4))
+    for keys in ({"concurrency": 11}, {"name": "fedbuff", "buffer": 11}):
+        (name,) = keys.keys() - {"name"}
+        with refused(f"schedule.{name}", says="11 of 10 clients; choose from 1 to 10"):
+            require_enough(ScheduleOptions(**{"name": "fedasync", **keys}), 10, ParticipationOptions())  # type: ignore[arg-type]

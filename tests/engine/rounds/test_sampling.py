@@ -21,7 +21,7 @@ from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.cell import one_by_one
-from shoal.engine.participation.sampling import (
+from shoal.engine.rounds.sampling import (
     IN_BATCHES,
     Plan,
     Schedule,

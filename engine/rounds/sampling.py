@@ -1,28 +1,28 @@
 """Which clients take part in a round, and in which cells."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import ClientInfo, ClientTable
-from shoal.algorithms.protocol import Tree, only_trains
+from shoal.algorithms.protocol import Replies, Tree, Upload, only_trains
 from shoal.algorithms.rng import key
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.cell import Cell, Kept
+from shoal.engine.messages.job import Job
+from shoal.engine.messages.models import BuiltModel
 from shoal.engine.messages.trainers import BATCHED
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
 from shoal.storage.options.types import is_own
-from shoal.storage.user_code.user_code import UserCode
+from shoal.storage.store.store import Store
 
-if TYPE_CHECKING:
-    # Few runs simulate time.
-    from shoal.engine.simulation.events import Asynchronous
-    from shoal.engine.simulation.schedule import Fleet
-
+# A schedule from the plan, the job, its store, the method, and the models that clients train.
+MakeSchedule = Callable[["Plan", Job, Store, Algorithm, Sequence[BuiltModel]], "Schedule"]
 # Sizes by name: a share of the clients that are visited, of a host's where they train one by one, and the most clients.
 ONE_BY_ONE, IN_BATCHES, SMALL_IN_BATCHES = "auto", "auto, in batches", "auto, small clients in batches"
 AUTOMATIC = {ONE_BY_ONE: (3, 16), IN_BATCHES: (8, 128), SMALL_IN_BATCHES: (4, 64)}
@@ -186,6 +186,146 @@ def read_trace(file: str, clients: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """The clients of a round.
+
+    Attributes:
+        cohort: Those that take part to its end, ascending.
+        numbers: What the line of the round has of them, by name.
+        state: Tensors by name that the next draw gets as `known`; they are in checkpoints.
+        missing: Clients that were drawn and take no part to the end, by what became of them: `dropped`, `late` or
+            `surplus`.
+    """
+
+    cohort: list[int]
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    state: Tree = field(default_factory=dict)
+    missing: Mapping[str, list[int]] = field(default_factory=dict)
+
+
+class Schedule:
+    """Says who takes part in each round, and from which model they train. This one draws uniformly, round by round.
+
+    The server asks `draw` for the clients of a round. They train from the newest model, unless `exchange` makes
+    rounds of another kind: then `starts` says from which model each trains, `needed_after` which models stay, `counted`
+    what an upload counts as, and `after` what the method sees of their mean. `columns` go into the round's line.
+
+    All bits of a run follow from the config, so a schedule reads no clock and draws with generators of its seed and the
+    round's number. What it keeps for later rounds is in `Drawn.state`, or in `kept` of `after`.
+
+    Attributes:
+        name: Of the schedule in a config; under it `kept` is in the state.
+        foreseen: Whether `draw` reads nothing of earlier rounds, so that any round is known now.
+        exchange: Makes the exchanges of its rounds; None: clients of a round train from the newest model.
+        clients: Number of all clients.
+        count: Clients of a round where all are online, as `participation` has it.
+        rounds: Rounds of the run; with a resume there may be more later.
+        seed: Seed of the run.
+    """
+
+    name = "synchronous"
+    foreseen = True
+    exchange: Callable[..., Any] | None = None
+
+    def __init__(self, plan: "Plan", clients: int, seed: int) -> None:
+        """Prepares the schedule of a run with so many clients."""
+        self._plan, self.clients, self.rounds, self.seed = plan, clients, plan.rounds, seed
+        self._members = np.delete(np.arange(clients), plan.newcomers)
+        self.count = plan.participation.size(len(self._members))
+        # The newest round that was drawn, and what came of it.
+        self._newest = 0, Drawn([])
+        # The last of the drawn rounds from `first` to `reached` in which a client takes part, none behind `end`.
+        self._last_visits: dict[int, int] = {}
+        self._first = self._reached = self._end = 0
+
+    @classmethod
+    def of(cls, plan: "Plan", job: Job, store: Store, algorithm: Algorithm, models: Sequence[BuiltModel]) -> "Schedule":
+        """Makes the schedule of a job on its server; `models` are those that clients train."""
+        return cls(plan, store.clients, job.seed)
+
+    def draw(self, number: int, known: Tree) -> Drawn:
+        """Draws the clients of a round; `known` is what the draw of the round before kept, empty at first."""
+        plan = self._plan
+        return Drawn(draw_cohort(self.clients, plan.participation, self.seed, number, plan.online, plan.newcomers))
+
+    def starts(self, number: int) -> Mapping[int, int]:
+        """Returns the clients of a round, each with the round whose model it trains from; 0: the initial one."""
+        return dict.fromkeys(self.cohort(number), number - 1)
+
+    def needed_after(self, number: int) -> Collection[int]:
+        """Returns the rounds, this one or earlier ones, with whose models clients still train, or will."""
+        return ()
+
+    def counted(self, upload: Upload, base: Tree, newest: Tree, staleness: int) -> Upload:
+        """Returns what an upload counts as in its round.
+
+        Args:
+            base: The model from which the client trained.
+            newest: The server's model before the round.
+            staleness: Rounds between these two models; 0: they are the same.
+        """
+        return upload
+
+    def after(self, number: int, replies: Replies, newest: Tree, kept: Tree) -> Replies:
+        """Returns what the method sees of the uploads of a round; changes `kept`, which is in checkpoints."""
+        return replies
+
+    def note(self, number: int, known: Tree, losses: Mapping[int, float], cohort: Sequence[int]) -> Tree:
+        """Returns what the next draw gets as `known`, from what this one kept, and the losses of its clients."""
+        return known
+
+    def columns(self, number: int, cohort: Sequence[int]) -> dict[str, Any]:
+        """Returns what the line of a round has beside its costs; clients that failed are not in the cohort."""
+        return {}
+
+    # The rest follows from these methods, and a schedule does not override it.
+
+    def begin(self, number: int, known: Tree) -> Drawn:
+        """Draws the next round, from what the server knows before it."""
+        self._newest = number, self.draw(number, known)
+        return self._newest[1]
+
+    def cohort(self, number: int) -> list[int]:
+        """The clients of a round, ascending; where rounds are not foreseen, of the newest one alone."""
+        return self._newest[1].cohort if number == self._newest[0] else self.draw(number, {}).cohort
+
+    def evaluates(self, number: int) -> bool:
+        """Whether a round ends with an evaluation."""
+        return number == self._next_evaluation(number)
+
+    def sample(self, number: int) -> list[int] | None:
+        """The clients that are evaluated at the end of a round, ascending, keyed by (seed, round); None: all."""
+        which = self._plan.evaluated
+        if which in ("all", len(self._members)) or (self._plan.last == "all" and number == self.rounds):
+            return None
+        if which == "cohort":
+            return self.cohort(number)
+        rng = np.random.default_rng(key(self.seed, number, "evaluation"))
+        return sorted(rng.choice(self._members, size=int(which), replace=False).tolist())
+
+    def is_last_visit(self, client: int, number: int) -> bool:
+        """Whether a client takes no part in a later round up to the next evaluation, or only these rounds tell."""
+        end = self._next_evaluation(number)
+        if end > self.rounds:
+            # No evaluation follows.
+            return False
+        if not self.foreseen:
+            return True
+        if end != self._end or number < self._first:
+            self._last_visits, self._first, self._reached, self._end = {}, number, number, end
+        # Later cohorts are drawn as far as one has the client.
+        while self._last_visits.get(client, 0) <= number and self._reached < end:
+            self._reached += 1
+            self._last_visits.update(dict.fromkeys(self.cohort(self._reached), self._reached))
+        return self._last_visits.get(client, 0) <= number
+
+    def _next_evaluation(self, number: int) -> int:
+        every = self._plan.evaluate_every
+        due = -(-number // every) * every
+        return due if self._plan.last == "none" else min(due, self.rounds)
+
+
+@dataclass(frozen=True)
 class Plan:
     """What the round loop needs of a config.
 
@@ -197,9 +337,7 @@ class Plan:
         last: How the last round is evaluated: `all` clients, a `sample` as before, or `none`, as any other round.
         newcomers: Clients that never take part, ascending, and are evaluated apart.
         newcomer_epochs: Epochs of their local training, which is for evaluation alone; None: as of others.
-        fleet: Devices and links of clients; None: no time is simulated.
-        own: The user's selection, by name.
-        asynchronous: Of a run that is not synchronous.
+        schedule: Makes the schedule on the server, as `Schedule.of`.
     """
 
     rounds: int
@@ -211,94 +349,8 @@ class Plan:
     evaluated: int | str = "all"
     newcomers: tuple[int, ...] = ()
     newcomer_epochs: int | None = None
-    fleet: "Fleet | None" = None
-    own: Mapping[str, UserCode] = field(default_factory=dict)
-    asynchronous: "Asynchronous | None" = None
     last: str = "all"
-
-
-class Drawn(NamedTuple):
-    """Who takes part in a round; numbers of it for its line of metrics, and what the user's selection keeps.
-
-    `missing` are those drawn that take no part to the end, by what became of them: `dropped`, `late` or `surplus`.
-    """
-
-    cohort: list[int]
-    numbers: dict[str, float]
-    state: Tree
-    missing: dict[str, list[int]]
-
-
-class Schedule:
-    """The cohorts and evaluations of a run: they depend on its seed and plan alone, so that any round is known now."""
-
-    def __init__(
-        self, plan: Plan, clients: int, seed: int, draw: Callable[[int, Tree, bool], Drawn] | None = None
-    ) -> None:
-        """Of a plan for so many clients; `draw` says who takes part (`Participation.draw`), None: the uniform draw."""
-        self._plan, self._clients, self._seed, self._draw = plan, clients, seed, draw
-        self._members = np.delete(np.arange(clients), plan.newcomers)
-        self._newest = 0, Drawn([], {}, {}, {})
-        # The last of the drawn rounds from `first` to `drawn` in which a client takes part, none behind `end`.
-        self._last_visits: dict[int, int] = {}
-        self._first = self._drawn = self._end = 0
-
-    def draw(self, round_number: int, known: Tree | None = None) -> Drawn:
-        """A round, from what the server knows before it (`FederationState.known`); without that, the newest again."""
-        if self._draw is None:
-            plan = self._plan
-            where = self._clients, plan.participation, self._seed, round_number, plan.online, plan.newcomers
-            return Drawn(draw_cohort(*where), {}, {}, {})
-        if known is not None or self._newest[0] != round_number:
-            self._newest = round_number, self._draw(round_number, known or {}, self.evaluates(round_number))
-        return self._newest[1]
-
-    def cohort(self, round_number: int) -> list[int]:
-        """The clients of a round, ascending; with a selection that reads losses, of the newest one alone."""
-        return self.draw(round_number).cohort
-
-    def needed_after(self, round_number: int) -> list[int]:
-        """Rounds before the next one with whose models clients still train, or will."""
-        return []
-
-    def columns(self, round_number: int, cohort: Sequence[int]) -> dict[str, Any]:
-        """What the line of a round has beside its costs; clients that failed are not in the cohort."""
-        return {}
-
-    def evaluates(self, round_number: int) -> bool:
-        """Whether a round ends with an evaluation."""
-        return round_number == self._next_evaluation(round_number)
-
-    def sample(self, round_number: int) -> list[int] | None:
-        """The clients that are evaluated at the end of a round, ascending, keyed by (seed, round); None: all."""
-        which = self._plan.evaluated
-        if which in ("all", len(self._members)) or (self._plan.last == "all" and round_number == self._plan.rounds):
-            return None
-        if which == "cohort":
-            return self.cohort(round_number)
-        rng = np.random.default_rng(key(self._seed, round_number, "evaluation"))
-        return sorted(rng.choice(self._members, size=int(which), replace=False).tolist())
-
-    def is_last_visit(self, client: int, round_number: int) -> bool:
-        """Whether a client takes no part in a later round up to the next evaluation, or only these rounds tell."""
-        end = self._next_evaluation(round_number)
-        if end > self._plan.rounds:
-            # No evaluation follows.
-            return False
-        if self._plan.participation.selection != "random":
-            return True
-        if end != self._end or round_number < self._first:
-            self._last_visits, self._first, self._drawn, self._end = {}, round_number, round_number, end
-        # Later cohorts are drawn as far as one has the client.
-        while self._last_visits.get(client, 0) <= round_number and self._drawn < end:
-            self._drawn += 1
-            self._last_visits.update(dict.fromkeys(self.cohort(self._drawn), self._drawn))
-        return self._last_visits.get(client, 0) <= round_number
-
-    def _next_evaluation(self, round_number: int) -> int:
-        every = self._plan.evaluate_every
-        due = -(-round_number // every) * every
-        return due if self._plan.last == "none" else min(due, self._plan.rounds)
+    schedule: MakeSchedule = Schedule.of
 
 
 def evaluation_cell(

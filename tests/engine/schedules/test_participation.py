@@ -18,14 +18,14 @@ from shoal.engine.clock.report import Asked, clocked
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config, config_from
 from shoal.engine.config.round_sections import ParticipationOptions
-from shoal.engine.participation.participation import Participation
-from shoal.engine.participation.sampling import draw_cohort
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
+from shoal.engine.rounds.sampling import draw_cohort
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
+from shoal.engine.schedules.participation import Participation
 from shoal.engine.simulation.schedule import Fleet
 
 Start = Callable[..., Server]
@@ -44,8 +44,9 @@ def participation(server: Server, seconds: list[float], **keys: Any) -> Particip
     """Of the six clients of a server, whose rounds take so many seconds of messages."""
     store, job = server.job.open_store(), server.job
     made = fleet(seconds, 4 * len(server.state.server["w"]))
-    plan = replace(server.plan, participation=ParticipationOptions(**keys), fleet=made)
-    return Participation(plan, job, store, server.algorithm, job.build_models(store, server.algorithm)["model"])
+    plan = replace(server.plan, participation=ParticipationOptions(**keys))
+    models = job.build_models(store, server.algorithm)["model"]
+    return Participation(made, None, plan, job, store, server.algorithm, models)
 
 
 SGC = {"model.name": "sgc", "propagation.hops": 0}
@@ -55,10 +56,10 @@ TAKES = [3.0, 1.0, 6.0, 2.0, 5.0, 4.0]
 
 def test_clients_after_the_deadline_are_late(start: Start) -> None:
     made = participation(start(SGC), TAKES, deadline=3.5)
-    drawn = made.draw(1, {}, False)
+    drawn = made.draw(1, {})
     assert drawn.cohort == [0, 1, 3]
     assert drawn.numbers == {"online": 6, "drawn": 6, "dropped": 0, "late": 3, "surplus": 0, "seconds": 3.5}
-    drawn = participation(start(SGC), TAKES, deadline=6.5).draw(1, {}, False)
+    drawn = participation(start(SGC), TAKES, deadline=6.5).draw(1, {})
     assert drawn.cohort == [0, 1, 2, 3, 4, 5]
     assert drawn.numbers["seconds"] == pytest.approx(6)
 
@@ -69,7 +70,7 @@ def test_first_of_the_drawn_count(start: Start) -> None:
     for number in range(1, 6):
         rng = np.random.default_rng(key(server.job.seed, number, "cohort"))
         drawn = sorted(rng.choice(6, 4, replace=False).tolist(), key=TAKES.__getitem__)
-        found = made.draw(number, {}, False)
+        found = made.draw(number, {})
         assert found.cohort == sorted(drawn[:2])
         assert found.numbers["seconds"] == pytest.approx(TAKES[drawn[1]])
         assert (found.numbers["drawn"], found.numbers["surplus"]) == (4, 2)
@@ -80,10 +81,10 @@ def test_those_that_drop_out_are_waited_for_until_the_deadline(start: Start) -> 
     for number in range(1, 9):
         out = np.random.default_rng(key(server.job.seed, number, "dropout")).random(6) < 0.4
         stay = np.flatnonzero(~out).tolist()
-        found = participation(server, TAKES, dropout=0.4).draw(number, {}, False)
+        found = participation(server, TAKES, dropout=0.4).draw(number, {})
         assert (found.cohort, found.numbers["dropped"]) == (stay, out.sum())
         assert found.numbers["seconds"] == pytest.approx(max(TAKES[i] for i in stay))
-        found = participation(server, TAKES, dropout=0.4, deadline=9.0).draw(number, {}, False)
+        found = participation(server, TAKES, dropout=0.4, deadline=9.0).draw(number, {})
         assert found.numbers["seconds"] == pytest.approx(9.0 if out.any() else 6.0)
 
 
@@ -93,16 +94,16 @@ def test_newcomers_are_never_drawn_and_those_left_out_are_drawn_in_vain(start: S
     of_members = replace(made._plan, newcomers=(1, 4))
     store, job = server.job.open_store(), server.job
     models = job.build_models(store, server.algorithm)["model"]
-    members = Participation(of_members, job, store, server.algorithm, models)
+    members = Participation(made._fleet, None, of_members, job, store, server.algorithm, models)
     without = replace(of_members, participation=replace(of_members.participation, without=(3,)))
-    left_out = Participation(without, job, store, server.algorithm, models)
+    left_out = Participation(made._fleet, None, without, job, store, server.algorithm, models)
     seen = set()
     for number in range(1, 30):
-        drawn = members.draw(number, {}, False)
+        drawn = members.draw(number, {})
         assert set(drawn.cohort) <= {0, 3, 5}
         # Client 2 takes six seconds.
         assert [drawn.numbers[name] for name in ("online", "drawn", "late")] == [4, 4, 1]
-        alone = left_out.draw(number, {}, False)
+        alone = left_out.draw(number, {})
         assert (alone.cohort, alone.numbers) == ([i for i in drawn.cohort if i != 3], drawn.numbers)
         seen.update(drawn.cohort)
     assert seen == {0, 3, 5}
@@ -110,7 +111,7 @@ def test_newcomers_are_never_drawn_and_those_left_out_are_drawn_in_vain(start: S
 
 def test_rates_of_dropouts_are_those_asked_for(start: Start) -> None:
     made = participation(start(SGC), TAKES, dropout=0.3)
-    dropped = sum(made.draw(number, {}, False).numbers["dropped"] for number in range(1, 401))
+    dropped = sum(made.draw(number, {}).numbers["dropped"] for number in range(1, 401))
     assert dropped / 2400 == pytest.approx(0.3, abs=5 * (0.21 / 2400) ** 0.5)
 
 
@@ -181,8 +182,8 @@ def test_same_bits_on_two_hosts_and_after_a_resume(
     mine, others = here.state.to_tensors()[0], again.state.to_tensors()[0]
     assert mine.keys() == others.keys()
     assert all(torch.equal(t, others[name]) for name, t in mine.items())
-    for name, t in here.state.known.items():
-        assert torch.equal(t, away.state.known[name])
+    for name, t in here.state.extras["selection"].items():
+        assert torch.equal(t, away.state.extras["selection"][name])
     for name, t in here.state.server.items():
         assert torch.equal(t, away.state.server[name])
 

@@ -15,10 +15,10 @@ from support.small_runs import small_run
 
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import parse_config
-from shoal.engine.participation.selection import OURS, Known
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.schedules.selection import OURS, Known
 from shoal.storage.store.view import Cache
 
 Start = Callable[..., Server]
@@ -132,7 +132,7 @@ def test_rounds_are_those_of_fedavg_on_selected_clients(start: Start, name: str)
                 sizes.append(size)
         w = np.average(rows, axis=0, weights=sizes).astype(np.float32)
         np.testing.assert_allclose(server.state.server["w"], w, rtol=0, atol=5e-6)
-        known = server.state.known
+        known = server.state.extras["selection"]
         assert {i: r for i, r in enumerate(known["last round"].tolist()) if r} == last
         np.testing.assert_allclose([known["last loss"][i] for i in last], [loss[i] for i in last], atol=1e-5)
         cohorts.add(tuple(cohort))

@@ -10,8 +10,8 @@ from support.small_runs import small_run
 
 from shoal.engine.config.config import parse_config
 from shoal.engine.config.round_sections import AvailabilityOptions
-from shoal.engine.participation.availability import online_of
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.schedules.availability import online_of
 
 KINDS = [
     AvailabilityOptions("periodic", 10, 0.3),

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.errors import refused
 
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import SHIPPED
 from shoal.engine.config.round_sections import ParticipationOptions, ScheduleOptions
-from shoal.engine.simulation.events import Asynchronous, Timeline, tier_weights, tiers_of, timeline, weight
-from shoal.engine.simulation.schedule import Fleet, schedule
+from shoal.engine.schedules.events import Timeline, tier_weights, tiers_of, timeline, weight
+from shoal.engine.simulation.schedule import DEVICES, Fleet, read_classes, read_network, schedule
 
 
 def fleet(clients: int, **changes: Any) -> Fleet:
@@ -190,25 +189,13 @@ def _last(ids: list[int], compute: list[int]) -> int:
     return max(ids, key=lambda i: (compute[i], i))
 
 
-def test_more_clients_than_there_are_is_refused() -> None:
-    with refused("schedule.tiers", says="11 of 10 clients; choose from 1 to 10"):
-        Asynchronous.of(ScheduleOptions(name="tiers", tiers=11), 10)
-    with refused(
-        "participation.count", says="4 clients of each tier, but one has 3; take fewer, or fewer schedule.tiers"
-    ):
-        Asynchronous.of(ScheduleOptions(name="tiers", tiers=3), 10, ParticipationOptions(count=4))
-    for keys in ({"concurrency": 11}, {"name": "fedbuff", "buffer": 11}):
-        (name,) = keys.keys() - {"name"}
-        with refused(f"schedule.{name}", says="11 of 10 clients; choose from 1 to 10"):
-            Asynchronous.of(ScheduleOptions(**{"name": "fedasync", **keys}), 10)  # type: ignore[arg-type]
-
-
 def test_files_of_ours_are_known_by_name() -> None:
     for folder, name in (("devices", "devices"), ("networks", "network")):
         for path in (SHIPPED / folder).glob("*.csv"):
             options = ScheduleOptions(name="fedbuff", **{name: path.stem})  # type: ignore[arg-type]
             assert (getattr(options, name), options.files) == (path.stem, {})
-            assert Asynchronous.of(options, 10).fleet(10).device.shape == (10,)
+            devices = read_classes(options.devices, "devices", DEVICES)
+            assert Fleet.of(devices, read_network(options.network), 10, 0).device.shape == (10,)
     own = ScheduleOptions(name="fedbuff", devices="mine.csv", network="none")
     assert own.files == {"schedule.devices": str(Path("mine.csv").absolute())}
-    assert Asynchronous.of(ScheduleOptions(name="fedbuff", network="none"), 10).network is None
+    assert read_network("none") is None

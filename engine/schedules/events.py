@@ -12,41 +12,9 @@ import numpy as np
 
 from shoal.algorithms.rng import key
 from shoal.engine.config.round_sections import FEDASYNC, TIERS, ParticipationOptions, ScheduleOptions
-from shoal.engine.simulation.schedule import DEVICES, Classes, Fleet, read_classes, read_network
-from shoal.storage.errors import ShoalError
+from shoal.engine.simulation.schedule import Fleet
 
 EVERYBODY = ParticipationOptions()
-
-
-@dataclass(frozen=True)
-class Asynchronous:
-    """What a run that is not synchronous needs of its config: options, classes of devices, and those of links."""
-
-    options: ScheduleOptions
-    devices: Classes
-    network: Classes | None
-
-    @classmethod
-    def of(cls, options: ScheduleOptions, clients: int, cohort: ParticipationOptions = EVERYBODY) -> "Asynchronous":
-        """Reads both files; `cohort` is that of a tier.
-
-        Raises ShoalError: one is wrong, or there are fewer clients than a key asks for.
-        """
-        counts = {"concurrency": options.concurrency, "buffer": options.in_step}
-        for name, count in ({TIERS: options.tiers} if options.name == TIERS else counts).items():
-            if count > clients:
-                raise ShoalError(f"schedule.{name}", f"{count} of {clients} clients; choose from 1 to {clients}")
-        least = clients // options.tiers
-        if options.name == TIERS and cohort.size(least) > least:
-            raise ShoalError(
-                "participation.count",
-                f"{cohort.count} clients of each tier, but one has {least}; take fewer, or fewer schedule.tiers",
-            )
-        return cls(options, read_classes(options.devices, "devices", DEVICES), read_network(options.network))
-
-    def fleet(self, clients: int) -> Fleet:
-        """Devices and links of so many clients; a ShoalError: the network has no server."""
-        return Fleet.of(self.devices, self.network, clients, self.options.seed)
 
 
 @dataclass(frozen=True)
