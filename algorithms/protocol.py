@@ -30,9 +30,18 @@ def moments_key(model: str, moment: str = "") -> str:
 COMPRESSION = "compression/"
 
 
+# Where it holds what a stage of the user's keeps there.
+OF_STAGES = "stage/"
+
+
+def stage_key(stage: str) -> str:
+    """Returns how the entries of a client's state begin that a stage of the user's keeps."""
+    return f"{OF_STAGES}{stage}/"
+
+
 def only_trains(key: str) -> bool:
     """Whether no evaluation reads an entry of a client's state: a moment of an optimizer, or of compression."""
-    return ".opt." in key or key.startswith(COMPRESSION)
+    return ".opt." in key or key.startswith((COMPRESSION, OF_STAGES))
 
 
 class Reduce(Enum):

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from shoal.engine.config.config import Config as Config
     from shoal.engine.rounds.sampling import Drawn as Drawn
     from shoal.engine.rounds.sampling import Schedule as Schedule
+    from shoal.engine.rounds.stage import AtClient as AtClient
+    from shoal.engine.rounds.stage import Phase as Phase
+    from shoal.engine.rounds.stage import Stage as Stage
+    from shoal.engine.rounds.stage import ToHosts as ToHosts
+    from shoal.engine.rounds.stage import rows_of as rows_of
     from shoal.engine.studies.text_table import TextTable as TextTable
     from shoal.kept_run import Run as Run
     from shoal.partition.methods.user_partitioner import Partitioner as Partitioner
@@ -62,6 +67,11 @@ if TYPE_CHECKING:
 PLACES = {
     "Algorithm": "shoal.algorithms.base",
     "Ask": "shoal.algorithms.protocol",
+    "AtClient": "shoal.engine.rounds.stage",
+    "Phase": "shoal.engine.rounds.stage",
+    "Stage": "shoal.engine.rounds.stage",
+    "ToHosts": "shoal.engine.rounds.stage",
+    "rows_of": "shoal.engine.rounds.stage",
     "Backbone": "shoal.algorithms.models.user.user_model",
     "Callback": "shoal.engine.callbacks.callback",
     "Client": "shoal.algorithms.client",

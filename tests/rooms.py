@@ -26,7 +26,7 @@ LISTED = {
     "shoal": "shoal",
     "engine": """
         engine cli clock past pages studies runs preparing cluster screen callbacks hosts stages/hostile stages/robust
-        stages/privacy stages/secure stages/compression stages/digests stages records
+        stages/privacy stages/secure stages/compression stages/digests stages/users stages records
         schedules rounds simulation messages config sections
     """,
     "algorithms": """

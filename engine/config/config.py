@@ -60,6 +60,7 @@ ONE, SEVERAL = "one model", "list of models"
 # Every host builds them all.
 MOST_MODELS = 1000
 MOST_CALLBACKS = 100
+MOST_STAGES = 20
 Models = Annotated[
     Annotated[ModelSpec, Tag(ONE)]
     | Annotated[tuple[ModelSpec, ...], Field(min_length=1, max_length=MOST_MODELS), Tag(SEVERAL)],
@@ -109,6 +110,7 @@ class Config(ConfigOfFeatures):
         task: `node`, `edge` or `graph`: what is predicted.
         rounds: Rounds.
         algorithm: The method: its name, or a mapping of `name` and options.
+        stages: A list of stages of uploads, `my_file.py:Name`, or mappings of `name` and options.
         callbacks: A list of callbacks: names, or mappings of `name` and options.
     """
 
@@ -116,6 +118,8 @@ class Config(ConfigOfFeatures):
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     ray: RayConfig = RayConfig()
+    # Between attacks and all else that acts on uploads, in their order.
+    stages: Annotated[tuple[Named, ...], Field(max_length=MOST_STAGES)] = ()
     # Called at the start, after each round and evaluation, and at the end.
     callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS)] = ()
     # Made anew, for its folder is relative to where the process is then.

@@ -18,10 +18,10 @@ class Section(Generic[OptionsT]):
         name: Key of the section in a config.
         options: Class of its options, a pydantic dataclass whose defaults leave the feature off; None: the section is
             one of the engine's, of which the feature has one key.
-        switch: The option that turns it on.
-        off: The value of that option without the feature.
+        switch: The option that turns it on; empty: the section is one value.
+        off: That option, or that value, without the feature.
         rules: When keys of the section have an effect.
-        stages: What makes its stages of uploads, `(job, plan) -> Stage`, each with its rank among all: lower
+        stages: What makes its stages of uploads, `(job, plan) -> list[Stage]`, each with its rank among all: lower
             ones act first on hosts. Ranks are part of the numbers.
         own: The option that may name a function of the user's; empty: none may.
         on_hosts: Options as hosts need them, `(config) -> options`, None where nothing happens to uploads; empty: the
@@ -71,7 +71,8 @@ class Section(Generic[OptionsT]):
 
     def is_on(self, config: Any) -> bool:
         """Returns whether a config turns the feature on."""
-        return bool(getattr(self.of(config), self.switch) != self.off)
+        value: Any = self.of(config)
+        return bool((getattr(value, self.switch) if self.switch else value) != self.off)
 
     def says_of(self, config: Any, parameters: Any) -> Mapping[str, str]:
         """Returns the lines of a run in which the feature is on; texts may be empty."""

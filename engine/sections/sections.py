@@ -9,9 +9,10 @@ from shoal.engine.stages.hostile.section import HOSTILE
 from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.engine.stages.robust.section import ROBUST
 from shoal.engine.stages.secure.section import SECURE
+from shoal.engine.stages.users.section import USERS
 
 # In their order in a config.
-SECTIONS: tuple[Section[Any], ...] = (COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, DIGESTS)
+SECTIONS: tuple[Section[Any], ...] = (COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS)
 
 
 def options_of(config: Any, name: str) -> Any | None:

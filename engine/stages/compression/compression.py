@@ -107,9 +107,9 @@ def sent_whole(options: CommunicationOptions, parameters: Sequence[int]) -> str:
     return f"{kept}for tensors of fewer than {LEAST} numbers are sent whole, and a model has {max(parameters)}"
 
 
-def make(job: Job, plan: "Plan | None") -> Stage:
+def make(job: Job, plan: "Plan | None") -> list[Stage]:
     """Returns the stage of a job."""
-    return Compression(job.stages["communication"])
+    return [Compression(job.stages["communication"])]
 
 
 def largest_of(change: Tensor, count: int) -> Tensor:

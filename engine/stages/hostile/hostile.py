@@ -135,9 +135,9 @@ class Hostile(Stage):
             require_means(self._method, up, KIND, kind, "changes", "label_flip")
 
 
-def make(job: Job, plan: "Plan | None") -> Stage:
+def make(job: Job, plan: "Plan | None") -> list[Stage]:
     """Returns the stage of a job; raises as `Hostile`."""
-    return Hostile(job)
+    return [Hostile(job)]
 
 
 def _gaussian(change: Tensor, scale: float, rng: torch.Generator) -> Tensor:

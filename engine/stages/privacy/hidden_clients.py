@@ -39,6 +39,8 @@ class HiddenClients(Stage):
     Noise is at clients or at the server (`privacy.where`). Its note is the clip of the round, where that adapts.
     """
 
+    bounds = True
+
     def __init__(self, job: Job, plan: "Plan | None") -> None:
         """Prepares the noise; on a host there is no plan. Raises ShoalError as `Release`."""
         options: PrivacyOptions = job.stages["privacy"]
@@ -78,9 +80,9 @@ class HiddenClients(Stage):
         return self._release.of(replies, phase.ask, phase.round, phase.kept)
 
 
-def make(job: Job, plan: "Plan | None") -> Stage:
+def make(job: Job, plan: "Plan | None") -> list[Stage]:
     """Returns the stage of a job that hides clients; raises a ShoalError as `HiddenClients`."""
-    return HiddenClients(job, plan)
+    return [HiddenClients(job, plan)]
 
 
 class Release:

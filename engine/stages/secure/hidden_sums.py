@@ -50,6 +50,8 @@ class SecureSums(Stage):
     among the cohort, of these only those of its choice.
     """
 
+    hides = True
+
     def __init__(self, options: SecureOptions, seed: int, method: str, without: Iterable[int] = ()) -> None:
         """Prepares the sums of a run, in which clients `without` are never asked."""
         self._options, self._seed, self._method, self._without = options, seed, method, frozenset(without)
@@ -90,7 +92,7 @@ class SecureSums(Stage):
         return Homomorphic(self._options, clients, self._holder.public, self._holder)
 
 
-def make(job: Job, plan: "Plan | None") -> Stage:
+def make(job: Job, plan: "Plan | None") -> list[Stage]:
     """Returns the stage of a job."""
     without = () if plan is None else plan.participation.without
-    return SecureSums(job.stages["secure"], job.seed, job.method_name, without)
+    return [SecureSums(job.stages["secure"], job.seed, job.method_name, without)]
