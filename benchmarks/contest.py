@@ -18,8 +18,8 @@ from contenders.task import Rounds, by_rows
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.messages.job import Job, make_job
-from shoal.engine.participation.sampling import draw_cohort
 from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.sampling import draw_cohort
 from shoal.engine.runs.plan import plan_of
 from shoal.storage.store.store import Store
 

@@ -33,7 +33,7 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.uploads.reduction import upload_bytes
+from shoal.engine.rounds.reduction import upload_bytes
 
 # A client's own model and its copilot.
 PAIRS = (("gcn", "gcn"), ("sgc", "sgc"), ("gamlp", "sgc"))

@@ -34,7 +34,7 @@ from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.uploads.reduction import upload_bytes
+from shoal.engine.rounds.reduction import upload_bytes
 
 TRAIN = TrainOptions(epochs=6, optimizer="sgd", lr=3e-3, momentum=0.9, weight_decay=1e-5, opt_state="reset")
 # Name, method, and whether a visit looks for neighbours.

@@ -29,8 +29,8 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.cell import Cell, Outcome, PartialSum
 from shoal.engine.messages.job import Job
-from shoal.engine.participation.sampling import Plan
 from shoal.engine.records.client_scores import ClientScores
+from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import ScoreTable
 from shoal.storage.store.arrow_file import FileRecord

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from shoal.engine.callbacks.callback import Callback as Callback
     from shoal.engine.callbacks.callback import Running as Running
     from shoal.engine.config.config import Config as Config
+    from shoal.engine.rounds.sampling import Drawn as Drawn
+    from shoal.engine.rounds.sampling import Schedule as Schedule
     from shoal.engine.studies.text_table import TextTable as TextTable
     from shoal.kept_run import Run as Run
     from shoal.partition.methods.user_partitioner import Partitioner as Partitioner
@@ -68,6 +70,7 @@ PLACES = {
     "Config": "shoal.engine.config.config",
     "Context": "shoal.algorithms.context",
     "Dataset": "shoal.storage.datasets.user.user_dataset",
+    "Drawn": "shoal.engine.rounds.sampling",
     "Graph": "shoal.storage.graph.graph",
     "Mix": "shoal.algorithms.protocol",
     "Output": "shoal.algorithms.models.layers.head",
@@ -76,6 +79,7 @@ PLACES = {
     "Replies": "shoal.algorithms.protocol",
     "Run": "shoal.kept_run",
     "Running": "shoal.engine.callbacks.callback",
+    "Schedule": "shoal.engine.rounds.sampling",
     "ShoalError": "shoal.storage.errors",
     "Sweep": "shoal.studies",
     "TextTable": "shoal.engine.studies.text_table",

@@ -26,7 +26,7 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.hosts.backend import LocalBackend, server_of
+from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.costs import Pool
@@ -234,7 +234,7 @@ def start(configure: Callable[..., Config]) -> Start:
         config = configure(keys or {}, graph)
         centralized = load(describe(config.algorithm.name, config.algorithm.options)).centralized
         job = make_job(config, prepare(config, centralized), "test")
-        return server_of(job, plan_of(config, centralized), pool(LocalBackend().enter(job)), state, device)
+        return Server(job, plan_of(config, centralized), pool(LocalBackend().enter(job)), state, device)
 
     return start
 

@@ -20,6 +20,7 @@ PLACES = (
     ("data", "dataset"),
     ("attack", "kind"),
     ("participation", "selection"),
+    ("schedule", "name"),
     ("evaluation", "metrics"),
     ("callbacks", "name"),
 )

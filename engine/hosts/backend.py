@@ -13,9 +13,9 @@ from shoal.engine.hosts.device import take_device
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.participation.sampling import Plan
-from shoal.engine.rounds.costs import Pool, Watch
+from shoal.engine.rounds.costs import Watch
 from shoal.engine.rounds.evaluation import Columns
+from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
@@ -77,15 +77,6 @@ def server_device(config: Config) -> torch.device:
         raise ShoalError("resources.server_gpus", f"{error.line}; or set it to 0", detail=error.detail) from error
 
 
-def server_of(job: Job, plan: Plan, pool: Pool, state: FederationState | None, device: torch.device = CPU) -> Server:
-    """The server of a job, synchronous or not; arguments and errors are those of `Server`."""
-    if plan.asynchronous is None:
-        return Server(job, plan, pool, state, device)
-    from shoal.engine.rounds.asynchronous import AsynchronousServer
-
-    return AsynchronousServer(job, plan, pool, state, device)
-
-
 class _HostHere(Host):
     """The host of this process, which notes the client that it visits."""
 
@@ -132,7 +123,7 @@ class LocalBackend:
         self._host.note(f"round {self._host.round}, server")
 
     def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
-        self._server = server_of(job, plan, self.enter(job), state, self._device)
+        self._server = Server(job, plan, self.enter(job), state, self._device)
 
     def round(self, watch: Watch) -> dict[str, Any]:
         assert self._server is not None, "open() comes first"

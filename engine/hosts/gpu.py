@@ -9,7 +9,7 @@ Axes: J parts of clients, S items of all of them one behind the other, C classes
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,8 +26,8 @@ from shoal.algorithms.training.batched.batched_training import evaluate_models, 
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.costs import working_clock
+from shoal.engine.rounds.reduction import require_numbers
 from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, measured, require_winner, scores_in_form
-from shoal.engine.uploads.reduction import require_numbers
 from shoal.storage.store.cache import PASSING_SHARE, Cache
 
 # Bytes of results on the device; more are fetched before the end of a cell.
@@ -204,6 +204,7 @@ class ClientResult:
         counts: Of its predictions, where it was evaluated; a tensor as `counts_of` gives it.
         checked: Entries of the upload that are known to be finite; they lie on the device.
         predicted: Predicted classes and labels by part, where a callback asks for them; see `scoring.score`.
+        notes: What stages send to the server beside the upload.
     """
 
     client: int
@@ -213,6 +214,7 @@ class ClientResult:
     counts: np.ndarray | Tensor | None
     checked: frozenset[str] = frozenset()
     predicted: Mapping[str, np.ndarray] | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
 
     def tensors(self) -> Iterator[Tensor]:
         """All of them, wherever they are."""

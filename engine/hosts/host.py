@@ -17,7 +17,7 @@ from torch import Tensor
 from shoal.algorithms.base import Received, overrides, trains_plainly
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
 from shoal.algorithms.method_errors import OURS, file_of, raise_named
-from shoal.algorithms.protocol import MODEL, Tree, Upload, parameters_key
+from shoal.algorithms.protocol import COMPRESSION, MODEL, Tree, Upload, parameters_key
 from shoal.algorithms.rng import CPU, copied, creating_on, key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
@@ -34,8 +34,7 @@ from shoal.engine.messages.trainers import ANALYTIC, BATCHED
 from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.domains import score_graph
 from shoal.engine.rounds.measures import measures_of
-from shoal.engine.rounds.scoring import score
-from shoal.engine.uploads.protocol_checks import (
+from shoal.engine.rounds.protocol_checks import (
     MethodFault,
     ReadOnly,
     checks_always,
@@ -45,7 +44,9 @@ from shoal.engine.uploads.protocol_checks import (
     require_state,
     require_unwritten,
 )
-from shoal.engine.uploads.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes, upload_digest
+from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes
+from shoal.engine.rounds.scoring import score
+from shoal.engine.rounds.stage import AtClient, make_stages
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.store.cache import SMALL, OpenViews, most_views
 from shoal.storage.store.manifest import NAME
@@ -89,7 +90,8 @@ class OpenedJob:
         scored_views: What they are scored on; the same object as `views` where that is what training sees.
         kinds: By the number of a client's model.
         begins: Is called when the visit of a client begins.
-        triggered: Gives a client's data with the trigger of a backdoor at test nodes.
+        stages: Of uploads, in their order.
+        view: Gives the data of a client that is scored, changed by arguments of `Job.view`.
         guarded: Writes of the method into read-only data are looked for, and its form is checked in every round.
     """
 
@@ -104,17 +106,8 @@ class OpenedJob:
         self.begins: Callable[[int], None] = lambda client: None
         self._first_rounds: dict[str, int] = {}
         self.measures = measures_of(job.metrics, job.own_metrics)
-        # What is done to uploads: of a client with what it received and its state, and with those of hostile clients.
-        self.compression: Callable[[Tree, Tree], Any] | None = None
-        self.hostile: Any = None
-        if job.communication is not None:
-            from shoal.engine.uploads.compression import Compression
-
-            self.compression = partial(Compression, job.communication)
-        if job.attack or job.aggregation or job.privacy:
-            from shoal.engine.uploads.hostile import HostileUploads
-
-            self.hostile = HostileUploads(job)
+        self.stages = make_stages(job)
+        self.view: Callable[..., View] = partial(job.view, store, cache=cache, device=device)
         # A machine that has none of the whole graphs is never asked for one.
         graphs = job.open_graphs(store) if (store.path / DOMAINS / NAME).exists() else None
         training, of_graphs = job.open_training(store), job.graph_infos(graphs)
@@ -126,7 +119,7 @@ class OpenedJob:
             places = [(of, number) for of in stores if of is not None for number in range(of.clients)]
 
             def open_view(number: int) -> View:
-                changed = self.hostile.on_data(number) if self.hostile else {}
+                changed = {name: change for stage in self.stages for name, change in stage.on_data(number).items()}
                 view = job.view(*places[number], cache, device, **changed)
                 if self.guarded:
                     view.watch()
@@ -135,7 +128,6 @@ class OpenedJob:
             nodes = np.concatenate([of.manifest.clients.count("nodes") for of in stores if of is not None])
             return OpenViews(open_view, most, (nodes <= SMALL).__getitem__ if device == CPU else None)
 
-        self.triggered = self.hostile and self.hostile.triggered(partial(job.view, store, cache=cache, device=device))
         job.require_room([of for of in (store, training, graphs) if of is not None], cache.limit)
         most = (PARTS_IN_MEMORY if job.computes_parts else most_views()) // (2 if job.training else 1)
         self.views = views(training, most)
@@ -231,7 +223,9 @@ class Visit:
         self.predicted: dict[str, np.ndarray] | None = {} if opened.job.predictions else None
         self._guards = [] if guard is None else [guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox")]
         received, self._had = {**shared, **private}, {**shared, **private, **inbox}
-        self._compression = opened.compression and opened.compression(self._had, state)
+        self._kept = {name: state.pop(name) for name in list(state) if name.startswith(COMPRESSION)}
+        # What stages send to the server beside the upload.
+        self.notes: dict[str, Any] = {}
         models = {}
         for name, flat in kind.models.items():
             w = state.get(kind.keys[name])
@@ -284,14 +278,10 @@ class Visit:
         except BaseException as error:
             raise_named(algorithm, "upload", error)
         sent, state = replace(upload, entries=self._snapshot(upload.entries)), self._snapshot(client.state)
-        if opened.hostile is not None:
-            sent = opened.hostile.attacked(self._id, sent, self._had, self._cell, client.rng)
-        if self._compression is not None:
-            sent, kept = self._compression.sent(sent, self._cell, client.rng)
-            state |= kept
-        if opened.hostile is not None:
-            sent = opened.hostile.bounded(sent, self._had, self._cell, client.random)
-        return sent, state
+        at = AtClient(self._id, self._cell, self._had, self._kept, self.notes, client.rng, client.random)
+        for stage in opened.stages:
+            sent = stage.at_client(sent, at)
+        return sent, state | at.kept
 
     def score(self) -> np.ndarray:
         """Counts of the client's predictions; see `shoal.engine.rounds.scoring`, of a whole graph `domains`."""
@@ -300,10 +290,8 @@ class Visit:
             scored, received = self.scored, self.received_to_score()
             of = opened.algorithm, scored, received, opened.measures
             counts = score_graph(*of) if self.is_graph else score(*of, self.predicted)
-            if opened.triggered:
-                from shoal.engine.rounds.backdoor import with_rates
-
-                counts = with_rates(counts, opened, scored, received)
+            for stage in opened.stages:
+                counts = stage.score(counts, scored, received, opened)
             return counts
 
     @property
@@ -448,7 +436,7 @@ class _CellAtWork:
         seconds["evaluate"] += working_clock() - began
         # 5. Nothing that is read-only was written to.
         visit.end()
-        return ClientResult(client_id, loss, upload, state, counts, predicted=visit.predicted)
+        return ClientResult(client_id, loss, upload, state, counts, predicted=visit.predicted, notes=visit.notes)
 
     def start_visit(self, client_id: int) -> Visit:
         """Begins the visit of a client."""
@@ -462,13 +450,13 @@ class _CellAtWork:
             require_sound(upload, {entry: how for entry, how in self._cell.up.items() if entry not in result.checked})
             if not math.isnan(loss := float(result.loss)):
                 bounded_loss(loss, self._cell.first_loss)
-            if self._cell.secure is not None:
+            if (adder := self._cell.stages.adder) is not None:
                 began = working_clock()
-                upload = self._cell.secure.hidden(result.client, upload, self._cell.sent)
+                upload = adder.hidden(result.client, upload, self._cell.sent)
                 outcome.seconds["upload"] += working_clock() - began
             outcome.states[result.client] = result.state
-            if self._opened.job.digests:
-                outcome.digests[result.client] = upload_digest(upload)
+            if result.notes:
+                outcome.notes[result.client] = result.notes
             self._uploads.append(upload)
             outcome.losses.append(loss)
             outcome.bytes_up.append(upload_bytes(upload))

@@ -3,16 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
-from shoal.algorithms.protocol import Reduce, Tree
+from shoal.algorithms.protocol import Reduce, Tree, Upload
 from shoal.algorithms.train_options import TrainOptions
-
-# Of uploads, where the clip adapts: 1/2 from a client with a norm of at most the clip, else -1/2.
-WITHIN = "privacy/within"
 
 
 @dataclass(frozen=True)
@@ -32,6 +29,45 @@ class Kept:
     host: int
 
 
+class Adder(Protocol):
+    """How the means of a phase are added up, where plain sums are not enough; it travels to hosts with each cell."""
+
+    def hidden(self, client: int, upload: Upload, up: Mapping[str, Reduce]) -> Upload:
+        """Returns what a client sends instead of an upload of finite means."""
+        ...
+
+    def joined(self, first: "PartialSum", second: "PartialSum") -> "PartialSum":
+        """Returns the sum of two; raises a ShoalError if shapes differ."""
+        ...
+
+    def read(self, whole: "PartialSum", answered: Sequence[int]) -> None:
+        """Makes the sum over the clients that answered readable: values and weights float64, in their shapes.
+
+        Raises SkipRound: too few clients answered.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class OfStages:
+    """What the stages of a run ask of the hosts in a phase; see `shoal.engine.rounds.stage`.
+
+    Attributes:
+        notes: What a stage at the server sends to the same stage on hosts, by its name.
+        added: Entries that stages add to those of the method.
+        adder: How means are added up; None: as weighted sums.
+        rows: Entries of `Reduce.MEAN` come as the tensor and the weight of every client, and are not added up.
+    """
+
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    added: Mapping[str, Reduce] = field(default_factory=dict)
+    adder: Adder | None = None
+    rows: bool = False
+
+
+NO_STAGES = OfStages()
+
+
 @dataclass(frozen=True)
 class Cell:
     """Clients to visit, and what they are given.
@@ -49,10 +85,8 @@ class Cell:
         again: Client whose visit is made twice, with the same result; None: nobody's.
         first_loss: The largest loss of the phase's first round; infinite in that round.
         kept: States that are in a cluster's memory, by client; a host has them in `states`.
-        rows: Entries of `Reduce.MEAN` come as the tensor and the weight of every client, and are not added up.
         epochs: Of their local training; None: as the job has them.
-        secure: How they hide what they send, a `shoal.engine.uploads.secure.Secure`; None: they do not.
-        clip: Largest norm of a change in this round, where it adapts; None: as the job has it.
+        stages: What stages ask of the hosts.
         places: Of the clients, in the tree by which means are added up; behind them may be empty ones.
     """
 
@@ -72,15 +106,13 @@ class Cell:
     first_loss: float = math.inf
     kept: Mapping[int, Kept] = field(default_factory=dict)
     places: range = range(0)
-    rows: bool = False
     epochs: int | None = None
-    secure: Any = None
-    clip: float | None = None
+    stages: OfStages = NO_STAGES
 
     @property
     def sent(self) -> Mapping[str, Reduce]:
-        """All entries that come back, those of the method and of the engine."""
-        return self.up if self.clip is None else {**self.up, WITHIN: Reduce.MEAN}
+        """All entries that come back, those of the method and of stages."""
+        return {**self.up, **self.stages.added} if self.stages.added else self.up
 
     def train_options(self, train: TrainOptions) -> TrainOptions:
         """The options that its clients train with; raises a ShoalError if the schedule gives its round no rate."""
@@ -115,7 +147,7 @@ class Outcome:
         losses: Mean training loss; NaN where nothing was trained.
         states: New states.
         kept: New states that stay in a cluster's memory.
-        sums: Partial sums of `Reduce.MEAN` entries, by range of places; see `shoal.engine.uploads.reduction.Sums`.
+        sums: Partial sums of `Reduce.MEAN` entries, by range of places; see `shoal.engine.rounds.reduction.Sums`.
         tensors: `Reduce.STACK` and `Reduce.MIX` entries, stacked; so those of `Reduce.MEAN` of cells with `rows`.
         blocks: `Reduce.MIX` entries that are in a cluster's memory.
         lists: `Reduce.GATHER` entries, one tensor a client; weights of `Reduce.MEAN` entries of cells with `rows`.
@@ -128,7 +160,7 @@ class Outcome:
         busy: Seconds of a host in a process of its own, all in all, without `kernels`.
         printed: What code printed in its process, by client, and how many lines more; on the first outcome of a call.
         predicted: Predicted classes and labels of the evaluated clients, by part, where a callback asks for them.
-        digests: Of clients' uploads, where the run keeps them; see `shoal.engine.uploads.reduction.upload_digest`.
+        notes: What stages on hosts send beside the uploads, by client and name.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -149,7 +181,7 @@ class Outcome:
     busy: float = 0.0
     printed: tuple[Sequence[tuple[int | None, str]], int] = ((), 0)
     predicted: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
-    digests: dict[int, str] = field(default_factory=dict)
+    notes: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 def one_by_one(cell: Cell) -> list[Cell]:

@@ -20,18 +20,13 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import own_among, read_all
-from shoal.engine.config.round_sections import (
-    AggregationOptions,
-    AttackOptions,
-    CommunicationOptions,
-    PrivacyOptions,
-    SecureOptions,
-)
-from shoal.engine.config.sections import ACCURACY, BACKDOOR
+from shoal.engine.config.sections import ACCURACY
 from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
 from shoal.engine.messages.trainers import AUTOGRAD, Clients, trainers_of
+from shoal.engine.sections.section import load as load_place
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import PropagationOptions, propagation_of
 from shoal.storage.store.store import Store
@@ -69,14 +64,9 @@ class Job:
         metrics: What models are evaluated by, accuracy always; the first chooses rounds.
         own_metrics: The user's functions among them, by name.
         predictions: A callback asks for what evaluated clients predict.
-        digests: Clients' uploads come with their digests (`run.keep_digests`).
-        communication: How uploads are compressed; None: they are not.
-        attack: What hostile clients do; None: there are none.
-        own_attack: The user's function for it, by name.
-        aggregation: How means are reduced; None: as weighted means.
-        privacy: How changes are bounded and hidden; None: they are not.
+        stages: Options of what happens to uploads, by the names of features, see `shoal.engine.sections`.
+        user_code: The user's functions that these name.
         clipped_rows: Clip and noise of training rows, as of `ClippedRows`; None: they have none.
-        secure: How clients hide what they send; None: they do not.
         in_round: Number of clients in a round where all are online.
         pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
         texts: Of files of the user's own that models are in, by name.
@@ -107,19 +97,23 @@ class Job:
     training: str = ""
     metrics: tuple[str, ...] = (ACCURACY,)
     own_metrics: Mapping[str, UserCode] = field(default_factory=dict)
-    communication: CommunicationOptions | None = None
-    attack: AttackOptions | None = None
-    own_attack: Mapping[str, UserCode] = field(default_factory=dict)
-    aggregation: AggregationOptions | None = None
-    privacy: PrivacyOptions | None = None
+    stages: Mapping[str, Any] = field(default_factory=dict)
+    user_code: Mapping[str, UserCode] = field(default_factory=dict)
     clipped_rows: tuple[float | None, float] | None = None
-    secure: SecureOptions | None = None
     predictions: bool = False
-    digests: bool = False
     in_round: int = 1
     pretrained: Mapping[str, bytes] = field(default_factory=dict)
     texts: Mapping[str, UserCode] = field(default_factory=dict)
     remote: "Remote | None" = None
+
+    @property
+    def method_name(self) -> str:
+        """Name of the method's class, for errors."""
+        return type(self.algorithm()).__name__
+
+    def without_stage(self, name: str) -> "Job":
+        """Returns the same job without a stage of uploads."""
+        return replace(self, stages={key: options for key, options in self.stages.items() if key != name})
 
     @property
     def store_path(self) -> Path:
@@ -308,6 +302,8 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
     method = describe(config.algorithm.name, config.algorithm.options)
     domains, graphs = _graphs(config, store, method)
     remote = store.remote
+    scoring = [one for one in SECTIONS if one.is_on(config) and one.scores(one.of(config))]
+    of_stages = [metric for one in scoring for metric in one.metrics]
     return Job(
         id=job_id,
         store=str(Path(store.path).resolve() if remote is None else store.path.relative_to(remote.path)),
@@ -333,16 +329,16 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         domains=domains,
         graphs=graphs,
         training=_training(config, store),
-        metrics=(*config.evaluation.metrics, *(BACKDOOR if config.attack.kind == "backdoor" else ())),
+        metrics=(*config.evaluation.metrics, *of_stages),
         own_metrics=own_among("evaluation.metrics", config.evaluation.metrics),
-        communication=None if config.communication.upload == "none" else config.communication,
-        attack=None if config.attack.kind == "none" else config.attack,
-        own_attack=own_among("attack.kind", [config.attack.kind]),
-        aggregation=None if config.aggregation.kind == "mean" else config.aggregation,
-        privacy=_hidden_clients(config),
+        stages=_options_of_stages(config),
+        user_code={
+            name: code
+            for one in SECTIONS
+            if one.own
+            for name, code in own_among(f"{one.name}.{one.own}", [getattr(one.of(config), one.own)]).items()
+        },
         clipped_rows=_clipped_rows(config, store),
-        secure=None if config.secure.kind == "none" else config.secure,
-        digests=config.run.keep_digests,
         # Clients of a run that is not synchronous train one by one.
         in_round=config.participation.size(store.clients) if config.schedule.synchronous else 1,
         pretrained=read_pretrained(config.models(), config.memory_limit()),
@@ -350,22 +346,18 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
     )
 
 
-def _hidden_clients(config: Config) -> PrivacyOptions | None:
-    private = config.privacy if config.privacy.unit == "client" else None
-    if private is None or private.where == "server":
-        return private
-    from shoal.engine.config.accounting import noise_at_clients
-
-    return replace(private, noise=noise_at_clients(config), epsilon=None)
+def _options_of_stages(config: Config) -> dict[str, Any]:
+    options = {
+        one.called or one.name: load_place(one.on_hosts)(config) if one.on_hosts else one.of(config)
+        for one in SECTIONS
+        if one.is_on(config)
+    }
+    return {name: of_hosts for name, of_hosts in options.items() if of_hosts is not None}
 
 
 def _clipped_rows(config: Config, store: Store) -> tuple[float | None, float] | None:
-    if config.privacy.unit != "node":
-        return None
-    from shoal.engine.config.node_privacy import noise_of_node, require_small_delta
-
-    require_small_delta(config, store.manifest.clients.count("nodes"))
-    return config.privacy.clip, noise_of_node(config)
+    clips = (load_place(one.clipped_rows)(config, store) for one in SECTIONS if one.clipped_rows and one.is_on(config))
+    return next((clip for clip in clips if clip is not None), None)
 
 
 def _training(config: Config, store: Store) -> str:

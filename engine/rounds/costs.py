@@ -14,7 +14,7 @@ from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Ask, Tree
 from shoal.engine.config.sections import SCORING
 from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.uploads.reduction import tree_bytes
+from shoal.engine.rounds.reduction import tree_bytes
 
 ON_HOSTS = ("train", "upload", "evaluate")
 # Key of the bytes of every client in the line of a round.

@@ -12,8 +12,8 @@ from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
 from shoal.algorithms.method_errors import ProtocolError, raise_named
 from shoal.engine.config.sections import ACCURACY, CHOSEN_BY, F1, RANKINGS, ROC_AUC, metric_key
+from shoal.engine.rounds.protocol_checks import kind, named
 from shoal.engine.rounds.state import ScoreTable
-from shoal.engine.uploads.protocol_checks import kind, named
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 

@@ -19,16 +19,14 @@ from shoal.algorithms.method_errors import OURS, ProtocolError, raise_named, yie
 from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree
 from shoal.algorithms.rng import CPU, creating_on, key, moved
 from shoal.engine.config.sections import EVALUATED, NEWCOMERS, NEWCOMERS_TRAINED
-from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.messages.cell import NO_STAGES, Cell, OfStages, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import model_of
 from shoal.engine.messages.trainers import BATCHED
-from shoal.engine.participation.sampling import Drawn, Group, Plan, Schedule, cell_size_of, evaluation_cell, form_cells
 from shoal.engine.rounds.costs import MISSING, Meter, Pool, Watch, unwatched, working_clock
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.evaluation import Columns, Evaluator, client_scores, newest
-from shoal.engine.rounds.state import IN_BLOCK, FederationState, ScoreTable
-from shoal.engine.uploads.protocol_checks import (
+from shoal.engine.rounds.protocol_checks import (
     checks_always,
     require_generator,
     require_notes,
@@ -36,12 +34,15 @@ from shoal.engine.uploads.protocol_checks import (
     require_tree,
     require_untouched,
 )
-from shoal.engine.uploads.reduction import Sums, Uploads, combine, require_finite
-from shoal.engine.uploads.secure_round import UNREAD, SecureRound, TooFewAnswers
+from shoal.engine.rounds.reduction import Sums, Uploads, combine, require_finite
+from shoal.engine.rounds.sampling import Group, Plan, cell_size_of, evaluation_cell, form_cells
+from shoal.engine.rounds.stage import Phase, Round, SkipRound, Stage, make_stages
+from shoal.engine.rounds.state import IN_BLOCK, SELECTION, STAGES, FederationState, ScoreTable
 from shoal.storage.errors import ShoalError
-from shoal.storage.store.store import Store
 
 TreeT = TypeVar("TreeT")
+# Among clients that are missing in the line of a round, those that answered in vain.
+UNREAD = "unread"
 # Scope, client, part, and predicted classes and labels `[2, items]`.
 Predicted = tuple[str, int, str, np.ndarray]
 
@@ -78,8 +79,6 @@ class Server:
         self._models = {name: [built.info for built in built] for name, built in self._built.items()}
         self._initial = job.initial(model_of(self._built, self.infos[0], MODEL), MODEL, 0)
         self._version = self._initial._version
-        # That of another kind of server is another one.
-        self._exchange: Callable[..., Exchange] = Exchange
         trainers = job.trainers(store, self.algorithm, [built.flat for built in self._built[MODEL]])
         self._batched = BATCHED in trainers
         self._cell_size = cell_size_of(plan.cell_size, trainers)
@@ -87,18 +86,12 @@ class Server:
         domains = Domains(records, self.graphs, job.metrics) if records else None
         self._scored = job.infos(store)
         self._evaluator = Evaluator(self.algorithm, self._scored, domains, job.metrics, plan.newcomers)
-        # As methods see them: a federation without newcomers has nothing of theirs, one that hides clients no sizes.
+        self._stages = make_stages(job, plan)
+        self._hides_sizes = any(stage.hides_sizes for stage in self._stages)
+        self._acts_alone = any(stage.empty_rounds for stage in self._stages)
+        # Methods must not see newcomers, so their sizes are left out; nor any sizes where a stage hides them.
         self._known = self.infos.without_training(plan.newcomers) if plan.newcomers else self.infos
-        self._known = self._known if job.privacy is None else self._known.without_sizes()
-        # A round without clients is public, as any other is.
-        at_server = job.privacy is not None and job.privacy.where == "server"
-        self._noise_alone = at_server and plan.participation.draw == "poisson"
-        # What checks uploads and reduces them where clients may be hostile.
-        self._door: Any = None
-        if job.attack is not None or job.aggregation is not None or job.privacy is not None or job.secure is not None:
-            from shoal.engine.uploads.robust import open_door
-
-            self._door = open_door(job, self.algorithm, plan.participation, len(self.infos), plan.rounds)
+        self._known = self._known.without_sizes() if self._hides_sizes else self._known
         # The hook of the method that runs now, for errors; empty: none does.
         self._hook = self._where = ""
         # The form of requests is checked in the first round of each phase, that of a user's own method always.
@@ -107,21 +100,12 @@ class Server:
         # Code of the user's trains.
         self._own = bool(job.texts) or not type(self.algorithm).__module__.startswith(OURS)
         self.state = FederationState(server=moved(self._set_up(), CPU)) if state is None else state
-        self.schedule = Schedule(plan, len(self.infos), job.seed, self._draw_of(store))
+        self.schedule = plan.schedule(plan, job, store, self.algorithm, self._built[MODEL])
+        self._exchange: Callable[..., Exchange] = self.schedule.exchange or Exchange
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
         return self.schedule.cohort(round_number)
-
-    def _draw_of(self, store: Store) -> Callable[[int, Tree, bool], Drawn] | None:
-        """What says who takes part, where it is not the uniform draw alone; raises a ShoalError if no client can."""
-        if not self.plan.participation.simulates:
-            return None
-        from shoal.engine.participation.participation import Participation, unknown
-
-        if self.plan.participation.selection != "random":
-            self.state.known = self.state.known or unknown(len(self.infos))
-        return Participation(self.plan, self.job, store, self.algorithm, self._built[MODEL]).draw
 
     def round(self, watch: Watch = unwatched) -> dict[str, Any]:
         """Runs and commits one round, and gives its line of metrics.jsonl; if it raises, the state is as before.
@@ -135,28 +119,24 @@ class Server:
         self._where = f"round {number}: {type(self.algorithm).__name__}"
         try:
             # 1. The cohort, and a copy of the state that the round may change.
-            drawn, next_state = self.schedule.draw(number, self.state.known), self.state.next_state(number)
+            drawn = self.schedule.begin(number, self.state.extras.get(SELECTION, {}))
+            next_state = self.state.next_state(number)
             cohort = drawn.cohort
             meter = Meter(number, self.infos, self._pool, watch)
             exchange = self._exchange(
                 self._visited, self._cell_size, self._pool, self.state, next_state, cohort, meter, self._batched,
-                self._own, self._door,
+                self._own, self._stages, frozenset(i for those in drawn.missing.values() for i in those),
             )  # fmt: skip
-            without, secure = self.plan.participation.without, None
-            if self.job.secure is not None:
-                secure = SecureRound(self.job.secure, number, cohort, drawn.missing, without)
-                exchange.secure = secure
-            # 2. The method's part. A round without a cohort, or with too few answers to a hidden sum, changes nothing.
+            # 2. The method's part. A round without a cohort, or that a stage skips, changes nothing.
             records: Tree = {}
             try:
-                if cohort or self._noise_alone:
+                exchange.begin()
+                if cohort or self._acts_alone:
                     context = self._context(number, records if self.plan.keep_records else None)
-                    self.run_method(exchange, context, partial(self.schedule.is_last_visit, round_number=number))
+                    self.run_method(exchange, context, partial(self.schedule.is_last_visit, number=number))
                     meter.note(context.notes)
-                elif secure is not None:
-                    secure.require_any()
-            except TooFewAnswers:
-                records, next_state = {}, exchange.skip()
+            except SkipRound as skipped:
+                records, next_state = {}, exchange.skip(skipped)
             # 3. The cohort is given the new model of the server, where there is one.
             self._hook = "global_model"
             before = {name: t.clone() for name, t in next_state.server.items()} if self._checks_always else None
@@ -175,27 +155,20 @@ class Server:
                     self._welcome(next_state, meter)
                 scopes = self._evaluator.evaluate(exchange, model, sample) if due else None
             # 5. The commit.
-            if next_state.known:
-                from shoal.engine.participation.participation import noted
-
-                next_state.known = noted(drawn.state, meter.losses, exchange.cohort, number)
+            next_state.extras[SELECTION] = self.schedule.note(number, drawn.state, meter.losses, exchange.cohort)
             self.state = next_state
         except BaseException as error:
             raise_named(self.algorithm, self._hook, error, f"{self._where}: ")
         line = meter.line(exchange.cohort, scopes) | self.schedule.columns(number, exchange.cohort)
         if drawn.numbers:
             line |= {"participation": drawn.numbers, MISSING: drawn.missing}
-        if secure is not None:
-            line |= secure.columns
-            line |= {MISSING: {**drawn.missing, UNREAD: secure.unread}} if secure.unread else {}
+        line |= exchange.columns
+        if exchange.unread:
+            line[MISSING] = {**drawn.missing, UNREAD: exchange.unread}
         if scopes is not None and sample is not None:
             line[EVALUATED] = len(sample)
         if exchange.predicted:
             line["predicted"] = exchange.predicted
-        if exchange.uploads:
-            line["uploads"] = exchange.uploads
-        if exchange.clip is not None:
-            line["clip"] = exchange.clip
         if self.job.train.schedule is not None:
             line["lr"] = self.job.train.in_round(number).lr
         return {**line, "records": records} if records and scopes is not None else line
@@ -291,7 +264,7 @@ class Server:
             self._hook = "setup"
             context = self._context(0)
             with creating_on(self._device):
-                if self.job.privacy is not None:
+                if self._hides_sizes:
                     # Sizes may end the run, and leave no trace in it.
                     self.algorithm.setup(replace(context, clients=self.infos, scored=self._scored))
                 server = self.algorithm.setup(context)
@@ -313,7 +286,7 @@ class Server:
         scheduled = self.job.train.schedule is not None
         return Context(
             clients=self._known,
-            scored=self._scored if self.job.privacy is None else self._known,
+            scored=self._known if self._hides_sizes else self._scored,
             classes=self.infos[0].classes,
             features=self._features,
             hops=self.job.hops,
@@ -348,16 +321,13 @@ class Exchange:
         cohort: Clients of the round, ascending; those that fail are taken out.
         reply: What the method's last request gave; None before the first.
         predicted: What clients predicted, where a callback asks for it.
-        uploads: Phase, client and digest of each upload, where the run keeps digests.
+        columns: What stages add to the line of the round.
+        unread: Clients that answered in vain, of a round that a stage skips.
         meter: Counts the round.
         epochs: Of local training; None: as the job has them.
-        clip: Of the round, where it adapts; see `shoal.engine.uploads.adaptive_clip`.
-        secure: Where clients hide what they send.
     """
 
     epochs: int | None = None
-    clip: float | None = None
-    secure: SecureRound | None = None
 
     def __init__(
         self,
@@ -370,25 +340,36 @@ class Exchange:
         meter: Meter,
         batched: bool = False,
         repeats: bool = False,
-        door: Any = None,
+        stages: Sequence[Stage] = (),
+        missing: frozenset[int] = frozenset(),
     ) -> None:
         """Prepares phases of one round; `before` is the state it started from, `next_state` a copy that it changes.
 
         With `repeats` one visit in each phase of round 1 is made twice, and compared. `infos` has the sizes of all
-        clients, and of whole graphs that are evaluated; for `cell_size` see `form_cells`. `door` is a `robust.Door`.
+        clients, and of whole graphs that are evaluated; for `cell_size` see `form_cells`. Clients that were drawn and
+        take no part to the end are `missing`.
         """
-        self._batched, self._repeats, self._door = batched, repeats, door
+        self._batched, self._repeats, self._stages, self._missing = batched, repeats, stages, missing
+        self._whole = next((stage for stage in stages if stage.whole), None)
         # Whether uploads wait for a later step.
         self._ahead = False
-        self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
+        self._infos, self._cell_size, self._pool, self._start = infos, cell_size, pool, before
         self.next_state, self.cohort, self.meter = next_state, list(cohort), meter
         self.reply: Replies | Tensor | None = None
         # Uploads of `Reduce.MIX`; a later one replaces an earlier one of its name. None: clients have the product.
         self._held: dict[str, Uploads | None] = {}
         self.predicted: list[Predicted] = []
-        self.uploads: list[tuple[str, int, str]] = []
-        # Of the phase that runs.
-        self._hides: Any = None
+        self.columns: dict[str, Any] = {}
+        self.unread: list[int] = []
+        # Of the phase that runs; exchanges of the round so far.
+        self._of_stages, self._exchanges = NO_STAGES, 0
+
+    def begin(self) -> None:
+        """Shows the round to the stages; raises SkipRound."""
+        if self._stages:
+            round = Round(self.next_state.round, self.cohort, self._missing)
+            for stage in self._stages:
+                stage.begin(round)
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
         """Runs one phase, and gives what the server sees of it; entries of `Reduce.MIX` are held.
@@ -397,48 +378,59 @@ class Exchange:
         its last local step.
 
         Raises:
-            ShoalError: No client answered, or the door does not take such uploads.
-            TooFewAnswers: So few clients answer, or can, that what they hide is not read.
+            ShoalError: No client answered, or a stage does not take such uploads.
+            SkipRound: A stage cannot answer.
         """
-        next_state, keeps_rows = self.next_state, self._door is not None and self._door.keeps_rows
-        if self._door is not None:
-            self._door.require_means(ask.up)
-            if self._door.release is not None:
-                self._door.release.require_counted(ask, self.reply is None, next_state.round, self.cohort)
-                self.clip = self._door.release.clip(next_state.release) if ask.up else None
+        next_state = self.next_state
         ids = sorted(set(self.cohort if ask.to is None else ask.to) - self.meter.failures.keys())
         # Whoever trains first in a phase of round 1 does so twice, if it is code of the user's.
         able = [i for i in ids if self._infos[i].train] if self._repeats and ask.train else []
         again = able[0] if able and next_state.round == 1 else None
         score = frozenset(i for i in ids if ask.train and ask.score and is_last_visit(i))
         groups = form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
-        if self.secure is not None:
-            self._hides = self.secure.hides(self._door, ask, ids, self.meter.failures)
+        phase = self._before(ask, ids)
         cells = [self._cell(ask, next_state.round, group, score, again) for group in groups]
         self.meter.sent(ask, ids)
         outcomes, sums, _ = self._run(cells, ask.shared)
         answered = self._take(ask, ids, outcomes)
-        if keeps_rows and answered:
-            replies: Replies = self._door.reduced(answered, ask.shared)
-            return replies
+        if self._whole is not None and answered:
+            return self._after(self._whole.reduce(answered, phase), phase, outcomes)
         from_clients = [i for outcome in answered for i in outcome.ids]
-        if self.secure is not None and self._hides is not None:
-            self.secure.read(sums.whole, from_clients)
+        if answered and self._of_stages.adder is not None:
+            self._of_stages.adder.read(sums.whole, from_clients)
         replies, held = combine(answered, from_clients, cells[0].sent if cells else ask.up, sums)
         self._held.update(held)
-        if self._door is not None and self._door.release is not None:
-            for outcome in outcomes:
-                self._door.release.require_forgotten(outcome)
-            replies = self._door.release.of(replies, ask, next_state.round, next_state.release)
+        return self._after(replies, phase, outcomes)
+
+    def _before(self, ask: Ask, ids: Sequence[int]) -> Phase:
+        """Asks the stages what they send along with a phase; raises as they do."""
+        self._exchanges += bool(ask.up and ids)
+        state, lost = self.next_state, self._missing | self.meter.failures.keys()
+        kept = state.extras.setdefault(STAGES, {})
+        phase = Phase(ask, state.round, self.cohort, ids, lost, self._exchanges, self.reply is None, kept, self.columns)
+        if self._stages:
+            wanted = {stage.name: wants for stage in self._stages if (wants := stage.before(phase)) is not None}
+            self._of_stages = OfStages(
+                {name: wants.note for name, wants in wanted.items() if wants.note is not None},
+                {entry: how for wants in wanted.values() for entry, how in wants.added.items()},
+                next((wants.adder for wants in wanted.values() if wants.adder is not None), None),
+                self._whole is not None,
+            )
+        return phase
+
+    def _after(self, replies: Replies, phase: Phase, outcomes: Sequence[Outcome]) -> Replies:
+        """Gives the stages what came back; returns what the method sees."""
+        phase.outcomes = outcomes
+        for stage in reversed(self._stages):
+            replies = stage.after(replies, phase)
         return replies
 
-    def skip(self) -> FederationState:
-        """Undoes all that the round did; gives the state before it as that of this round."""
-        if self.secure is not None:
-            self.secure.unread = list(self.cohort)
-        self.next_state = self._before.next_state(self.next_state.round)
+    def skip(self, skipped: SkipRound) -> FederationState:
+        """Undoes all that the round did; returns the state before it as that of this round."""
+        self.unread, self.columns = list(self.cohort), skipped.columns
+        self.next_state = self._start.next_state(self.next_state.round)
         self.cohort.clear()
-        self.predicted, self.uploads, self.clip = [], [], None
+        self.predicted = []
         self.meter.discard()
         return self.next_state
 
@@ -450,9 +442,7 @@ class Exchange:
             _pick(next_state.inboxes, ids), score & frozenset(ids), self._cost(ids),
             score_with=ask.score_with if score & frozenset(ids) else {}, batched=self._batched and ask.train,
             again=again, first_loss=next_state.first_losses.get(ask.phase, math.inf),
-            kept=_pick(next_state.kept, ids), places=group.places,
-            rows=self._door is not None and self._door.keeps_rows, epochs=self.epochs,
-            secure=self._hides, clip=self.clip,
+            kept=_pick(next_state.kept, ids), places=group.places, epochs=self.epochs, stages=self._of_stages,
         )  # fmt: skip
 
     def _take(self, ask: Ask, ids: Sequence[int], outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -470,8 +460,6 @@ class Exchange:
                 trained.change(dict.fromkeys(outcome.ids) if ask.train else {})
                 trained.change(outcome.scores)
             self._take_predicted("trained", outcomes)
-        digests = {i: found for outcome in outcomes for i, found in outcome.digests.items()}
-        self.uploads += [(ask.phase, i, digests[i]) for i in sorted(digests)]
         if losses := [loss for outcome in outcomes for loss in outcome.losses if math.isfinite(loss)]:
             next_state.first_losses.setdefault(ask.phase, max(losses))
         answered = [outcome for outcome in outcomes if outcome.ids]
@@ -534,7 +522,7 @@ class Exchange:
     def _run(self, cells: Sequence[Cell], shared: Tree) -> tuple[list[Outcome], Sums, list[ScoreTable]]:
         """The outcomes of cells and their sums, and of mere evaluations the counts, which are in no outcome then."""
         outcomes: dict[int, Outcome] = {}
-        sums, tables, counts = Sums(self._hides), list[ScoreTable](), dict[int, np.ndarray]()
+        sums, tables, counts = Sums(self._of_stages.adder), list[ScoreTable](), dict[int, np.ndarray]()
         self.meter.expect(sum(len(cell.ids) for cell in cells), any(not cell.phase for cell in cells))
         asked = working_clock()
         for position, outcome in self._pool.run_cells(cells, shared):
@@ -569,7 +557,7 @@ class Exchange:
         self.meter.failures[client] = failure
         if client in self.cohort:
             self.cohort.remove(client)
-        self.next_state.restore(client, self._before)
+        self.next_state.restore(client, self._start)
 
     def _cost(self, ids: Sequence[int]) -> float:
         return float(self._infos.cost[np.array(ids)].sum())

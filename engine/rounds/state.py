@@ -15,13 +15,17 @@ from torch import Tensor
 from shoal.algorithms.protocol import Tree
 from shoal.engine.config.sections import current_scopes
 from shoal.engine.messages.cell import Kept
-from shoal.engine.uploads.reduction import Inbox, Mixed, tree_bytes
+from shoal.engine.rounds.reduction import Inbox, Mixed, tree_bytes
 from shoal.storage.errors import ShoalError
 
 # Bytes of models of earlier rounds that stay in memory; when there are more, they go into a file.
 DOWNLOADS_IN_MEMORY = 2**28
 # Bytes of such a file, but for one larger model: it stays until the last of its models goes.
 MODELS_A_FILE = 2**22
+# The parts of `FederationState.extras`: what the draw of clients reads, what stages keep, models of tiers.
+SELECTION, STAGES = "selection", "stages"
+# How the names of their tensors begin in a file, as in checkpoints of before there were other parts; else `EXTRA`.
+KINDS, EXTRA = {SELECTION: "known", STAGES: "release", "tiers": "tier"}, "extra"
 # Where each tensor of such a file begins, for any type.
 ALIGNED = 64
 # Clients whose counts change one by one, before they join the columns; clients whose counts are laid out at a time.
@@ -166,9 +170,7 @@ class FederationState:
             `trained` are from the end of that visit.
         evaluated: Digest of the server's model that the counts of scope `global` are of; empty: there are none.
         first_losses: Largest loss of a client in the first round of each phase that trained.
-        tiers: Models of the tiers of clients, see `shoal.engine.rounds.asynchronous`; empty without tiers.
-        known: What a selection of clients reads, see `shoal.engine.participation.selection`; empty of a random one.
-        release: What hides later rounds, see `shoal.engine.uploads.privacy.Release`; empty where nothing of it varies.
+        extras: What parts of the engine keep from round to round, tensors by name, by the part; see `KINDS`.
         on_disk: Rounds whose models, among `downloads`, are in files that are mapped into memory.
     """
 
@@ -184,9 +186,7 @@ class FederationState:
     touched: dict[int, bool] = field(default_factory=dict)
     evaluated: str = ""
     first_losses: dict[str, float] = field(default_factory=dict)
-    tiers: dict[int, Tree] = field(default_factory=dict)
-    known: Tree = field(default_factory=dict)
-    release: Tree = field(default_factory=dict)
+    extras: dict[str, Tree] = field(default_factory=dict)
     on_disk: frozenset[int] = frozenset()
 
     def next_state(self, round_number: int) -> "FederationState":
@@ -203,9 +203,8 @@ class FederationState:
             newest=dict(self.newest),
             scores={scope: table.copy() for scope, table in self.scores.items()},
             touched=dict(self.touched),
-            tiers=dict(self.tiers),
             first_losses=dict(self.first_losses),
-            release=dict(self.release),
+            extras={part: dict(tree) for part, tree in self.extras.items()},
         )
 
     def keep(self, states: Mapping[int, Tree], kept: Mapping[int, Kept]) -> None:
@@ -226,7 +225,7 @@ class FederationState:
         self.inboxes.setdefault(client, {})[entry] = value
         self.touched[client] = False
 
-    def deploy(self, model: Tree, clients: Sequence[int], needed: Sequence[int] = ()) -> None:
+    def deploy(self, model: Tree, clients: Sequence[int], needed: Collection[int] = ()) -> None:
         """Some clients are given the server's model of this round, if there is one; those of `needed` rounds stay."""
         if not model:
             return
@@ -283,9 +282,9 @@ class FederationState:
     def to_tensors(self) -> tuple[Tree, dict[str, Any]]:
         """The state as flat named tensors and plain values, ready for a file; what is elsewhere is left out."""
         tensors: Tree = {f"server/{name}": t for name, t in self.server.items()}
-        tensors |= {f"known/{name}": t for name, t in self.known.items()}
-        tensors |= {f"release/{name}": t for name, t in self.release.items()}
-        of_kind = {"client": self.clients, "inbox": self.inboxes, "tier": self.tiers}
+        for part, tree in self.extras.items():
+            tensors |= {f"{KINDS.get(part, f'{EXTRA}/{part}')}/{name}": t for name, t in tree.items()}
+        of_kind = {"client": self.clients, "inbox": self.inboxes}
         for kind, trees in of_kind.items():
             for number, tree in trees.items():
                 here = {name: t for name, t in tree.items() if not isinstance(t, Mixed)}
@@ -315,12 +314,17 @@ class FederationState:
         # A state that was kept before there was this digest is evaluated once more.
         state.evaluated, state.first_losses = plain.get("evaluated", ""), plain.get("first_losses", {})
         models: dict[str, Tree] = {}
-        trees: dict[str, dict[Any, Tree]] = {"client": state.clients, "inbox": state.inboxes, "tier": state.tiers}
+        trees: dict[str, dict[Any, Tree]] = {"client": state.clients, "inbox": state.inboxes}
         trees |= {"download": state.downloads}
+        parts = {kind: part for part, kind in KINDS.items()}
         for path, tensor in tensors.items():
             kind, _, rest = path.partition("/")
-            if kind in ("server", "known", "release"):
-                getattr(state, kind)[rest] = tensor
+            if kind == "server":
+                state.server[rest] = tensor
+                continue
+            if kind in parts or kind == EXTRA:
+                part, _, name = (parts[kind], "", rest) if kind in parts else rest.partition("/")
+                state.extras.setdefault(part, {})[name] = tensor
                 continue
             number, _, name = rest.partition("/")
             if kind == "model":

@@ -1,4 +1,4 @@
-"""A run that is possible, as far as its config tells: checked once, before data is read, and taken by every command."""
+"""The plan of a run: its config, checked once before data is read; every command on configs takes one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +13,14 @@ from shoal.engine.callbacks.callback import Callback
 from shoal.engine.callbacks.calls import load_callbacks
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import own_among
-from shoal.engine.config.round_sections import TIERS, ParticipationOptions
+from shoal.engine.config.round_sections import FEDASYNC, ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
-from shoal.engine.participation.sampling import (
+from shoal.engine.preparing.checks import require_known
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.records import inputs
+from shoal.engine.records.run_folder import run_path, run_place
+from shoal.engine.rounds.measures import measures_of
+from shoal.engine.rounds.sampling import (
     IN_BATCHES,
     ONE_BY_ONE,
     Plan,
@@ -28,11 +33,9 @@ from shoal.engine.participation.sampling import (
     require_selection,
     require_without,
 )
-from shoal.engine.preparing.checks import require_known
-from shoal.engine.preparing.prepare import prepare
-from shoal.engine.records import inputs
-from shoal.engine.records.run_folder import run_path, run_place
-from shoal.engine.rounds.measures import measures_of
+from shoal.engine.schedules import choose_schedule
+from shoal.engine.sections.section import load as load_place
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.store.store import Store
 
 
@@ -53,7 +56,7 @@ class RunPlan:
 
     @classmethod
     def of(cls, config: Config, trains: bool = True) -> "RunPlan":
-        """Checks method, models, device, dataset, callbacks and rounds of a config; a ShoalError names a key.
+        """Checks method, models, device, dataset, callbacks and rounds of a config. A ShoalError names the key.
 
         Without `trains`, to prepare and export, it needs no callbacks, no learning rates and no trace.
         """
@@ -70,15 +73,14 @@ class RunPlan:
         device = device_choice(config)
         require_known(config)
         rounds = plan_of(config, algorithm.centralized or not trains)
-        if config.privacy.unit == "node":
-            from shoal.engine.config.node_privacy import require_bounded
-
-            require_bounded(config, algorithm)
+        for feature in SECTIONS:
+            if feature.checks_method and feature.is_on(config):
+                load_place(feature.checks_method)(config, algorithm)
         return cls(config, method, algorithm, device, callbacks, rounds)
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """Digests of the files that the config names, read once; raises ShoalError if one cannot be read."""
+        """The digests of the files that the config names, read once. Raises ShoalError: one cannot be read."""
         return inputs.contents(self.config)
 
     @cached_property
@@ -88,11 +90,11 @@ class RunPlan:
 
     @property
     def place(self) -> Path | str:
-        """Where the run is kept: its folder, or its address as text."""
+        """The place of the run: its folder, or its address as text."""
         return run_place(self.config, self.folder)
 
     def bring(self) -> None:
-        """Brings what there is of the run at its address, if it has one, to `folder`; as `bring_here`."""
+        """Brings the run from its address, if it has one, to `folder`; as `bring_here`."""
         if isinstance(self.place, str):
             from shoal.engine.runs.remote_run import bring_here
 
@@ -104,21 +106,15 @@ class RunPlan:
 
 
 def plan_of(config: Config, centralized: bool = False) -> Plan:
-    """The rounds of a config; the single client of a centralized method takes part in every round."""
+    """Plans the rounds of a config; the single client of a centralized method takes part in every round."""
     participation = ParticipationOptions() if centralized else config.participation
-    clients, fleet = config.partition.clients, None
+    clients = config.partition.clients
     newcomers = () if centralized else draw_newcomers(config.data.newcomers, clients, config.seed)
     online = None if participation.trace is None else read_trace(participation.trace, clients)
     if participation.availability.kind != "always":
-        from shoal.engine.participation.availability import online_of
+        from shoal.engine.schedules.availability import online_of
 
         online = online_of(participation.availability, clients, config.rounds, participation.seed)
-    if participation.devices is not None and participation.network is not None:
-        from shoal.engine.simulation.schedule import DEVICES, NETWORKS, Fleet, read_classes
-
-        devices = read_classes(participation.devices, "devices", DEVICES)
-        links = read_classes(participation.network, "networks", NETWORKS)
-        fleet = Fleet.of(devices, links, clients, participation.seed)
     if not centralized:
         require_without(participation.without, clients)
         clients -= len(newcomers)
@@ -126,39 +122,20 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         require_cohorts(participation, clients, config.rounds, members)
         require_selection(participation, clients)
         require_sample(config.evaluation.clients, clients)
-        if config.attack.kind != "none" or config.aggregation.kind != "mean":
-            from shoal.engine.uploads.hostile import require_possible
-
-            everybody = config.partition.clients
-            cohort = draw_cohort(everybody, participation, config.seed, 1, None, newcomers)
-            require_possible(config, len(cohort))
-        if config.privacy.unit == "client":
-            from shoal.engine.uploads import privacy
-
-            privacy.require_possible(config)
-        if config.secure.kind != "none":
-            from shoal.engine.uploads import secure_round
-
-            secure_round.require_possible(config)
-        if config.secure.kind == "homomorphic":
-            from shoal.engine.uploads.homomorphic import require_tenseal
-
-            require_tenseal()
+        if features := [one for one in SECTIONS if one.checks and one.is_on(config)]:
+            cohort = len(draw_cohort(config.partition.clients, participation, config.seed, 1, None, newcomers))
+            for feature in features:
+                load_place(feature.checks)(config, cohort)
     size: int | str = config.engine.cell_size
     if size == "auto":
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
         size = IN_BATCHES if batches else ONE_BY_ONE
     evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
-    asynchronous = None
-    if not config.schedule.synchronous:
-        from shoal.engine.simulation.events import Asynchronous
-
-        asynchronous = Asynchronous.of(config.schedule, config.partition.clients, participation)
-        if config.schedule.name != TIERS:
-            participation = ParticipationOptions(count=config.schedule.in_step)
-    own = own_among("participation.selection", [participation.selection])
+    schedule = choose_schedule(config, participation)
+    if config.schedule.name in (FEDASYNC, "fedbuff"):
+        participation = ParticipationOptions(count=config.schedule.in_step)
     keeps = config.run.keep_records
     return Plan(
         config.rounds, participation, evaluation.every, size, online, keeps, sample, newcomers,
-        evaluation.newcomer_epochs, fleet, own, asynchronous, evaluation.last,
+        evaluation.newcomer_epochs, evaluation.last, schedule,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a command says before anything else: what runs, on which data, and where."""
+"""The first lines of a command: what runs, on which data, and where."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from shoal.engine.config.names import shown_name
 from shoal.engine.config.round_sections import TIERS
 from shoal.engine.screen.progress import say
 from shoal.storage.options.dataset_names import NOT_IN_MEMORY
-from shoal.storage.options.types import is_address
+from shoal.storage.options.types import is_address, is_own
 
 MADE = tuple(name for module, names in NOT_IN_MEMORY if module.startswith("synthetic.") for name in names)
 
@@ -47,7 +47,7 @@ def show(rows: Mapping[str, str]) -> None:
 
 
 def shown_path(path: Path) -> Path:
-    """A path as short as it can be: from the working directory, where it is below that."""
+    """Shortens a path: relative to the working directory if it is below that."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -71,6 +71,8 @@ def _data(config: Config, cohort: bool = True) -> str:
         return clients
     if not config.schedule.synchronous:
         own = config.schedule
+        if is_own(own.name):
+            return f"{clients}, {shown_name(own.name)}"
         return (
             f"{clients}, {f'in {own.tiers:,}' if own.name == TIERS else f'{own.concurrency:,} at a time,'} {own.name}"
         )

@@ -65,7 +65,7 @@ class Remote:
         return replace(self, manifests=tuple(records.items())).open() if NAME in records else None
 
     def open(self) -> "RemoteStore":
-        """Opens the store that was found, here. Raises FetchError: its manifests changed, or are out of reach."""
+        """Opens the store on this machine. Raises FetchError: manifests changed, or are out of reach."""
         return RemoteStore(self, Folder(self.address), ObjectCache(self.cache_here(), self.limit))
 
 

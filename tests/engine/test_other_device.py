@@ -108,7 +108,7 @@ def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) ->
             result = run_cell(self)
         job = self._opened.job
         # The noise of hostile clients is the same on any device.
-        drawn = {"randn"} if job.attack else set()
+        drawn = {"randn"} if "attack" in job.stages else set()
         assert operators.elsewhere <= ON_PROCESSOR | OWN.get(job.method.name, set()) | drawn
         return result
 
@@ -191,7 +191,7 @@ def test_a_clip_that_adapts_there(here: Run, run_there: Run) -> None:
     keys = {**KEYS, "privacy.unit": "client", "privacy.noise": 0.2, "privacy.quantile": 0.5, "model.name": "sgc"}
     found = [run(keys) for run in (run_there, here)]
     assert_same(*found)
-    assert found[0].state.release["clip"] == found[1].state.release["clip"] != 1.0
+    assert found[0].state.extras["stages"]["clip"] == found[1].state.extras["stages"]["clip"] != 1.0
 
 
 @pytest.mark.exhaustive

@@ -7,10 +7,11 @@ from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster.ray_backend import RayBackend
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
-from shoal.engine.hosts.backend import LocalBackend, server_of
+from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.participation.sampling import Plan
+from shoal.engine.rounds.sampling import Plan
+from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 
 
@@ -39,7 +40,7 @@ class ServerHere(LocalBackend):
         pool = WatchedPool(self.ray.hosts, job, cell_timeout=60.0, retries=3)
         pool.before_phase = self.before_phase
         pool.require_data(range(len(job.model_of)))
-        self._server = server_of(job, plan, pool, state)
+        self._server = Server(job, plan, pool, state)
 
     def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
         return self.ray.write_states(folder, state)

@@ -60,7 +60,7 @@ TESTS = {
     "algorithms/methods/feddc.py": "algorithms/methods/test_scaffold.py",
     "algorithms/methods/shared/mean_gradient.py": "algorithms/methods/test_scaffold.py",
     "engine/rounds/evaluation.py": "engine/rounds/test_domains.py engine/records/test_metrics.py",
-    "engine/uploads/reduction.py": "engine/rounds/test_exchange.py",
+    "engine/rounds/reduction.py": "engine/rounds/test_exchange.py",
     "engine/rounds/state.py": "engine/rounds/test_server.py engine/records/test_checkpoint.py",
     "engine/rounds/server.py": "engine/rounds/test_exchange.py",
 }

@@ -11,8 +11,8 @@ from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome, PartialSum
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import Pool
+from shoal.engine.rounds.reduction import Sums
 from shoal.engine.rounds.server import Server
-from shoal.engine.uploads.reduction import Sums
 
 
 def cell_of(ids: Sequence[int], up: dict[str, Reduce] | None = None, **more: Any) -> Cell:

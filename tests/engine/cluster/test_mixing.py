@@ -16,7 +16,7 @@ from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.hosts.backend import ServerLost
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.uploads.reduction import TILE, Sums, UploadsHere, combine
+from shoal.engine.rounds.reduction import TILE, Sums, UploadsHere, combine
 
 UP = {"w": Reduce.MIX, "small": Reduce.MIX, "h": Reduce.STACK}
 WIDTH = LEAST_OF_A_BLOCK // 2 + 5

@@ -16,7 +16,7 @@ from shoal.algorithms.protocol import Reduce, Upload
 from shoal.engine.cluster.queues import Queues, Task, place
 from shoal.engine.cluster.ray_pool import Assembly
 from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.uploads.reduction import reduce_cell
+from shoal.engine.rounds.reduction import reduce_cell
 
 EVERYONE = frozenset(range(100))
 

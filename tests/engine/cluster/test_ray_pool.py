@@ -26,8 +26,8 @@ from shoal.engine.cluster.states import _parts
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Kept, Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.participation.sampling import evaluation_cell
 from shoal.engine.rounds.costs import Pool
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError

@@ -17,7 +17,7 @@ from shoal.engine.cluster.roster import DataLocality, Roster, local_clients, pla
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.environment import environment
 from shoal.engine.messages.job import Job
-from shoal.engine.participation.sampling import evaluation_cell
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.manifest import NAME

@@ -20,9 +20,9 @@ from shoal.engine.hosts import host as host_module
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
-from shoal.engine.participation.sampling import evaluation_cell
+from shoal.engine.rounds.protocol_checks import MethodFault, ReadOnly
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
-from shoal.engine.uploads.protocol_checks import MethodFault, ReadOnly
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import shard_path
 

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.cli.cli import app
-from shoal.engine.config.accounting import epsilon_after
 from shoal.engine.config.config import parse_config
 from shoal.engine.past.fork import fork
 from shoal.engine.past.ledger import AVERAGED, BY_ROW, HIDDEN, HIDDEN_IN_A_SUM, MIXED, NOISY, OF_CLASSES, ledger
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
+from shoal.engine.stages.privacy.accounting import epsilon_after
 
 
 def made(folder: Path, **changes: Any) -> Path:

@@ -16,11 +16,11 @@ from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Mix, Reduce
 from shoal.engine.messages.cell import Outcome
+from shoal.engine.rounds import reduction
 from shoal.engine.rounds.costs import Live, Meter, Watch, unwatched
+from shoal.engine.rounds.reduction import UploadsHere
 from shoal.engine.rounds.server import Exchange, Server
 from shoal.engine.rounds.state import FederationState
-from shoal.engine.uploads import reduction
-from shoal.engine.uploads.reduction import UploadsHere
 from shoal.storage.store.view import View
 
 Start = Callable[..., Server]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Client, Received, Trainer
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.rng import key
-from shoal.engine.participation.sampling import draw_newcomers
+from shoal.engine.rounds.sampling import draw_newcomers
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan

@@ -16,11 +16,11 @@ from support.errors import refused
 from shoal.engine.cluster.ray_backend import RayBackend
 from shoal.engine.config.config import load_config, parse_config
 from shoal.engine.messages.job import Job
-from shoal.engine.participation.sampling import Plan
 from shoal.engine.records.client_scores import read_client_scores
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import LOG, SUMMARY
 from shoal.engine.rounds.costs import Watch
+from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs import driver
 from shoal.engine.runs.run import run

@@ -33,7 +33,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.remote_run import DRIVERS, LIST, RemoteRun, Seat, copy_of
 from shoal.engine.runs.run import run
 from shoal.engine.studies.at_address import remove_at, verify_at
-from shoal.engine.studies.listing import Kept, listed
+from shoal.engine.studies.listing import Kept, make_tables
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.files.addresses import Folder, below
 
@@ -119,7 +119,7 @@ def test_forks_and_sweeps_of_an_address_have_the_numbers_of_folders(
     again = fork(copy_of(address), 2, ["train.lr=0.2"])
     assert numbers(again) == numbers(expected)
     assert parent_of(again) == {"run": address, "round": 2}
-    assert "fork of small-" in listed([Kept("run", again)])[0].text()
+    assert "fork of small-" in make_tables([Kept("run", again)])[0].text()
     words = shlex.split(
         html.unescape(re.findall(r'<pre class="command">(.*?)</pre>', report([again], None).read_text())[0])
     )

@@ -40,9 +40,9 @@ from shoal.algorithms.methods.fedpg.hop_prototypes import annotate
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.rounds.reduction import upload_bytes
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
-from shoal.engine.uploads.reduction import upload_bytes
 from shoal.storage.store.view import View
 
 PG = {"algorithm.name": "fedpg"}

@@ -1,1 +1,0 @@
-"""Who takes part in a round: availability, draws, selection, and the cells that a cohort is divided into."""

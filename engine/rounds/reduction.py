@@ -1,0 +1,351 @@
+"""Reducing uploads: means are added up in float64, along a tree over clients (`Sums`); others lie in client order.
+
+What is mixed is multiplied by a matrix, in the same tiles of columns wherever this is done (`mixed`), so that no bit
+depends on hosts.
+
+NaN and infinity are refused before anything is added up or committed.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.protocol import Reduce, Replies, Tree, Upload
+from shoal.engine.messages.cell import Adder, Cell, Outcome, PartialSum
+from shoal.storage.errors import ShoalError
+
+
+def tree_bytes(tree: Tree) -> int:
+    """Bytes of the tensors of a message."""
+    return sum(t.nbytes for t in tree.values())
+
+
+def upload_bytes(upload: Upload) -> int:
+    """Bytes of an upload as the protocol would send it: tensors as they are, weights as float32, or as it says."""
+    given = upload.upload_bytes
+    tensors = sum(t.nbytes for name, t in upload.entries.items() if name not in given)
+    weights = (w for name, w in upload.weight.items() if name not in given)
+    return tensors + 4 * sum(w.numel() if isinstance(w, Tensor) else 1 for w in weights) + sum(given.values())
+
+
+def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None:
+    """Puts the reduced uploads of a cell into its outcome; raises a ShoalError if clients' shapes or types differ."""
+    for entry, how in cell.sent.items():
+        tensors = [upload.entries[entry] for upload in uploads]
+        if how is not Reduce.GATHER and cell.stages.adder is None:
+            require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
+        if cell.stages.rows:
+            outcome.tensors[entry] = torch.stack([t.cpu() for t in tensors])
+            weights = [torch.as_tensor(upload.weight.get(entry, 1.0), dtype=torch.float64) for upload in uploads]
+            outcome.lists[entry] = [weight.cpu() for weight in weights]
+        elif how is not Reduce.MEAN:
+            require_one_type(entry, [(i, t.dtype) for i, t in zip(outcome.ids, tensors)])
+            if how is Reduce.GATHER:
+                outcome.lists[entry] = tensors
+            else:
+                outcome.tensors[entry] = torch.stack(tensors)
+    means = [entry for entry, how in cell.sent.items() if how is Reduce.MEAN and not cell.stages.rows]
+    sums, place = Sums(cell.stages.adder), dict(zip(cell.ids, cell.places))
+    for client, upload in zip(outcome.ids, uploads) if means else ():
+        weight, total = upload.weight, upload.entries
+        if cell.stages.adder is None:
+            weight = {entry: double_of(weight.get(entry, 1.0)) for entry in means}
+            # That of one client is sent as it is: nothing was added that would need more digits.
+            total = {entry: counted(total[entry], weight[entry]) * weight[entry] for entry in means}
+        part = PartialSum(client, total, dict(weight), own=cell.stages.adder is not None)
+        sums.take(range(place[client], place[client] + 1), part)
+    sums.close(cell.places)
+    for places, part in sums.parts.items():
+        total = {entry: t.cpu() for entry, t in part.total.items()}
+        outcome.sums[places] = replace(part, total=total, own=False)
+
+
+def merge(singles: Sequence[Outcome]) -> Outcome:
+    """The outcome of a cell whose clients, ascending, ran one by one; means are still to be added up."""
+    merged = Outcome()
+    for single in singles:
+        merged.ids += single.ids
+        merged.losses += single.losses
+        merged.bytes_up += single.bytes_up
+        merged.halved += single.halved
+        merged.kernels += single.kernels
+        merged.failures.update(single.failures)
+        merged.states.update(single.states)
+        merged.kept.update(single.kept)
+        merged.scores.update(single.scores)
+        merged.predicted.update(single.predicted)
+        merged.notes.update(single.notes)
+        merged.sums.update(single.sums)
+        for name, spent in single.seconds.items():
+            merged.seconds[name] = merged.seconds.get(name, 0.0) + spent
+    answered = [single for single in singles if single.ids]
+    for entry in answered[0].tensors if answered else ():
+        require_one_shape(entry, [(single.ids[0], single.tensors[entry].shape[1:]) for single in answered])
+        require_one_type(entry, [(single.ids[0], single.tensors[entry].dtype) for single in answered])
+        merged.tensors[entry] = torch.cat([single.tensors[entry] for single in answered])
+    for entry in answered[0].blocks if answered else ():
+        merged.blocks[entry] = [part for single in answered for part in single.blocks[entry]]
+    for entry in answered[0].lists if answered else ():
+        merged.lists[entry] = [tensor for single in answered for tensor in single.lists[entry]]
+    return merged
+
+
+class Sums:
+    """Means added up along a binary tree over the places of clients, so that no bit depends on cells.
+
+    A range of 2**n places, from a multiple of 2**n on, is the sum of its first half plus that of its second, whoever
+    adds them up, in whichever order they come. Where no client of a half answered, it is the sum of the other.
+
+    Attributes:
+        parts: Sums that wait for their other half.
+    """
+
+    def __init__(self, adder: Adder | None = None) -> None:
+        """Starts with nothing; without an `adder` sums are weighted sums."""
+        self.parts: dict[range, PartialSum] = {}
+        self._joined = _joined if adder is None else adder.joined
+
+    def take(self, places: range, part: PartialSum) -> None:
+        """Takes a sum, and joins it with those that wait for it; raises as `reduce_cell` does."""
+        while (half := _other_half(places)) in self.parts:
+            other = self.parts.pop(half)
+            part = self._joined(part, other) if places.start < half.start else self._joined(other, part)
+            places = _both_halves(places)
+        self.parts[places] = part
+
+    def close(self, places: range) -> None:
+        """Joins what waits in a range where nothing else will come: empty halves add nothing."""
+        while inside := [
+            part
+            for part in self.parts
+            if places.start <= _both_halves(part).start and _both_halves(part).stop <= places.stop
+        ]:
+            smallest = min(inside, key=len)
+            self.take(_both_halves(smallest), self.parts.pop(smallest))
+
+    @property
+    def whole(self) -> PartialSum:
+        """The sum of all clients that answered, after which nothing comes."""
+        if len(self.parts) > 1:
+            end = max(places.stop for places in self.parts)
+            self.close(range(1 << (end - 1).bit_length()))
+        (whole,) = self.parts.values()
+        return whole
+
+
+# Columns of a product at a time.
+TILE = 8192
+
+
+def mixed(rows: Tensor, held: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+    """Writes the product of `rows` `[k, clients]` and `held`, a flat tensor a client, into the k flat tensors of `out`.
+
+    These may be those of `held`: each tile is read before it is written.
+    """
+    width = held[0].numel()
+    for start in range(0, width, TILE):
+        tile = slice(start, min(start + TILE, width))
+        for row, part in zip(out, rows @ torch.stack([t[tile] for t in held])):
+            row[tile] = part
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A row of a product that lies in a cluster's memory, in blocks of columns.
+
+    Attributes:
+        refs: References to the blocks, or their places in a list of references; flat tensors.
+        shape: Of the whole.
+        nbytes: Bytes of the whole.
+    """
+
+    refs: tuple[Any, ...]
+    shape: torch.Size
+    nbytes: int
+
+
+# Results of mixing for a client, by entry: tensors, or `Mixed` on the way to where they are read.
+Inbox = dict[str, Any]
+
+
+class Parts(Protocol):
+    """Uploads of some clients, elsewhere."""
+
+    def whole(self, parts: "Sequence[Any]") -> "Uploads":
+        """The uploads of all `parts`, of which this is one."""
+        ...
+
+
+class Uploads(Protocol):
+    """Uploads of one entry of `Reduce.MIX`, of all clients that answered, ascending, until they are mixed.
+
+    Attributes:
+        shape: Of one.
+        dtype: Of all.
+        clients: How many.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    clients: int
+
+    def product(self, rows: Tensor) -> Tensor:
+        """The product with `rows` `[k, clients]`, `[k, …]`."""
+        ...
+
+    def give(self, rows: Tensor) -> Sequence[Tensor | Mixed]:
+        """The rows of the product, for clients; uploads are lost: their memory may be that of the product."""
+        ...
+
+
+class UploadsHere:
+    """See `Uploads`; in this process."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Takes tensors of one shape and type, none of which shares memory that stays with another."""
+        self.shape, self.dtype, self.clients = tensors[0].shape, tensors[0].dtype, len(tensors)
+        self._flat = [t.reshape(-1) for t in tensors]
+
+    def product(self, rows: Tensor) -> Tensor:
+        out = self._flat[0].new_empty(len(rows), self.shape.numel())
+        mixed(rows, self._flat, list(out))
+        return out.reshape((len(rows), *self.shape))
+
+    def give(self, rows: Tensor) -> list[Tensor]:
+        more = len(rows) - self.clients
+        out = [*self._flat[: len(rows)], *(torch.empty_like(self._flat[0]) for _ in range(more))]
+        mixed(rows, self._flat, out)
+        self._flat = []
+        return [row.reshape(self.shape) for row in out]
+
+
+def combine(
+    outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Reduce], sums: Sums
+) -> tuple[Replies, dict[str, Uploads]]:
+    """What the server sees of all cells, and what the engine holds of `Reduce.MIX` entries.
+
+    Outcomes are in cell order, `ids` are all clients that answered, in that order. Raises as `reduce_cell` does.
+    """
+    if not outcomes:
+        return Replies([], {}, {}), {}
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    entries: Tree = {}
+    weights: Tree = {}
+    held: dict[str, Uploads] = {}
+    lists: dict[str, list[Tensor]] = {}
+    for entry, how in up.items():
+        if how is Reduce.GATHER:
+            tensors = [tensor for outcome in outcomes for tensor in outcome.lists[entry]]
+            require_one_type(entry, [(i, t.dtype) for i, t in zip(ids, tensors)])
+            lists[entry] = [tensors[place] for place in order]
+        elif how is Reduce.MEAN:
+            total = sums.whole.total[entry].double()
+            weight = torch.as_tensor(sums.whole.weight[entry], dtype=torch.float64).clone()
+            mean = torch.where(weight > 0, total / weight, torch.zeros((), dtype=torch.float64))
+            entries[entry], weights[entry] = mean.float(), weight
+        elif parts := [part for outcome in outcomes for part in outcome.blocks.get(entry, ())]:
+            held[entry] = parts[0].whole(parts)
+        else:
+            require_one_shape(entry, [(o.ids[0], o.tensors[entry].shape[1:]) for o in outcomes])
+            require_one_type(entry, [(o.ids[0], o.tensors[entry].dtype) for o in outcomes])
+            rows: dict[int, Tensor] = {}
+            for outcome in outcomes:
+                # Each goes when it is there: both together would be two copies of all models.
+                rows.update(zip(outcome.ids, (t.clone() for t in outcome.tensors.pop(entry))))
+            if how is Reduce.MIX:
+                held[entry] = UploadsHere([rows[i] for i in sorted(rows)])
+            else:
+                entries[entry] = torch.stack([rows.pop(i) for i in sorted(rows)])
+    return Replies(sorted(ids), entries, weights, lists), held
+
+
+def _other_half(places: range) -> range:
+    """The range that makes a range of 2**n places, from a multiple of 2**n on, one of twice as many."""
+    start = places.start ^ len(places)
+    return range(start, start + len(places))
+
+
+def _both_halves(places: range) -> range:
+    start = places.start & ~len(places)
+    return range(start, start + 2 * len(places))
+
+
+def _joined(first: PartialSum, second: PartialSum) -> PartialSum:
+    joined = PartialSum(first.first, {}, {}, own=True)
+    for entry, total in first.total.items():
+        term = second.total[entry]
+        if total.shape != term.shape:
+            require_one_shape(entry, [(first.first, total.shape), (second.first, term.shape)])
+        total = total if first.own else total.to(torch.float64 if total.is_floating_point() else total.dtype, copy=True)
+        joined.total[entry] = total.add_(term.to(total.device))
+        joined.weight[entry] = first.weight[entry] + second.weight[entry]
+    return joined
+
+
+def double_of(weight: float | Tensor) -> float | Tensor:
+    return weight.double() if isinstance(weight, Tensor) else weight
+
+
+def require_one_shape(entry: str, shapes: Iterable[tuple[int, torch.Size]]) -> None:
+    """Compares the shapes that clients give an entry, each with the client's number."""
+    _require_same(entry, "shape", [(client, list(shape)) for client, shape in shapes])
+
+
+def require_one_type(entry: str, types: Iterable[tuple[int, torch.dtype]]) -> None:
+    """Compares the types of clients' tensors: put together they would silently become the wider one."""
+    _require_same(entry, "type", [(client, str(of).removeprefix("torch.")) for client, of in types])
+
+
+def _require_same(entry: str, what: str, found: Sequence[tuple[int, object]]) -> None:
+    for client, value in found[1:]:
+        first, of_first = found[0]
+        if value != of_first:
+            raise ShoalError(
+                f"upload() gives {entry!r} as {of_first} at client {first} and as {value} at client {client}; "
+                f"clients must agree on its {what}"
+            )
+
+
+def require_sound(upload: Upload, up: Mapping[str, Reduce]) -> None:
+    """Raises a ShoalError if an entry of what one client sends holds NaN or infinity where it has weight."""
+    for entry, how in up.items():
+        read, weight = upload.entries[entry], upload.weight.get(entry, 1.0)
+        if how is Reduce.MEAN:
+            read = counted(read, weight)
+        require_numbers(entry, _finite(read) and _finite(weight))
+
+
+def require_numbers(entry: str, finite: bool) -> None:
+    """Raises a ShoalError unless what a client sends as an entry is finite."""
+    if not finite:
+        raise ShoalError(f"upload() gives NaN or infinity in {entry!r}; a smaller train.lr may help")
+
+
+def require_finite(tree: Tree, where: str) -> None:
+    """Raises a ShoalError if a tensor that the server's part of a method made holds NaN or infinity."""
+    for name, tensor in tree.items():
+        if not _finite(tensor):
+            raise not_finite(where, name)
+
+
+def not_finite(where: str, name: str) -> ShoalError:
+    """The error of `require_finite`."""
+    return ShoalError(f"{where} {name!r} holds NaN or infinity; the round is not committed")
+
+
+def counted(tensor: Tensor, weight: float | Tensor) -> Tensor:
+    """The tensor with zeros where its weight is zero: there it may hold anything, and nothing is read."""
+    if not isinstance(weight, Tensor):
+        return tensor if weight else torch.zeros_like(tensor)
+    return tensor if bool(weight.all()) else torch.where(weight != 0, tensor, 0.0)
+
+
+def _finite(numbers: float | Tensor) -> bool:
+    """Whether all numbers are finite; their sum, which takes a tenth of the time, can only raise a false alarm."""
+    if not isinstance(numbers, Tensor):
+        return math.isfinite(numbers)
+    return math.isfinite(numbers.sum()) or bool(torch.isfinite(numbers).all())

@@ -1,0 +1,424 @@
+"""Which clients take part in a round, and in which cells."""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import ClientInfo, ClientTable
+from shoal.algorithms.protocol import Replies, Tree, Upload, only_trains
+from shoal.algorithms.rng import key
+from shoal.engine.config.round_sections import ParticipationOptions
+from shoal.engine.messages.cell import Cell, Kept
+from shoal.engine.messages.job import Job
+from shoal.engine.messages.models import BuiltModel
+from shoal.engine.messages.trainers import BATCHED
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
+from shoal.storage.options.types import is_own
+from shoal.storage.store.store import Store
+
+# A schedule from the plan, the job, its store, the method, and the models that clients train.
+MakeSchedule = Callable[["Plan", Job, Store, Algorithm, Sequence[BuiltModel]], "Schedule"]
+# Sizes by name: a share of the clients that are visited, of a host's where they train one by one, and the most clients.
+ONE_BY_ONE, IN_BATCHES, SMALL_IN_BATCHES = "auto", "auto, in batches", "auto, small clients in batches"
+AUTOMATIC = {ONE_BY_ONE: (3, 16), IN_BATCHES: (8, 128), SMALL_IN_BATCHES: (4, 64)}
+# Of the clients of a host that train one by one: those in large cells, and how many small cells make a large one.
+IN_LARGE_CELLS, SMALL_CELLS = 0.75, 4
+
+
+def cell_size_of(size: int | str, trainers: Sequence[str]) -> int | str:
+    """The size of cells as `Plan` has it, larger where clients are trained in batches on a processor."""
+    return SMALL_IN_BATCHES if size == ONE_BY_ONE and BATCHED in trainers else size
+
+
+def draw_newcomers(share: float, clients: int, seed: int) -> tuple[int, ...]:
+    """Clients that never take part, `share` of all rounded down, uniform, ascending, keyed by the run's seed alone.
+
+    Raises ShoalError: the share is less than one client.
+    """
+    if not share:
+        return ()
+    count = int(share * clients + 1e-9)
+    if not count:
+        raise ShoalError("data.newcomers", f"{share:g} of {clients} clients is less than one; take more")
+    rng = np.random.default_rng(key(seed, "newcomers"))
+    return tuple(sorted(rng.choice(clients, size=count, replace=False).tolist()))
+
+
+def draw_cohort(
+    clients: int,
+    options: ParticipationOptions,
+    seed: int,
+    round_number: int,
+    online: np.ndarray | None = None,
+    newcomers: Sequence[int] = (),
+) -> list[int]:
+    """`count`, or max(1, floor(clients * ratio)) clients, uniform without replacement among those online, ascending.
+
+    With `options.draw: poisson` each takes part with the probability of such a cohort. With `cyclic` each is in one
+    group, keyed by the seed alone, and groups take part by turns: each client once in any `options.groups` rounds.
+
+    Newcomers are none of these clients. Of those that are drawn, `options.without` are left out.
+
+    Keyed by (seed, round); rounds count from 1. Fewer clients online than asked for are all drawn, fewer than
+    `at_least` none. `online` is bool `[rounds, clients]`, repeated from its start; None: everybody is.
+    """
+    size, present = options.size(clients - len(newcomers)), np.arange(clients)
+    if online is not None:
+        present = np.flatnonzero(online[(round_number - 1) % len(online)])
+    if newcomers:
+        present = present[~np.isin(present, newcomers)]
+    if len(present) < options.at_least:
+        return []
+    drawn = present
+    if options.draw == "poisson":
+        rng = np.random.default_rng(key(seed, round_number, "cohort"))
+        drawn = present[rng.random(len(present)) < size / (clients - len(newcomers))]
+    elif options.draw == "cyclic":
+        groups = options.groups(clients - len(newcomers))
+        order = np.random.default_rng(key(seed, "groups")).permutation(present)
+        # That of the first round, by which runs are checked, is one of the smallest.
+        drawn = np.sort(order[-round_number % groups :: groups])
+    elif size < len(present):
+        drawn = np.sort(
+            np.random.default_rng(key(seed, round_number, "cohort")).choice(present, size=size, replace=False)
+        )
+    return (drawn[~np.isin(drawn, options.without)] if options.without else drawn).tolist()
+
+
+def require_cohorts(options: ParticipationOptions, clients: int, rounds: int, online: np.ndarray | None = None) -> None:
+    """Raises a ShoalError, which names the key: more clients are asked for than there are, or in no round is any.
+
+    `clients` are those that may take part, and `online`, as in `draw_cohort`, has a column for each of them.
+    """
+    if options.count is not None and options.count > clients:
+        raise ShoalError("participation.count", f"{options.count} of {clients} clients; choose from 1 to {clients}")
+    # A single client takes part whatever the ratio.
+    if options.count is None and clients > 1 and not int(clients * options.ratio + 1e-9):
+        raise ShoalError(
+            "participation.ratio",
+            f"{options.ratio:g} of {clients} clients is less than one; take {1 / clients:.2g} or more, or "
+            "participation.count",
+        )
+    if online is None:
+        return
+    most = int(online[:rounds].sum(1).max())
+    if most < options.at_least:
+        source = "participation.trace" if options.availability.kind == "always" else "participation.availability"
+        raise ShoalError(
+            "participation.at_least" if options.at_least > 1 else source,
+            f"no round would take place: {options.at_least} clients must be online, and of {clients} there are {most} "
+            f"at most in the first {min(rounds, len(online))} rounds of {options.trace or source}; change one of them",
+        )
+
+
+def require_selection(options: ParticipationOptions, clients: int) -> None:
+    """Raises a ShoalError, which names the key: a selection takes all clients, or candidates are too few or too many.
+
+    A selection of the user's may give fewer clients than it is asked for.
+    """
+    if options.selection == "random" or is_own(options.selection):
+        return
+    asked = math.ceil(options.size(clients) * options.over_selection - 1e-9)
+    if asked >= clients:
+        raise ShoalError(
+            "participation.selection",
+            f"{options.selection} chooses {asked} of {clients} clients, so all; take a lower participation.ratio or "
+            "count, or selection random",
+        )
+    if options.candidates is not None and not asked <= options.candidates <= clients:
+        raise ShoalError(
+            "participation.candidates",
+            f"{options.candidates} of {clients} clients, of which {asked} are chosen; take {asked} to {clients}",
+        )
+
+
+def require_without(without: Sequence[int], clients: int) -> None:
+    """Raises a ShoalError, which names the key: a client that is left out is none, or all are."""
+    known = set(without) & set(range(clients))
+    if len(known) == clients or known != set(without):
+        raise ShoalError(
+            "participation.without",
+            f"{', '.join(map(str, without))} of clients 0 to {clients - 1}; leave out some of them, not all",
+        )
+
+
+def require_sample(evaluated: int | str, clients: int) -> None:
+    """Raises a ShoalError, which names the key: more clients are to be evaluated than there are."""
+    if isinstance(evaluated, int) and evaluated > clients:
+        raise ShoalError(
+            "evaluation.clients", f"{evaluated} of {clients} clients; choose from 1 to {clients}, or all, or cohort"
+        )
+
+
+def require_evaluated(last: str, every: int, rounds: int) -> None:
+    """Raises a ShoalError, which names the key: no round of a run is evaluated."""
+    if last == "none" and rounds < every:
+        raise ShoalError(
+            "evaluation.last",
+            f"none, and no round is evaluated: rounds is {rounds}, evaluation.every {every}; lower that, or set all",
+        )
+
+
+def read_trace(file: str, clients: int) -> np.ndarray:
+    """Reads `participation.trace`, a `.npy` of 0 and 1, `[rounds, clients]`; raises a ShoalError if it is none."""
+    try:
+        trace = load_npy(file)
+    except NOT_READ as error:
+        raise ShoalError(file, f"participation.trace cannot be read ({reason(error)}); give an .npy array") from error
+    if (
+        trace.dtype.kind not in "fiub"
+        or trace.ndim != 2
+        or trace.shape[1] != clients
+        or not len(trace)
+        or not np.isin(trace, (0, 1)).all()
+    ):
+        raise ShoalError(
+            file,
+            f"participation.trace must hold 0 or 1 for every round and all {clients} clients, "
+            f"found {trace.dtype} {list(trace.shape)}",
+        )
+    return trace.astype(bool)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The clients of a round.
+
+    Attributes:
+        cohort: Those that take part to its end, ascending.
+        numbers: What the line of the round has of them, by name.
+        state: Tensors by name that the next draw gets as `known`; they are in checkpoints.
+        missing: Clients that were drawn and take no part to the end, by what became of them: `dropped`, `late` or
+            `surplus`.
+    """
+
+    cohort: list[int]
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    state: Tree = field(default_factory=dict)
+    missing: Mapping[str, list[int]] = field(default_factory=dict)
+
+
+class Schedule:
+    """Says who takes part in each round, and from which model they train. This one draws uniformly, round by round.
+
+    The server asks `draw` for the clients of a round. They train from the newest model, unless `exchange` makes
+    rounds of another kind: then `starts` says from which model each trains, `needed_after` which models stay, `counted`
+    what an upload counts as, and `after` what the method sees of their mean. `columns` go into the round's line.
+
+    All bits of a run follow from the config, so a schedule reads no clock and draws with generators of its seed and the
+    round's number. What it keeps for later rounds is in `Drawn.state`, or in `kept` of `after`.
+
+    Attributes:
+        name: Of the schedule in a config; under it `kept` is in the state.
+        foreseen: Whether `draw` reads nothing of earlier rounds, so that any round is known now.
+        exchange: Makes the exchanges of its rounds; None: clients of a round train from the newest model.
+        clients: Number of all clients.
+        count: Clients of a round where all are online, as `participation` has it.
+        rounds: Rounds of the run; with a resume there may be more later.
+        seed: Seed of the run.
+    """
+
+    name = "synchronous"
+    foreseen = True
+    exchange: Callable[..., Any] | None = None
+
+    def __init__(self, plan: "Plan", clients: int, seed: int) -> None:
+        """Prepares the schedule of a run with so many clients."""
+        self._plan, self.clients, self.rounds, self.seed = plan, clients, plan.rounds, seed
+        self._members = np.delete(np.arange(clients), plan.newcomers)
+        self.count = plan.participation.size(len(self._members))
+        # The newest round that was drawn, and what came of it.
+        self._newest = 0, Drawn([])
+        # The last of the drawn rounds from `first` to `reached` in which a client takes part, none behind `end`.
+        self._last_visits: dict[int, int] = {}
+        self._first = self._reached = self._end = 0
+
+    @classmethod
+    def of(cls, plan: "Plan", job: Job, store: Store, algorithm: Algorithm, models: Sequence[BuiltModel]) -> "Schedule":
+        """Makes the schedule of a job on its server; `models` are those that clients train."""
+        return cls(plan, store.clients, job.seed)
+
+    def draw(self, number: int, known: Tree) -> Drawn:
+        """Draws the clients of a round; `known` is what the draw of the round before kept, empty at first."""
+        plan = self._plan
+        return Drawn(draw_cohort(self.clients, plan.participation, self.seed, number, plan.online, plan.newcomers))
+
+    def starts(self, number: int) -> Mapping[int, int]:
+        """Returns the clients of a round, each with the round whose model it trains from; 0: the initial one."""
+        return dict.fromkeys(self.cohort(number), number - 1)
+
+    def needed_after(self, number: int) -> Collection[int]:
+        """Returns the rounds, this one or earlier ones, with whose models clients still train, or will."""
+        return ()
+
+    def counted(self, upload: Upload, base: Tree, newest: Tree, staleness: int) -> Upload:
+        """Returns what an upload counts as in its round.
+
+        Args:
+            base: The model from which the client trained.
+            newest: The server's model before the round.
+            staleness: Rounds between these two models; 0: they are the same.
+        """
+        return upload
+
+    def after(self, number: int, replies: Replies, newest: Tree, kept: Tree) -> Replies:
+        """Returns what the method sees of the uploads of a round; changes `kept`, which is in checkpoints."""
+        return replies
+
+    def note(self, number: int, known: Tree, losses: Mapping[int, float], cohort: Sequence[int]) -> Tree:
+        """Returns what the next draw gets as `known`, from what this one kept, and the losses of its clients."""
+        return known
+
+    def columns(self, number: int, cohort: Sequence[int]) -> dict[str, Any]:
+        """Returns what the line of a round has beside its costs; clients that failed are not in the cohort."""
+        return {}
+
+    # The rest follows from these methods, and a schedule does not override it.
+
+    def begin(self, number: int, known: Tree) -> Drawn:
+        """Draws the next round, from what the server knows before it."""
+        self._newest = number, self.draw(number, known)
+        return self._newest[1]
+
+    def cohort(self, number: int) -> list[int]:
+        """The clients of a round, ascending; where rounds are not foreseen, of the newest one alone."""
+        return self._newest[1].cohort if number == self._newest[0] else self.draw(number, {}).cohort
+
+    def evaluates(self, number: int) -> bool:
+        """Whether a round ends with an evaluation."""
+        return number == self._next_evaluation(number)
+
+    def sample(self, number: int) -> list[int] | None:
+        """The clients that are evaluated at the end of a round, ascending, keyed by (seed, round); None: all."""
+        which = self._plan.evaluated
+        if which in ("all", len(self._members)) or (self._plan.last == "all" and number == self.rounds):
+            return None
+        if which == "cohort":
+            return self.cohort(number)
+        rng = np.random.default_rng(key(self.seed, number, "evaluation"))
+        return sorted(rng.choice(self._members, size=int(which), replace=False).tolist())
+
+    def is_last_visit(self, client: int, number: int) -> bool:
+        """Whether a client takes no part in a later round up to the next evaluation, or only these rounds tell."""
+        end = self._next_evaluation(number)
+        if end > self.rounds:
+            # No evaluation follows.
+            return False
+        if not self.foreseen:
+            return True
+        if end != self._end or number < self._first:
+            self._last_visits, self._first, self._reached, self._end = {}, number, number, end
+        # Later cohorts are drawn as far as one has the client.
+        while self._last_visits.get(client, 0) <= number and self._reached < end:
+            self._reached += 1
+            self._last_visits.update(dict.fromkeys(self.cohort(self._reached), self._reached))
+        return self._last_visits.get(client, 0) <= number
+
+    def _next_evaluation(self, number: int) -> int:
+        every = self._plan.evaluate_every
+        due = -(-number // every) * every
+        return due if self._plan.last == "none" else min(due, self.rounds)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the round loop needs of a config.
+
+    Attributes:
+        cell_size: Clients of a cell, see `form_cells`.
+        online: Who is online in which round, bool `[rounds, clients]`; None: everybody.
+        keep_records: Whether evaluated rounds come with what the method records for a report.
+        evaluated: Clients of an evaluation before the last round: `all`, those of the round (`cohort`), or how many.
+        last: How the last round is evaluated: `all` clients, a `sample` as before, or `none`, as any other round.
+        newcomers: Clients that never take part, ascending, and are evaluated apart.
+        newcomer_epochs: Epochs of their local training, which is for evaluation alone; None: as of others.
+        schedule: Makes the schedule on the server, as `Schedule.of`.
+    """
+
+    rounds: int
+    participation: ParticipationOptions
+    evaluate_every: int
+    cell_size: int | str
+    online: np.ndarray | None = None
+    keep_records: bool = False
+    evaluated: int | str = "all"
+    newcomers: tuple[int, ...] = ()
+    newcomer_epochs: int | None = None
+    last: str = "all"
+    schedule: MakeSchedule = Schedule.of
+
+
+def evaluation_cell(
+    round_number: int,
+    ids: Sequence[int],
+    states: Mapping[int, Tree],
+    inboxes: Mapping[int, Tree],
+    cost: float = 0.0,
+    kept: Mapping[int, Kept] | None = None,
+    private: Mapping[int, Tree] = {},
+) -> Cell:
+    """A cell of clients to evaluate as they stand; optimizer moments, which no evaluation reads, stay behind."""
+    models = {i: {name: t for name, t in states[i].items() if not only_trains(name)} for i in ids if i in states}
+    elsewhere = {i: kept[i] for i in ids if i in kept} if kept else {}
+    return Cell(
+        round_number,
+        ids,
+        phase="",
+        up={},
+        train=False,
+        private={i: private[i] for i in ids if i in private},
+        states=models,
+        inboxes={i: inboxes[i] for i in ids if i in inboxes},
+        score=frozenset(ids),
+        cost=cost,
+        kept={i: one for i, one in elsewhere.items() if not all(map(only_trains, one.names))},
+    )
+
+
+class Group(NamedTuple):
+    """Clients of a cell, ascending, and their places; the last cell of a model has the empty ones behind it, too."""
+
+    ids: list[int]
+    places: range
+
+
+def form_cells(
+    clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: int | str, hosts: int = 1
+) -> list[Group]:
+    """Groups ascending clients of one model, by a size or a name of `AUTOMATIC`, for so many hosts.
+
+    Places depend on the clients only: those of a model follow each other, from a multiple of a power of two on that has
+    room for any model's clients.
+    """
+    large, small = (cell_size,) * 2 if isinstance(cell_size, int) else automatic_sizes(cell_size, len(clients), hosts)
+    id_B = np.array(clients, dtype=np.int64)
+    model_B = ClientTable.of(infos).model[id_B]
+    of_models = [id_B[model_B == model].tolist() for model in np.unique(model_B)]
+    room = 1 << (max(map(len, of_models), default=1) - 1).bit_length()
+    cells = []
+    for number, ids in enumerate(of_models):
+        places, end = range(number * room, (number + 1) * room), 0
+        while end < len(ids):
+            start = end
+            end += large if start + large <= IN_LARGE_CELLS * len(ids) else small
+            cells.append(Group(ids[start:end], places[start : end if end < len(ids) else room]))
+    return cells
+
+
+def automatic_sizes(name: str, clients: int, hosts: int) -> tuple[int, int]:
+    """Clients of the first cells and of the last ones, powers of two, so that a cell sends one sum.
+
+    A cell whose clients train in a batch has last bits of its own, so that it depends on the clients alone. Of others
+    every host has some large ones, and small ones so that hosts end together.
+    """
+    cells, most = AUTOMATIC[name]
+    if name != ONE_BY_ONE:
+        size = 1 << round(math.log2(min(max(clients // cells, 1), most)))
+        return size, size
+    large, small = (min(max(clients // (share * hosts), 1), most) for share in (cells, SMALL_CELLS * cells))
+    return 1 << large.bit_length() - 1, 1 << small.bit_length() - 1

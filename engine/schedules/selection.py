@@ -1,0 +1,126 @@
+"""How the clients of a round are drawn from what the server knows of them. Axes: B all clients, P those online.
+
+A selection is a function of `Known`, a number of clients and a generator, keyed by (seed, round); it gives clients.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms.protocol import Tree
+from shoal.engine.rounds.protocol_checks import require_tree
+from shoal.storage.user_code.user_code import UserCode
+
+KEY = "participation.selection"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the server knows before a round.
+
+    Attributes:
+        round: From 1.
+        online: The clients to choose from, int64 `[P]`, ascending.
+        items: Training items of each client, int64 `[B]`.
+        loss: Mean training loss in its last round, float64 `[B]`; infinite before the first, 0 where it had no items.
+        last: That round, float64 `[B]`; 0: none.
+        seconds: Simulated seconds of a round of each alone, float64 `[B]`; without devices all are 1.
+        candidates: Of `power_of_choice`; None: twice as many as are chosen.
+        state: Tensors by name that the user's selection keeps, which it may change.
+    """
+
+    round: int
+    online: np.ndarray
+    items: np.ndarray
+    loss: np.ndarray
+    last: np.ndarray
+    seconds: np.ndarray
+    candidates: int | None
+    state: Tree
+
+
+Select = Callable[[Known, int, np.random.Generator], Iterable[int]]
+
+
+def _largest(clients: np.ndarray, value_B: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """The clients of largest values; of equal ones drawn ones."""
+    shuffled = rng.permutation(clients)
+    return shuffled[np.argsort(-value_B[shuffled], kind="stable")[:count]]
+
+
+def _weighted(clients: np.ndarray, weight: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Clients drawn without replacement in proportion to their weights; those of weight zero never."""
+    able, weight = clients[weight > 0], weight[weight > 0]
+    return rng.choice(able, min(count, len(able)), replace=False, p=weight / weight.sum()) if len(able) else able
+
+
+def power_of_choice(known: Known, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Of candidates, drawn in proportion to their items, those of largest last loss.
+
+    Cho, Wang and Joshi, Client selection in federated learning, 2020 (arXiv 2010.01243), with the losses that the
+    server has (rpow-d), infinite for clients that never trained.
+    """
+    asked = 2 * count if known.candidates is None else max(known.candidates, count)
+    return _largest(_weighted(known.online, known.items[known.online], asked, rng), known.loss, count, rng)
+
+
+def oort(known: Known, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Clients of high utility, and some that never trained, the fast ones more often.
+
+    Lai et al., Oort, OSDI 2021, algorithm 1: the utility of a client is |B| times its loss, cut off at the 95th
+    percentile, plus sqrt(0.1 log R / L) of round R and its last round L, times (T / t)^2 where its time t is above T.
+    Ours: the mean loss for the root mean square, which a server is not sent, and for T, which no pacer moves, the
+    median of the times of those online.
+    """
+    is_new = known.last[known.online] == 0
+    new, old = known.online[is_new], known.online[~is_new]
+    explored = math.ceil(max(0.9 * 0.98 ** (known.round - 1), 0.2) * count - 1e-9)
+    explored = min(max(explored, count - len(old)), len(new))
+    found = _weighted(new, 1 / known.seconds[new], explored, rng)
+    exploited = min(count - explored, len(old))
+    if exploited == 0:
+        return found
+    utility = known.items[old] * known.loss[old]
+    utility = np.minimum(utility, np.quantile(utility, 0.95)) + np.sqrt(0.1 * math.log(known.round) / known.last[old])
+    utility /= np.maximum(known.seconds[old] / np.median(known.seconds[known.online]), 1.0) ** 2
+    high = utility >= 0.95 * np.sort(utility)[-exploited]
+    return np.concatenate([found, _weighted(old[high], utility[high], exploited, rng)])
+
+
+# `loss`: the clients of largest last loss, at first those that never trained.
+OURS: Mapping[str, Select] = {
+    "loss": lambda known, count, rng: _largest(known.online, known.loss, count, rng),
+    **{"oort": oort, "power_of_choice": power_of_choice},
+}
+
+
+def is_whole(value: object) -> bool:
+    """Returns whether a value is an integer of Python, NumPy or torch, and no truth value."""
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def own_selection(code: UserCode) -> Select:
+    """The user's function, `def Select(known, count, rng)`, which gives different clients online, `count` at most.
+
+    Raises ShoalError: it is none, or takes other arguments; when it is called, it fails or gives something else.
+    """
+    function = code.function(KEY, "known", "count", "rng")
+
+    def select(known: Known, count: int, rng: np.random.Generator) -> list[int]:
+        with code.at_work(KEY):
+            given = list(function(known, count, rng))
+            require_tree(known.state, "known.state")
+        if wrong := [client for client in given if not is_whole(client)]:
+            raise code.fault(KEY, f"gives {wrong[0]!r}, expected whole numbers, of clients of known.online")
+        found = [int(client) for client in given]
+        if len(set(found)) < len(found) or len(found) > count or not np.isin(found, known.online).all():
+            raise code.fault(KEY, f"gives {found[:10]}, expected {count} different clients of known.online, or fewer")
+        return found
+
+    return select

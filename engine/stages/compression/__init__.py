@@ -1,0 +1,1 @@
+"""Uploads of fewer bytes: the largest numbers, or a byte a number."""

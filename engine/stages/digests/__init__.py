@@ -1,0 +1,1 @@
+"""Digests of uploads, by which a run is replayed."""

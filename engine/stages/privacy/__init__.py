@@ -1,0 +1,1 @@
+"""Differential privacy of clients and of nodes, with its accounting."""

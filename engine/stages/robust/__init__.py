@@ -1,0 +1,1 @@
+"""Robust reductions of means."""

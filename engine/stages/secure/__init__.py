@@ -1,0 +1,1 @@
+"""Secure aggregation: sums behind masks or of ciphertexts."""

@@ -1,0 +1,51 @@
+"""How many clients answer to a hidden sum, and whether they are enough.
+
+Those asked are all clients that were drawn: those that drop out, are late, not needed or fail, too. A round in which
+too few of them answer is skipped: it changes nothing, as one without clients, and the run goes on.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from shoal.engine.rounds.stage import SkipRound
+from shoal.engine.stages.secure.section import SecureOptions
+
+# Key of `Answers` in the line of a round.
+SECURE = "secure"
+
+
+class Answers(NamedTuple):
+    """How many clients were asked for a sum, how many answered, and of how many it is read."""
+
+    asked: int
+    answered: int
+    needed: int
+
+    @classmethod
+    def of(cls, options: SecureOptions, asked: int, answered: int) -> "Answers":
+        """Counts a sum; it needs `threshold` of those asked, rounded up, and two."""
+        return cls(asked, answered, max(2, math.ceil(options.threshold * asked - 1e-9)))
+
+    @property
+    def enough(self) -> bool:
+        """Whether the sum is read."""
+        return self.answered >= self.needed
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What the line of the round has of it."""
+        return {SECURE: {**self._asdict(), "read": self.enough}}
+
+    def require_enough(self) -> None:
+        """Raises SkipRound if the sum is not read."""
+        if not self.enough:
+            raise SkipRound(self.columns)
+
+
+def in_words(answers: Mapping[str, int]) -> str:
+    """Why a round is skipped, from the column of its line."""
+    return (
+        f"{answers['answered']} of {answers['asked']} clients asked answered, and a sum is read of "
+        f"{answers['needed']} or more (secure.threshold)"
+    )
