@@ -287,7 +287,7 @@ class ClientModel:
         self._logits = None
 
     def snapshot(self) -> Tensor:
-        """The current parameters, `[P]`, which the next client leaves as they are; not to be written to."""
+        """Returns the current parameters, `[P]`, which the next client leaves as they are; not to be written to."""
         return self.flat.w.detach().clone() if self._waiting is None else self._waiting
 
     def answer_in(self, augmented: Any) -> None:
@@ -326,7 +326,7 @@ class ClientModel:
         return self._logits is not None
 
     def logits(self) -> Tensor:
-        """Logits of all items in evaluation mode, float32 `[items, C]`; computed once for the current parameters."""
+        """Computes logits of all items in evaluation mode, float32 `[items, C]`; once for the current parameters."""
         if self._logits is None:
             hops = self._smoothed_hops(self.data.nodes)
             outputs = self.outputs() if hops is None else [self.output(hops)]
@@ -334,7 +334,7 @@ class ClientModel:
         return self._logits
 
     def logits_of(self, part: str) -> Tensor:
-        """Logits of the items of `train`, `val` or `test`, float32 `[items, C]`."""
+        """Returns logits of the items of `train`, `val` or `test`, float32 `[items, C]`."""
         items: Tensor = getattr(self.data, part)
         # A part of one graph needs all its nodes, a part of several graphs only theirs.
         one_pass = self.coupled is not None if self.items is None else self.items.one_pass

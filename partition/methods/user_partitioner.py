@@ -32,7 +32,7 @@ class Partitioner(ABC):
 
     @abstractmethod
     def assign(self, graph: Graph, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """The client of every item, integers `[items]` from 0 to clients - 1; -1: of none. No client may be empty.
+        """Assigns a client to every item, integers `[items]` from 0 to clients - 1; -1: none. No client may be empty.
 
         The graph, which must not be changed, has neighbours as CSR (`indptr`, `indices`), features `x` and labels `y`;
         of many small graphs the items are these, else nodes. All randomness comes from `rng`, by `partition.seed`

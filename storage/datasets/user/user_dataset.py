@@ -38,7 +38,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def load(self, root: Path) -> Any:
-        """The graph: a mapping of arrays or tensors, or an object with these attributes, as PyG's `Data`.
+        """Loads the graph: a mapping of arrays or tensors, or an object with these attributes, as PyG's `Data`.
 
         `edge_index` integers `[2, E]` (one or both directions), `x` numbers `[N, F]`, `y` numbers or names `[N]` (-1,
         NaN or "": no label; with `task: edge` y may be missing), and if there are `train_mask`, `val_mask` and
@@ -50,7 +50,7 @@ class Dataset(ABC):
         """
 
     def files(self, root: Path) -> Sequence[Path]:
-        """The files that `load` reads: when their content changes it is another dataset. By default none."""
+        """Lists the files that `load` reads: when their content changes it is another dataset. By default none."""
         return ()
 
 
