@@ -46,7 +46,7 @@ class Trainer(Protocol):
         """
 
     def optimizer(self, client: Client, model: str = MODEL) -> AbstractContextManager[torch.optim.Optimizer]:
-        """The optimizer of one of a client's models, with its moments, for a method's own training loop."""
+        """Makes the optimizer of one of a client's models, with its moments, for a method's own training loop."""
 
 
 class Algorithm:
@@ -78,14 +78,14 @@ class Algorithm:
     sends_once: ClassVar[bool] = False
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
-        """The models of every client by name: None is the one of the config's `model`.
+        """Names the models of every client: None is the one of the config's `model`.
 
         Anything else is written as in a config, as in `{"name": "sgc", "hidden": 64}`, the same for all clients.
         """
         return {MODEL: None}
 
     def norms(self) -> Mapping[str, float | None]:
-        """What clients can hide by noise on their uploads (`privacy.where: client`), beside means: largest l2 norms.
+        """Returns the largest l2 norm of each entry, beside means, that clients can hide (`privacy.where: client`).
 
         By entry, whatever the data: None of a change from what the client received, which the config's clip bounds. Of
         norm 0 is a weight that the method can do without: each client sends ones. Other entries are refused, and so are
@@ -94,15 +94,15 @@ class Algorithm:
         return {}
 
     def setup(self, ctx: Context) -> Tree:
-        """The server's state before the first round."""
+        """Makes the server's state before the first round."""
         return {}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        """The server's part of one round; it changes `server`, a private copy, in place."""
+        """Does the server's part of one round; it changes `server`, a private copy, in place."""
         raise NotImplementedError
 
     def global_model(self, server: Tree) -> Tree:
-        """The download that the server would give to any client now; empty if it has none.
+        """Returns the download that the server would give to any client now; empty if it has none.
 
         With an entry `w` it is a whole model, evaluated as scope `global`; without, a part that clients combine with
         their own.
@@ -127,7 +127,7 @@ class Algorithm:
         return trainer.fit(client, received)
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
-        """Training loss of a batch, a scalar.
+        """Computes the training loss of a batch, a scalar.
 
         Args:
             out: Output of the model.
@@ -138,11 +138,11 @@ class Algorithm:
         return F.cross_entropy(out.logits_NC, y)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        """The client's message after training; it does not train here."""
+        """Makes the client's message after training; it does not train here."""
         return Upload({})
 
     def predict(self, client: Client, received: Received, part: str) -> Tensor:
-        """Scores of the items of `train`, `val`, `test` or of all items (`all`), `[items, C]`; the largest one wins.
+        """Scores the items of `train`, `val`, `test` or all items (`all`), `[items, C]`; the largest one wins.
 
         With `data.inductive` the client here has all nodes, while `received` was made from its training nodes.
         """

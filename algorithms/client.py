@@ -21,7 +21,7 @@ from shoal.algorithms.models.inputs.neighbourhood import (
     all_nodes,
     kept_rows,
     receptive_field,
-    sampled,
+    sample_neighbourhood,
     standalone,
 )
 from shoal.algorithms.models.layers.coupled import Coupled
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shoal.algorithms.models.items.augmented_nodes import AugmentedNodes
     from shoal.algorithms.models.items.client_graphs import ClientGraphs, ClientPairs
 
-# In float32.
+# A line of the cache holds so many numbers of float32.
 CACHE_LINE = 16
 
 
@@ -84,7 +84,7 @@ class FlatModel:
         return inner.first_weights() if hasattr(inner, "first_weights") else []  # type: ignore
 
     def _room_for(self, values: Tensor) -> Tensor:
-        """A vector like the values in which the first weight by column, whose rows are read, starts at a cache line."""
+        """Makes a vector like the values in which the first weight, by column, starts at a cache line."""
         before = sum(p.numel() for p in takewhile(lambda p: id(p) not in self._by_column, self.module.parameters()))
         room = values.new_empty(len(values) + CACHE_LINE)
         start = -(room.data_ptr() // values.element_size() + before) % CACHE_LINE
@@ -121,7 +121,7 @@ class FlatModel:
 
     @property
     def classifier(self) -> slice:
-        """Where weight, row by row, and bias of the last linear layer lie in `w`, `[C H + C]`; then `Head.messages`.
+        """Finds weight, row by row, and bias of the last linear layer in `w`, `[C H + C]`; then `Head.messages`.
 
         The weight lies column by column where the model has no body and features are sparse.
         """
@@ -148,7 +148,7 @@ class FlatModel:
         return last.get_parameter("weight"), last.get_parameter("bias")  # type: ignore
 
     def on(self, device: torch.device) -> "FlatModel":
-        """A copy on a device."""
+        """Copies the model to a device."""
         return FlatModel(copy.deepcopy(self.module).to(device), self.bfloat16, self.sparse)
 
     def load(self, w: Tensor) -> None:
@@ -171,7 +171,7 @@ class FlatModel:
 
     @contextmanager
     def _by_row(self) -> Iterator[None]:
-        """Inside the block, all parameters lie row by row, so that the same seed draws the same values for any data."""
+        """Lays all parameters row by row inside the block, so that the same seed draws the same values for any data."""
         turned = [p for p in self.module.parameters() if id(p) in self._by_column]
         views = [p.data for p in turned]
         for p in turned:
@@ -187,11 +187,11 @@ class FlatModel:
             return Output(*(x.float() for x in self.module(inputs)))
 
     def precision(self) -> AbstractContextManager[None]:
-        """Inside the block, the module multiplies as `bfloat16` says."""
+        """Lets the module multiply as `bfloat16` says, inside the block."""
         return torch.autocast(self.w.device.type, torch.bfloat16, enabled=self.bfloat16)
 
 
-# What a processor makes of its rows stays in the cache; a GPU is given more at once.
+# Outputs of so many rows stay in a processor's cache; a GPU is given more at once.
 ROWS_AT_A_TIME = 4096
 ROWS_ON_GPU = 65_536
 
@@ -281,13 +281,13 @@ class ClientModel:
 
     def _replace(self, w: Tensor, is_own: bool) -> None:
         self.pattern.require_shape(w)
-        # What travels in half the bytes is computed with as all parameters are.
+        # Parameters may travel in half the bytes; products are computed with all of them in one type.
         self._waiting, self._is_own = w.to(self.pattern.w.dtype), is_own
         self.received = True
         self._logits = None
 
     def snapshot(self) -> Tensor:
-        """The current parameters, `[P]`, which the next client leaves as they are; not to be written to."""
+        """Returns the current parameters, `[P]`, which the next client leaves as they are; not to be written to."""
         return self.flat.w.detach().clone() if self._waiting is None else self._waiting
 
     def answer_in(self, augmented: Any) -> None:
@@ -295,12 +295,12 @@ class ClientModel:
         self.items = augmented
         self._logits = None
 
-    def changed(self) -> None:
+    def drop_logits(self) -> None:
         """Drops logits of the parameters before they changed in place."""
         self._logits = None
 
     def gathered(self, part: str, dtype: torch.dtype = torch.float32) -> Inputs:
-        """What the model reads to answer for the items of `train`, `val` or `test`, or for all items (`all`).
+        """Gathers what the model reads to answer for the items of `train`, `val` or `test`, or for all items (`all`).
 
         A decoupled model reads these rows of its hops, float32, contiguous, kept on the host; a coupled one the whole
         graph, or for training the part that training rows depend on. Where items are graphs or pairs, it reads these
@@ -315,7 +315,7 @@ class ClientModel:
             return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
         mapped = self.data.device.type == "cpu" and self.data.x.dtype == torch.float32
         if rows is None or (mapped and len(rows) == self.data.nodes):
-            # All rows, in their order: they lie in the map already.
+            # All rows are read, in their order: they lie in the map already.
             return [self.data.whole(k) for k in self.pattern.inputs]
         kept = (part, *([] if dtype == torch.float32 else [dtype]))
         return [self.data.cache((*kept, k), partial(kept_rows, self.data, k, rows, dtype)) for k in self.pattern.inputs]
@@ -326,15 +326,15 @@ class ClientModel:
         return self._logits is not None
 
     def logits(self) -> Tensor:
-        """Logits of all items in evaluation mode, float32 `[items, C]`; computed once for the current parameters."""
+        """Computes logits of all items in evaluation mode, float32 `[items, C]`; once for the current parameters."""
         if self._logits is None:
             hops = self._smoothed_hops(self.data.nodes)
-            found = self.outputs() if hops is None else [self.output(hops)]
-            self._logits = torch.cat([out.logits_NC for out in found])
+            outputs = self.outputs() if hops is None else [self.output(hops)]
+            self._logits = torch.cat([out.logits_NC for out in outputs])
         return self._logits
 
     def logits_of(self, part: str) -> Tensor:
-        """Logits of the items of `train`, `val` or `test`, float32 `[items, C]`."""
+        """Returns logits of the items of `train`, `val` or `test`, float32 `[items, C]`."""
         items: Tensor = getattr(self.data, part)
         # A part of one graph needs all its nodes, a part of several graphs only theirs.
         one_pass = self.coupled is not None if self.items is None else self.items.one_pass
@@ -346,52 +346,52 @@ class ClientModel:
         return self.logits()[items]
 
     def _smoothed_hops(self, rows: int) -> Inputs | None:
-        """All rows of hops that need not be stored, where so many rows of stored ones take longer."""
+        """Makes all rows of hops that need not be stored, where so many rows of stored ones take longer."""
         flat = self.pattern
         if self.items is not None or flat.bfloat16 or not getattr(flat.backbone, "one_weight", False):
             return None
         return None if flat.prompted else smoothed_hops(self.data, flat.inputs, rows)
 
     def outputs(self) -> Iterator[Output]:
-        """Output for all items in evaluation mode, without gradients; rows of hops a block at a time."""
+        """Computes outputs for all items in evaluation mode, without gradients; rows of hops a block at a time."""
         rows = ROWS_AT_A_TIME if self.data.device.type == "cpu" else ROWS_ON_GPU
         if self.items is not None:
             yield from map(self.output, self.items.successive(rows))
             return
         if (coupled := self.coupled) is not None:
             out = self.output(all_nodes(self.data, coupled.operator, coupled.depth))
-            # A pass over the whole graph: what is scored next needs no second one.
+            # The pass is over the whole graph, so that scores after it need no second one.
             self._logits = out.logits_NC
             yield out
             return
-        # One block, too, of a client that has no node: where it trains on none, training may see none.
+        # A client without a node gets one block, too: where it trains on none, training may see none.
         for start in range(0, max(self.data.nodes, 1), rows):
             yield self.output([self.data.block(k, start, start + rows) for k in self.pattern.inputs])
 
     def output(self, inputs: Inputs) -> Output:
-        """Output of the model in evaluation mode, without gradients, for what `gathered` gave or rows of it."""
+        """Computes the output in evaluation mode, without gradients, for the result of `gathered` or rows of it."""
         self.module.eval()
         with torch.no_grad():
             return self.flat(inputs)
 
     def forward(self, rows: Tensor) -> Callable[[], Output]:
-        """The model on some items, in its present mode and with gradients; what it reads is drawn once."""
+        """Prepares the model on some items, in its present mode and with gradients; its inputs are drawn once."""
         inputs = self.some(rows)
         return lambda: self.flat(inputs)
 
     def some(self, rows: Tensor) -> Inputs:
-        """What the model reads to answer for some items in training; neighbours are drawn where it draws them."""
+        """Gathers what the model reads to answer for some items in training; draws neighbours if it samples."""
         if self.items is not None:
             return self.items.some(rows)
         if (coupled := self.coupled) is None:
             return [self.data.rows(k, rows) for k in self.pattern.inputs]
         if coupled.fanouts:
             rng = np.random.default_rng(self.random("neighbours of some rows"))
-            return sampled(self.data, coupled.operator, coupled.fanouts, rows, rng)
+            return sample_neighbourhood(self.data, coupled.operator, coupled.fanouts, rows, rng)
         return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
 
     def standalone(self, x_NF: Tensor) -> Inputs:
-        """What the model reads of nodes whose neighbours, at every hop, have the features of the node itself."""
+        """Makes what the model reads of nodes whose neighbours, at every hop, have the features of the node itself."""
         if self.items is not None:
             return self.items.standalone(x_NF)
         if (coupled := self.coupled) is not None:
@@ -401,7 +401,7 @@ class ClientModel:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client, too.
+    """The sizes of a client that the server knows, too.
 
     Attributes:
         client: Number of the client.
@@ -428,7 +428,7 @@ class ClientInfo:
 
     @cached_property
     def items(self) -> int:
-        """How many predictions it has: its rows, its graphs, or its pairs."""
+        """The number of predictions: rows, graphs, or pairs."""
         return count_of_items(self.nodes, self.graphs, self.pairs)
 
     @property
@@ -443,15 +443,15 @@ class ClientTable(Sequence[ClientInfo]):
     def __init__(
         self, columns: Mapping[str, Sequence[int] | np.ndarray], classes: int, graphs_of_node: int | None = None
     ) -> None:
-        """Of columns by the names of `ClientInfo`, all that differ; `graphs` and `pairs` where clients have them."""
+        """Takes columns by the names of `ClientInfo`, all that differ; `graphs` and `pairs` where clients have them."""
         self._same: dict[str, Any] = {"classes": classes, "graphs_of_node": graphs_of_node}
         self._columns = {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
-        # Of those that were asked for last: made anew at each visit they took 2 % of a round of Cora.
+        # Those that were asked for last are kept: made anew at each visit they took 2 % of a round of Cora.
         self._made: dict[int, ClientInfo] = {}
 
     @classmethod
     def of(cls, infos: Sequence[ClientInfo]) -> "ClientTable":
-        """A table of clients that agree in what they know of all."""
+        """Builds a table of clients that agree in what they know of all."""
         if isinstance(infos, ClientTable):
             return infos
         first = infos[0]
@@ -460,7 +460,7 @@ class ClientTable(Sequence[ClientInfo]):
         return cls(columns, first.classes, first.graphs_of_node)
 
     def followed_by(self, others: Sequence[ClientInfo]) -> "ClientTable":
-        """A table that has others, too, under the numbers behind those of its own."""
+        """Appends other clients, whose numbers follow those of this table."""
         if not others:
             return self
         more = ClientTable.of(others)._columns
@@ -468,18 +468,20 @@ class ClientTable(Sequence[ClientInfo]):
         return ClientTable(joined, **self._same)
 
     def without_training(self, clients: Sequence[int]) -> "ClientTable":
-        """A table in which some clients have no training items."""
+        """Copies the table without the training items of some clients."""
         train = self._columns["train"].copy()
         train[list(clients)] = 0
         return ClientTable({**self._columns, "train": train}, **self._same)
 
     def without_sizes(self) -> "ClientTable":
-        """A table of the same clients and models in which data count for nothing: two items each, of which one trains.
+        """Copies the table so that data count for nothing: every client has two items, of which one trains.
 
         A server that hides clients knows no more of them.
         """
         same = {"nodes": 2, "train": 1, "graphs": 2, "pairs": 2}
-        columns = {name: np.full(len(self), same[name]) if name in same else of for name, of in self._columns.items()}
+        columns = {
+            name: np.full(len(self), same[name]) if name in same else column for name, column in self._columns.items()
+        }
         return ClientTable(columns, self._same["classes"])
 
     @property
@@ -489,12 +491,12 @@ class ClientTable(Sequence[ClientInfo]):
 
     @cached_property
     def items(self) -> np.ndarray:
-        """How many predictions they have."""
+        """The number of predictions of every client."""
         return next(self._columns[name] for name in ("pairs", "graphs", "nodes") if name in self._columns)
 
     @cached_property
     def cost(self) -> np.ndarray:
-        """How much work a visit is beside others, float64 `[N]`."""
+        """The work of a visit, relative to other clients', float64 `[N]`."""
         nodes, train = self._columns["nodes"], self._columns["train"]
         return nodes + 10 * train * nodes / np.maximum(self.items, 1)
 
@@ -507,13 +509,13 @@ class ClientTable(Sequence[ClientInfo]):
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
-        if (found := self._made.get(place)) is None:
+            return [self[number] for number in range(len(self))[place]]
+        if (info := self._made.get(place)) is None:
             if len(self._made) >= MOST_MADE:
                 self._made.clear()
-            found = ClientInfo(**{name: int(values[place]) for name, values in self._columns.items()}, **self._same)
-            self._made[place] = found
-        return found
+            info = ClientInfo(**{name: int(values[place]) for name, values in self._columns.items()}, **self._same)
+            self._made[place] = info
+        return info
 
 
 COLUMNS = ("client", "nodes", "train", "model", "graphs", "pairs", "domain")
@@ -547,10 +549,10 @@ class Client:
         return self.models[MODEL]
 
     def rng(self, purpose: str) -> torch.Generator:
-        """A random stream for a purpose of the visit."""
+        """Makes a random stream for a purpose of the visit."""
         return generator_on(self.data.device).manual_seed(self.random(purpose))
 
 
 def random_of(random: Callable[[str], int], name: str) -> Callable[[str], int]:
-    """The seeds of one of a client's models, by purpose."""
+    """Returns the seeds of one of a client's models, by purpose."""
     return random if name == MODEL else lambda purpose: random(f"{name}/{purpose}")

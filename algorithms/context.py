@@ -34,7 +34,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Context:
-    """What the server knows of the run.
+    """The run as the server knows it.
 
     Attributes:
         clients: Sizes of every client, by number; the same for all where clients are hidden (`privacy.unit: client`).
@@ -74,7 +74,7 @@ class Context:
     records: dict[str, Tensor] | None = None
 
     def model_of(self, client: int, name: str = MODEL) -> ModelInfo:
-        """The kind of one of a client's models."""
+        """Returns the kind of one of a client's models."""
         kinds = self.models[name]
         return kinds[self.clients[client].model if len(kinds) > 1 else 0]
 
@@ -105,5 +105,5 @@ class Context:
             self.records["prototype_client"], self.records["prototype_class"] = torch.tensor(clients)[row], c
 
     def rng(self, purpose: str) -> torch.Generator:
-        """A separate random stream for every purpose of a round."""
+        """Makes a separate random stream for every purpose of a round."""
         return generator_on(self.device).manual_seed(self.random(purpose))

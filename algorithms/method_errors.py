@@ -1,4 +1,4 @@
-"""What a method's code did wrong: one line with the file and the line in it, for a method of ours or a user's own."""
+"""Faults of a method's code, ours or a user's, in one line with the file and its line."""
 
 import sys
 import traceback
@@ -15,7 +15,7 @@ from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.tracebacks import in_words, raised_by_itself
 
 OURS = "shoal."
-# By class, what its objects have by no such name, and what to write instead.
+# By class: names that its objects lack, and what to write instead.
 SCORES = 'client.model.logits_of("test")'
 ELSEWHERE = {
     "Client": {
@@ -38,12 +38,12 @@ ELSEWHERE = {
 
 
 class ProtocolError(Exception):
-    """What a hook of a method gave is not what the protocol asks of it; `code_of` adds where the hook stands."""
+    """The result of a hook does not follow the protocol; `code_of` adds where the hook stands."""
 
 
 @contextmanager
 def code_of(method: Algorithm, hook: str, before: str = "") -> Iterator[None]:
-    """Whatever a hook raises in the block becomes a `ShoalError`, `before` and its file and line at the front.
+    """Turns whatever a hook raises in the block into a `ShoalError`, with `before`, its file and its line at the front.
 
     Errors that are such a line already, a full GPU, a Ctrl-C and output that nothing reads pass as they are.
     """
@@ -71,16 +71,16 @@ def raise_named(method: Algorithm, hook: str, error: BaseException, before: str 
 
 
 def _elsewhere(error: BaseException) -> str:
-    """Where that is which a method's author looked for at a client, its model, its data or the context."""
-    known = ELSEWHERE.get(type(getattr(error, "obj", None)).__name__)
-    if not isinstance(error, AttributeError) or known is None:
+    """Says what to write for a name that a client, its model, its data or the context does not have."""
+    names = ELSEWHERE.get(type(getattr(error, "obj", None)).__name__)
+    if not isinstance(error, AttributeError) or names is None:
         return ""
     there = [name for name in dir(error.obj) if not name.startswith("_")]
-    return f"; write {known[error.name]}" if error.name in known else did_you_mean(str(error.name), there)
+    return f"; write {names[error.name]}" if error.name in names else did_you_mean(str(error.name), there)
 
 
 def fault(method: Algorithm, hook: str | Callable[..., Any], what: str, before: str = "") -> ShoalError:
-    """The error of a hook, or of a function in its place, that gave something wrong; names where it is defined."""
+    """Makes the error of a hook, or of a function in its place, that gave something wrong, with its place."""
     if isinstance(hook, str):
         return ShoalError(f"{before}{_definition(method, hook)}, in {hook}(): {what}")
     name = getattr(hook, "__name__", type(hook).__name__)
@@ -88,7 +88,7 @@ def fault(method: Algorithm, hook: str | Callable[..., Any], what: str, before: 
 
 
 def yield_place(method: Algorithm, steps: Any) -> str:
-    """Where the generator of `round` stands: the innermost `yield` in the method's files, a user's own first."""
+    """Finds the innermost `yield` at which `round` stands, in the method's files; a user's own file first."""
     lines = []
     while isinstance(steps, GeneratorType) and steps.gi_frame is not None:
         lines.append((steps.gi_code.co_filename, steps.gi_frame.f_lineno))
@@ -97,29 +97,29 @@ def yield_place(method: Algorithm, steps: Any) -> str:
 
 
 def _innermost(lines: Sequence[tuple[str, int]], files: frozenset[str]) -> str | None:
-    """The innermost of some lines that lies in some files, as `file.py, line 7`; those of a user come first."""
-    found = [(file, line) for file, line in lines if file in files]
-    own = [(file, line) for file, line in found if shown(file) == file]
-    if not found:
+    """Finds the innermost of some lines that lies in some files, as `file.py, line 7`; a user's come first."""
+    places = [(file, line) for file, line in lines if file in files]
+    of_users = [(file, line) for file, line in places if short_path(file) == file]
+    if not places:
         return None
-    file, line = (own or found)[-1]
-    return f"{shown(file)}, line {line}"
+    file, line = (of_users or places)[-1]
+    return f"{short_path(file)}, line {line}"
 
 
 def file_of(cls: type) -> str:
-    """The file of a method's class, as `shown`."""
-    return shown(getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__)
+    """Returns the file of a method's class, as `short_path` writes it."""
+    return short_path(getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__)
 
 
-def shown(file: str) -> str:
-    """A file of ours below the root of the packages, any other as it is."""
-    before, found, rest = file.rpartition("/algorithms/")
+def short_path(file: str) -> str:
+    """Shortens the path of a file of ours to that below the root of the packages; leaves any other as it is."""
+    before, is_below, rest = file.rpartition("/algorithms/")
     ours = sys.modules[Algorithm.__module__].__file__ or ""
-    return f"algorithms/{rest}" if found and ours.startswith(f"{before}/algorithms/") else file
+    return f"algorithms/{rest}" if is_below and ours.startswith(f"{before}/algorithms/") else file
 
 
 def _files(cls: type) -> frozenset[str]:
-    """The files of a class and of those that it derives from, without the base of all; of a user's, helpers, too."""
+    """Lists the files of a class and its bases, without `Algorithm`; for a user's class its helpers, too."""
     files = set()
     for base in cls.__mro__:
         if base in (Algorithm, object):
@@ -131,14 +131,14 @@ def _files(cls: type) -> frozenset[str]:
 
 
 def _definition(method: Algorithm, hook: str) -> str:
-    """Where a hook of a method is defined; only the file if the method has none of its own."""
-    own = getattr(type(method), hook, None)
-    place = line_of(own) if own is not getattr(Algorithm, hook, None) else None
+    """Finds the line at which a method defines a hook; only the file if the method has none of its own."""
+    defined = getattr(type(method), hook, None)
+    place = line_of(defined) if defined is not getattr(Algorithm, hook, None) else None
     return place or file_of(type(method))
 
 
 def line_of(function: object) -> str | None:
-    """Where a function is defined, as `file.py, line 7`; None for anything else."""
+    """Returns the place of a function's definition, as `file.py, line 7`; None for anything else."""
     inner = getattr(function, "__func__", function)
     code = getattr(inner, "__code__", None)
-    return f"{shown(code.co_filename)}, line {code.co_firstlineno}" if code else None
+    return f"{short_path(code.co_filename)}, line {code.co_firstlineno}" if code else None

@@ -17,26 +17,35 @@ MODEL = "model"
 
 
 def parameters_key(model: str) -> str:
-    """Where a client's state holds the parameters of one of its models, `[P]`."""
+    """Returns the name in a client's state of the parameters of one of its models, `[P]`."""
     return f"{model}.w"
 
 
 def moments_key(model: str, moment: str = "") -> str:
-    """Where a client's state holds a moment of the optimizer of one of its models; without `moment`, the prefix."""
+    """Returns the name in a client's state of a moment of a model's optimizer; without `moment`, the prefix."""
     return f"{model}.opt.{moment}"
 
 
-# Where a client's state holds what compression of its uploads needs, before phase and entry.
+# A client's state holds the residuals of compression under this prefix, before phase and entry.
 COMPRESSION = "compression/"
+
+
+# Where it holds what a stage of the user's keeps there.
+OF_STAGES = "stage/"
+
+
+def stage_key(stage: str) -> str:
+    """Returns how the entries of a client's state begin that a stage of the user's keeps."""
+    return f"{OF_STAGES}{stage}/"
 
 
 def only_trains(key: str) -> bool:
     """Whether no evaluation reads an entry of a client's state: a moment of an optimizer, or of compression."""
-    return ".opt." in key or key.startswith(COMPRESSION)
+    return ".opt." in key or key.startswith((COMPRESSION, OF_STAGES))
 
 
 class Reduce(Enum):
-    """How an entry of the uploads is reduced on its way to the server."""
+    """The ways to reduce an entry of the uploads on its way to the server."""
 
     MEAN = "sum"  # weighted mean over clients; cells send partial sums
     STACK = "keep"  # the server sees the tensor of every client, all of one shape
@@ -90,12 +99,13 @@ class Mix:
 
 @dataclass(frozen=True)
 class Upload:
-    """What one client sends in one phase.
+    """The message of one client in one phase.
 
     Attributes:
         entries: Tensors by name; names and reductions were fixed by the `Ask`.
-        weight: Of the client in the weighted means of its `Reduce.MEAN` entries, 1 by default; a tensor that broadcasts
-            against the entry weighs its rows apart (prototypes: `[C, 1]` counts). What has weight 0 may be NaN.
+        weight: Weight of the client in the weighted means of its `Reduce.MEAN` entries, 1 by default; a tensor that
+            broadcasts against the entry weighs its rows apart (prototypes: `[C, 1]` counts). A row of weight 0 may
+            be NaN.
         upload_bytes: Bytes that an entry and its weight take as the protocol would send them, where that is less than
             the padded tensors say: rows of classes that a client lacks are not sent.
     """
@@ -107,7 +117,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Replies:
-    """What the server sees of the uploads of a phase.
+    """The uploads of a phase as the server sees them.
 
     Attributes:
         ids: Clients that answered, ascending.

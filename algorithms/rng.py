@@ -11,13 +11,13 @@ CPU = torch.device("cpu")
 
 
 def key(*parts: int | str) -> int:
-    """A 63-bit seed from e.g. (run seed, round, client, purpose)."""
+    """Makes a 63-bit seed from e.g. (run seed, round, client, purpose)."""
     text = "\x1f".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def generator_on(device: torch.device) -> torch.Generator:
-    """A generator for tensors of a device: a GPU draws its own, which are not those of the processor."""
+    """Makes a generator for tensors of a device: a GPU draws its own, which are not those of the processor."""
     return torch.Generator(device if device.type == "cuda" else "cpu")
 
 
@@ -26,12 +26,12 @@ def seed_default(device: torch.device, seed: int) -> None:
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
     else:
-        # torch.manual_seed takes a third of a millisecond to tell devices that are not there.
+        # torch.manual_seed takes a third of a millisecond to seed devices that are not there.
         torch.default_generator.manual_seed(seed)
 
 
 class Stream:
-    """What a device's default generator draws from one seed: within each block it goes on where the last one ended."""
+    """The draws of a device's default generator from one seed: each block goes on where the last one ended."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         """Leaves the default generator as it is."""
@@ -52,15 +52,15 @@ class Stream:
 
 
 def creating_on(device: torch.device) -> AbstractContextManager[object]:
-    """Inside the block, tensors that a method makes anew lie on the device."""
+    """Puts tensors that a method makes anew inside the block on the device."""
     return nullcontext() if device.type == "cpu" else device
 
 
 def moved(tree: Tree, device: torch.device) -> Tree:
-    """The tensors on a device; those that lie there already are the same."""
+    """Moves the tensors to a device; those that lie there already are the same."""
     return {name: t.to(device) for name, t in tree.items()}
 
 
 def copied(tree: Tree, device: torch.device) -> Tree:
-    """Copies of the tensors on a device."""
+    """Copies the tensors to a device."""
     return {name: t.to(device, copy=True) for name, t in tree.items()}

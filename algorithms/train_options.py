@@ -1,4 +1,4 @@
-"""How a client trains in a round."""
+"""Options of a client's training in a round."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import CLOSED, Named, Number, Positive
 from shoal.storage.suggestions import did_you_mean_name
 
-# Those whose options are numbers, and which change nothing but the rate.
+# These schedules take numbers as options, and change nothing but the rate.
 SCHEDULES = (
     "ConstantLR",
     "CosineAnnealingLR",
@@ -35,11 +35,11 @@ class Rates:
     def __init__(self, schedule: Named, lr: float) -> None:
         """Begins with the first round; a ValueError for an unknown name, or an option that is unknown or impossible."""
         if schedule.name not in SCHEDULES:
-            known = f"known here: {', '.join(SCHEDULES)}{did_you_mean_name(schedule.name, SCHEDULES)}"
-            raise ValueError(f"{schedule.name} is no schedule; {known}")
+            choices = f"known here: {', '.join(SCHEDULES)}{did_you_mean_name(schedule.name, SCHEDULES)}"
+            raise ValueError(f"{schedule.name} is no schedule; {choices}")
         if wrong := [key for key, value in schedule.options.items() if key == OF_TORCH or not _is_number(value)]:
             raise ValueError(f"{wrong[0]} is no option of {schedule.name}, or not a number, or a list of some")
-        # Takes seconds, which reading a config without a schedule need not.
+        # The import takes seconds, and a config without a schedule is read without it.
         import torch
 
         self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
@@ -53,7 +53,7 @@ class Rates:
             raise ValueError(f"{schedule.name}: {' '.join(str(error).split())}") from None
 
     def of_round(self, number: int) -> float:
-        """The rate of a round, from 1."""
+        """Returns the rate of a round, from 1."""
         while len(self._found) < number:
             self._scheduler.step()
             self._found += self._scheduler.get_last_lr()
@@ -61,33 +61,33 @@ class Rates:
 
 
 def possible(schedule: Named | None) -> Named | None:
-    """The schedule; a ValueError where torch does not take it."""
+    """Returns the schedule; raises a ValueError if torch does not take it."""
     if schedule is not None:
         Rates(schedule, 1.0)
     return schedule
 
 
 def rate(schedule: Named, lr: float, number: int) -> float:
-    """The rate of a round, from 1; a ShoalError where it is not positive and finite."""
-    found = _rates(schedule.name, json.dumps(schedule.options), lr).of_round(number)
-    if not (math.isfinite(found) and found > 0):
+    """Returns the rate of a round, from 1; raises a ShoalError where it is not positive and finite."""
+    lr_of_round = _rates(schedule.name, json.dumps(schedule.options), lr).of_round(number)
+    if not (math.isfinite(lr_of_round) and lr_of_round > 0):
         raise ShoalError(
             "train.schedule",
-            f"{schedule.name} gives round {number} the rate {found:g}, with which nothing is learnt; "
+            f"{schedule.name} gives round {number} the rate {lr_of_round:g}, with which nothing is learnt; "
             "change its options, or run fewer rounds",
         )
-    return found
+    return lr_of_round
 
 
 @lru_cache(maxsize=16)
 def _rates(name: str, options: str, lr: float) -> Rates:
-    """With options as JSON, for a key of the cache has to be hashable."""
+    """Makes the rates; options are JSON, because a key of the cache has to be hashable."""
     return Rates(Named(name=name, **json.loads(options)), lr)
 
 
 def _is_number(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return all(_is_number(each) and not isinstance(each, list | tuple) for each in value)
+        return all(_is_number(item) and not isinstance(item, list | tuple) for item in value)
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
@@ -122,7 +122,7 @@ class TrainOptions:
     schedule: Annotated[Named | None, AfterValidator(possible)] = None
 
     def in_round(self, number: int) -> Self:
-        """The options of a round, from 1, with its rate as `lr`; see `rate`."""
+        """Returns the options of a round, from 1, with its rate as `lr`; see `rate`."""
         if self.schedule is None:
             return self
         return replace(self, lr=rate(self.schedule, self.lr, number), schedule=None)

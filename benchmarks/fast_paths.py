@@ -136,7 +136,7 @@ def of_models(graph: str, clients: Clients) -> Iterator[FastPath]:
         flat, by_torch = clients.flat(name), partial(patch.object, module, fast_sums, plain_sums)
         plain, fast = clients.visits(flat, False, by_torch), clients.visits(flat, False)
         yield FastPath(f"sums of attention, {name}", graph, plain, fast)
-    for name, module, function in (("gamlp", gamlp, "weighted_hops"), ("s2gc", fixed_hops, "summed")):
+    for name, module, function in (("gamlp", gamlp, "weighted_hops"), ("s2gc", fixed_hops, "weighted_sum")):
         flat, of = clients.flat(name), getattr(module, function)
         by_rows = partial(patch.object, module, function, partial(densified, of=of))
         plain = clients.visits(flat, False, by_rows)

@@ -17,7 +17,7 @@ import torch
 from gpu_runs import config_of, differing, folder, played, wait
 
 from shoal.algorithms.methods.registry.load import methods_for
-from shoal.storage.store.view import smoothed
+from shoal.storage.store.view import smooth_by_torch
 
 Row = dict[str, Any]
 COPILOT = {"name": "gcn", "hidden": 8, "head": "linear"}
@@ -285,7 +285,7 @@ def propagation(where: Where) -> Iterator[Row]:
     for device in dict.fromkeys((where.device, torch.device("cpu"))):
         there, x_NF = matrix.to(device), torch.ones(nodes, width, device=device)
         degree_N = torch.full((nodes,), float(degree), device=device)
-        seconds = time_of(partial(smoothed, there, degree_N, x_NF), device)
+        seconds = time_of(partial(smooth_by_torch, there, degree_N, x_NF), device)
         yield {"device": str(device), "entries": nodes * degree, "ms": 1000 * seconds}
 
 

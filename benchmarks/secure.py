@@ -21,13 +21,13 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.engine.config.config import parse_config
-from shoal.engine.config.round_sections import SecureOptions
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.costs import unwatched
 from shoal.engine.runs.plan import plan_of
 from shoal.engine.stages.secure.homomorphic import Homomorphic, KeyHolder
+from shoal.engine.stages.secure.section import SecureOptions
 
 KINDS = ("none", "masks", "homomorphic")
 # Features and hidden width (0: linear), with seven classes.

@@ -167,7 +167,9 @@ class _Part(nn.Module):
     def forward(self, part: str, received: Any) -> Any:
         if part == "prompt":
             return self.model.prompt(received)
-        return self.model.answer(received) if part == "answer" else self.model.backbone.classified(received).logits_NC
+        if part == "answer":
+            return self.model.answer(received)
+        return self.model.backbone.classify_items(received).logits_NC
 
 
 def _called(module: nn.Module, w: dict[str, Tensor], part: str, received: Any) -> Any:

@@ -74,7 +74,7 @@ def sparse_to_dense(share: float, repeats: int) -> float:
     x, of_out = torch.randn(features, width), torch.randn(rows, width)
     dense = torch.randn(rows, features) * (torch.rand(rows, features) < share)
     csr = sp.csr_array(dense.numpy())
-    sparse = SparseMatrix.of(csr.indptr.astype(np.int32), csr.indices.astype(np.int32), csr.data, features).prepared()
+    sparse = SparseMatrix.of(csr.indptr.astype(np.int32), csr.indices.astype(np.int32), csr.data, features).prepare()
     calls = [lambda: dense @ x, lambda: dense.t() @ of_out]
     calls += [lambda: sparse.times(x), lambda: sparse.times_transposed(of_out)]
     seconds = [median(own) for own in in_turns(calls, repeats)]

@@ -63,7 +63,7 @@ def steps(client: Client) -> dict[str, dict[str, Callable[[], Any]]]:
 
     def forward(rows: int) -> Tensor:
         kept, client_models.ROWS_AT_A_TIME = client_models.ROWS_AT_A_TIME, rows
-        client.model.changed()
+        client.model.drop_logits()
         try:
             return client.model.logits()
         finally:
@@ -73,7 +73,7 @@ def steps(client: Client) -> dict[str, dict[str, Callable[[], Any]]]:
         return with_training_labels(data, F.softmax(client.model.logits(), dim=1))
 
     def by_tiles() -> Any:
-        client.model.changed()
+        client.model.drop_logits()
         return method.upload(client, None, "train")
 
     def by_torch() -> Sketch:

@@ -12,7 +12,7 @@ from shoal.storage.graph.graph import Graph
 
 
 def domain_graphs(graph: Graph) -> Iterator[tuple[slice, Graph]]:
-    """The items of every domain, and the domain as a graph; arrays are views where they can be."""
+    """Yields the items of every domain, and the domain as a graph; arrays are views where they can be."""
     for (first, end), items, domain in zip(_node_ranges(graph), _item_ranges(graph), graph.domains):
         low, high = graph.indptr[first], graph.indptr[end]
         yield (
@@ -37,7 +37,7 @@ def _node_ranges(graph: Graph) -> list[tuple[int, int]]:
 
 
 def _item_ranges(graph: Graph) -> list[slice]:
-    """The items of every domain, which has one at least."""
+    """Lists the items of every domain, which has one at least."""
     if graph.graph_of is None:
         return [slice(first, end) for first, end in _node_ranges(graph)]
     graph_of = graph.graph_of
@@ -45,7 +45,7 @@ def _item_ranges(graph: Graph) -> list[slice]:
 
 
 def first_clients(options: PartitionOptions) -> list[int]:
-    """The number of the first client of every domain."""
+    """Lists the number of the first client of every domain."""
     return list(accumulate(options.domains or (), initial=0))[:-1]
 
 
@@ -54,8 +54,8 @@ def require_own_clients(graph: Graph, options: PartitionOptions, assignment: np.
     for items, domain, clients, before in zip(
         _item_ranges(graph), graph.domains, options.domains or (), first_clients(options)
     ):
-        own = assignment[items]
-        strange = own[(own < before) | (own >= before + clients)]
+        clients_of_domain = assignment[items]
+        strange = clients_of_domain[(clients_of_domain < before) | (clients_of_domain >= before + clients)]
         if len(strange):
             raise ShoalError(
                 "partition.file",

@@ -28,7 +28,7 @@ METHODS = {
     "file": "shoal.partition.methods.from_file:by_file",
 }
 OF_USERS = "shoal.partition.methods.user_partitioner:by_user"
-# Those that divide items of any kind; the others follow edges, of which small graphs have none between them.
+# These methods divide items of any kind. The others follow edges, and small graphs have none between them.
 OF_ITEMS = ("random", "dirichlet", "index", "file")
 
 
@@ -83,9 +83,9 @@ def partition(
         assignment = np.empty(graph.items, dtype=np.int32)
         for (items, domain), clients, before in zip(domain_graphs(graph), options.domains, first_clients(options)):
             require_enough_nodes(clients, domain.items, domain.name, domain.item_name)
-            own = replace(options, clients=clients, domains=None)
+            of_domain = replace(options, clients=clients, domains=None)
             mask = None if labelled_mask is None else labelled_mask[items]
-            found = method(domain, own, mask, workspace)
-            assignment[items] = np.where(found == NO_CLIENT, NO_CLIENT, found + before)
+            client_N = method(domain, of_domain, mask, workspace)
+            assignment[items] = np.where(client_N == NO_CLIENT, NO_CLIENT, client_N + before)
     assert_cover(assignment, graph.items, options.clients)
     return graph.of_nodes(assignment)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.storage.errors import ShoalError as ShoalError
 from shoal.storage.files.places import give_places
 
-# Before numba is imported, which then looks for its folder; a command that has none says so.
+# This runs before numba is imported and looks for its folder; a command that has no folder says so.
 with suppress(ShoalError):
     give_places()
 
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from shoal.engine.config.config import Config as Config
     from shoal.engine.rounds.sampling import Drawn as Drawn
     from shoal.engine.rounds.sampling import Schedule as Schedule
+    from shoal.engine.rounds.stage import AtClient as AtClient
+    from shoal.engine.rounds.stage import Phase as Phase
+    from shoal.engine.rounds.stage import Stage as Stage
+    from shoal.engine.rounds.stage import ToHosts as ToHosts
+    from shoal.engine.rounds.stage import rows_of as rows_of
     from shoal.engine.studies.text_table import TextTable as TextTable
     from shoal.kept_run import Run as Run
     from shoal.partition.methods.user_partitioner import Partitioner as Partitioner
@@ -58,10 +63,15 @@ if TYPE_CHECKING:
     from shoal.studies import sweep as sweep
     from shoal.studies import table as table
 
-# Where each name comes from: none of these modules is loaded before its name is used, for torch takes seconds.
+# Modules that define each name. None is loaded before its name is used, because torch takes seconds.
 PLACES = {
     "Algorithm": "shoal.algorithms.base",
     "Ask": "shoal.algorithms.protocol",
+    "AtClient": "shoal.engine.rounds.stage",
+    "Phase": "shoal.engine.rounds.stage",
+    "Stage": "shoal.engine.rounds.stage",
+    "ToHosts": "shoal.engine.rounds.stage",
+    "rows_of": "shoal.engine.rounds.stage",
     "Backbone": "shoal.algorithms.models.user.user_model",
     "Callback": "shoal.engine.callbacks.callback",
     "Client": "shoal.algorithms.client",

@@ -17,7 +17,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.user_code.notebook_class import spec_of
 
-# Where classes of a notebook and graphs of a program are written; runs keep copies of classes.
+# Classes of a notebook and graphs of a program are written here; runs keep copies of classes.
 NOTEBOOK = Path("runs/notebook")
 Source = str | PathLike[str] | Mapping[str, Any] | Config
 PARTITION = "partition"
@@ -51,7 +51,7 @@ def load_config(source: Source, **overrides: Any) -> Config:
         raise ShoalError(NO_FILE, f"expected a file, a run folder, a dict or a Config, got a value of type {kind}")
     keys = source.plain() if isinstance(source, Config) else _plain_keys(source)
     if PARTITION in values and PARTITION not in overrides:
-        # That of a graph, beside which no key of another one is left.
+        # The graph has a partition already, so keys of the config's partition are dropped.
         keys.pop(PARTITION, None)
     return config_from(keys, values)
 

@@ -44,11 +44,11 @@ def metrics_table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
 def evaluations_table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
     """The table of `Run.evaluations`; `lines` are those of `metrics_table`."""
     rows = [
-        (line["round"], scope, part, *found)
+        (line["round"], scope, part, *mean_and_value)
         for line in lines
         for scope, parts in line.get("scopes", {}).items()
         for part, numbers in parts.items()
-        for found in _means_of(numbers)
+        for mean_and_value in _means_of(numbers)
     ]
     columns = list(zip(*rows)) or [()] * 6
     names = ("round", *(text := ("scope", "part", "metric", "mean")), "value")
@@ -82,7 +82,7 @@ class Run:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Of a run folder, or of a run at an address, which is copied; raises `ShoalError` if it is none."""
+        """Opens a run folder, or copies a run from an address; raises `ShoalError` if there is no run."""
         self.path = Path(path)
         if is_address(str(path)):
             from shoal.engine.studies.at_address import local_copy
@@ -157,9 +157,9 @@ class Run:
             ShoalError: The run has no such number; names some that it has.
         """
         # It loads matplotlib, which takes a second.
-        from shoal.plots import drawn
+        from shoal.plots import draw_plot
 
-        return drawn(read_metrics(self.path), figure, by)
+        return draw_plot(read_metrics(self.path), figure, by)
 
     @property
     def clients(self) -> pa.Table:
@@ -205,9 +205,9 @@ class Run:
         from shoal.engine.records.outputs import PREDICTIONS
         from shoal.engine.runs.export import export
 
-        # Made again each time, for a run may have been run afresh.
+        # The file is made again each time, because a run may have been run afresh.
         file = export(self.path, best, probabilities) / PREDICTIONS
-        # Not mapped: the next call writes the file again.
+        # The file is read, not mapped: the next call writes it again.
         with pa.OSFile(str(file)) as source:
             return pa.ipc.open_file(source).read_all()
 
@@ -252,5 +252,5 @@ class Run:
         from shoal.engine.records.outputs import MODELS
         from shoal.engine.runs.export import export
 
-        found: dict[str, Tensor] = load_file(export(self.path, best) / MODELS)
-        return found
+        tensors: dict[str, Tensor] = load_file(export(self.path, best) / MODELS)
+        return tensors

@@ -28,11 +28,11 @@ class Plot(Figure):
         return file.getvalue()
 
 
-def drawn(lines: Sequence[Mapping[str, Any]], figure: str, by: str) -> Plot:
+def draw_plot(lines: Sequence[Mapping[str, Any]], figure: str, by: str) -> Plot:
     """The figure of `Run.plot`; `lines` are those of `metrics_table`."""
     one_of("by", by, *AXES)
     figure, points = current_name(figure), []
-    known: dict[str, float] = {}
+    latest: dict[str, float] = {}
     so_far = dict.fromkeys(AXES, 0.0)
     for line in lines:
         so_far["round"] = line["round"]
@@ -45,12 +45,12 @@ def drawn(lines: Sequence[Mapping[str, Any]], figure: str, by: str) -> Plot:
             if (number := chosen(of_part, scope)) is not None
         }
         numbers |= numbers_of(line)
-        known = numbers | known
+        latest = numbers | latest
         if figure in numbers:
             points.append((so_far[by], numbers[figure]))
     if not points:
-        some = ", ".join(list(known)[:12])
-        raise ShoalError("figure", f"no round has {figure!r}; there are {some}{did_you_mean(figure, known)}")
+        some = ", ".join(list(latest)[:12])
+        raise ShoalError("figure", f"no round has {figure!r}; there are {some}{did_you_mean(figure, latest)}")
     made = Plot(figsize=(6.4, 4.0), layout="constrained")
     axes, share = made.subplots(), is_share(figure)
     x, y = zip(*points)

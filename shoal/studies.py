@@ -61,7 +61,7 @@ class Sweep:
 
     @property
     def search(self) -> TextTable:
-        """Of a search: trials, rounds, and the options that validation chose, by combination of the axes."""
+        """Reads a search: trials, rounds, and the options that validation chose, by combination of the axes."""
         from shoal.engine.pages.search_page import chosen_table, read_search
 
         if (plain := read_search(self.path)) is None:
@@ -237,7 +237,7 @@ def report(runs: Runs, out: str | PathLike[str] | None = None) -> Path:
 
 
 def compare(left: str | PathLike[str] | Run, right: str | PathLike[str] | Run) -> list[TextTable]:
-    """What differs between two runs, each a `Run` or its folder; what is equal is left out.
+    """Compares two runs, each a `Run` or its folder, and lists what differs.
 
     Returns:
         Tables of keys of the config, inputs, environment and results; of unfinished runs the first one, and which run
@@ -248,8 +248,8 @@ def compare(left: str | PathLike[str] | Run, right: str | PathLike[str] | Run) -
     """
     from shoal.engine.studies import listing
 
-    one, other = (run if isinstance(run, Run) else Run(run) for run in (left, right))
-    return listing.compare(one.path, other.path)
+    first, second = (run if isinstance(run, Run) else Run(run) for run in (left, right))
+    return listing.compare(first.path, second.path)
 
 
 def _gone(command: Any) -> Sweep:
@@ -278,10 +278,10 @@ def _with_options(value: dict[str, Any], word: str) -> str:
 
 
 def _paths(runs: Runs) -> list[Path]:
-    """Folders of runs and sweeps, of one or several; of a run at an address, that of its copy."""
+    """Lists folders of one or several runs and sweeps; of a run at an address, that of its copy."""
     several = [runs] if isinstance(runs, str | PathLike | Run | Sweep) else runs
-    opened = [Run(each) if isinstance(each, str) and is_address(each) else each for each in several]
-    return [each.path if isinstance(each, Run | Sweep) else Path(each) for each in opened]
+    opened = [Run(source) if isinstance(source, str) and is_address(source) else source for source in several]
+    return [source.path if isinstance(source, Run | Sweep) else Path(source) for source in opened]
 
 
 def _file_of(config: Source, overrides: Mapping[str, Any]) -> Path:

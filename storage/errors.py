@@ -5,7 +5,7 @@ from pathlib import Path
 from shoal.storage.plain_text import plain_text
 
 LONGEST, ITS_END = 1000, 300
-# Where the command prints a line, it stands between that and the log.
+# The command prints a line, then this, then the path of the log.
 MORE = "; more in "
 
 
@@ -60,7 +60,7 @@ class GraphGone(ShoalError):
 class BusyError(ShoalError):
     """Another process writes a folder, or a run at an address; what was to be done there has no fault."""
 
-    # By it the line of this error is known among those that another process printed.
+    # These words mark the line of this error among those that another process printed.
     WAY_OUT = "; wait for it"
 
     def __init__(self, *parts: object) -> None:
@@ -70,7 +70,7 @@ class BusyError(ShoalError):
 
 
 def one_line(text: str) -> str:
-    """A text that quotes what a user gave, as one line to print; of a long one, its two ends."""
+    """Quotes a text of a user's as one line to print; of a long one, its two ends."""
     text = plain_text(text).replace("\n", "\\n")
     return text if len(text) <= LONGEST else f"{text[: LONGEST - ITS_END]} … {text[-ITS_END:]}"
 

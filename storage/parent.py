@@ -4,12 +4,12 @@ import ctypes
 import os
 import sys
 
-# Of the header linux/prctl.h.
+# The value is that of the header linux/prctl.h.
 PR_SET_PDEATHSIG = 1
 
 
 def ends_with(parent: int, number: int) -> bool:
-    """From now on this process gets a signal, by its number, when its parent ends; False: the parent has ended before.
+    """Asks for a signal, by its number, when this process's parent ends; False: the parent has ended before.
 
     Only Linux has such signals; elsewhere this process goes on alone.
     """

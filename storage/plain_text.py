@@ -11,10 +11,10 @@ def plain_text(text: str) -> str:
 
     Names of classes, columns and files may have such: codes that colour a terminal, clear it, or turn a line around.
     """
-    return PERHAPS_NOT.sub(_shown, text)
+    return PERHAPS_NOT.sub(_show, text)
 
 
-def _shown(match: re.Match[str]) -> str:
+def _show(match: re.Match[str]) -> str:
     character = match[0]
     # Spaces that do not break a line are no codes.
     if character.isprintable() or unicodedata.category(character) == "Zs":

@@ -16,7 +16,7 @@ Work = Callable[[Any, Sequence[Item]], Iterable[Result]]
 
 @dataclass(frozen=True)
 class Room:
-    """How many groups are worked on at a time, and the bytes of memory of each."""
+    """A limit on the groups that are worked on at a time, and on the bytes of memory of each."""
 
     groups: int
     memory: int
@@ -26,7 +26,7 @@ class Runner:
     """Works on groups of items in this process, one after another."""
 
     def room(self, least: int, limit: int, on_a_machine: int | None = None) -> Room:
-        """The room for groups that take `least` bytes or more; here `limit` bytes, and elsewhere those of machines.
+        """Returns the room for groups that take `least` bytes or more; here `limit` bytes, elsewhere those of machines.
 
         At most so many groups are worked on `on_a_machine` at a time.
         """
@@ -35,7 +35,7 @@ class Runner:
     def results(
         self, work: Work[Item, Result], given: Any, groups: Sequence[Sequence[Item]], memory: int, ordered: bool = False
     ) -> Iterator[tuple[Item, Result]]:
-        """Every item with its result as it is there, of groups that take `memory` bytes each; work may raise.
+        """Yields every item with its result as it is there, of groups that take `memory` bytes each; work may raise.
 
         `given` goes to all processes, once each. With `ordered`, results come in the order of the groups.
         """
@@ -59,12 +59,12 @@ def run_by(choice: Choice) -> Iterator[None]:
 
 
 def runner(size: int, folder: Path, files: Sequence[Path] = ()) -> Runner:
-    """The runner for work on `size` bytes, which writes into `folder` and maps `files`."""
+    """Returns the runner for work on `size` bytes, which writes into `folder` and maps `files`."""
     return _choice.get()(size, folder, files)
 
 
 def parts(items: Sequence[Item], groups: int) -> list[Sequence[Item]]:
-    """Items in their order in some groups of one size, at most, for each of the `groups` that run at a time."""
+    """Divides items, in order, into groups of one size, at most, for each of the `groups` that run at a time."""
     size = max(1, -(-len(items) // (PARTS * groups)))
     return [items[first : first + size] for first in range(0, len(items), size)]
 

@@ -11,18 +11,18 @@ CLOSE = 0.75
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """`; did you mean 'lr'?` with the known key that is most like a wrong one; an empty text where none is."""
+    """Suggests the known key that is most like a wrong one: `; did you mean 'lr'?`; an empty text where none is."""
     names = {name.lower(): name for name in known}
-    return _asked([names[close] for close in difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=CLOSE)])
+    return _question([names[close] for close in difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=CLOSE)])
 
 
 def did_you_mean_at(wrong: str, known: Iterable[str]) -> str:
-    """The same for a name that stands in a wrong place: dotted names that end with it."""
-    return _asked([name for name in known if name.rpartition(".")[2] == wrong])
+    """Suggests, for a name in a wrong place, dotted names that end with it."""
+    return _question([name for name in known if name.rpartition(".")[2] == wrong])
 
 
 def did_you_mean_name(wrong: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str:
-    """The same for what has a name elsewhere, too: datasets, methods, models. Names that only sound alike are no match.
+    """Suggests a name that is known elsewhere, too: of datasets, methods, models. Similar sounds are no match.
 
     A match is the same but for case and separators, or has one typing error. `also` has other names of what is known,
     as `plain_name` writes them.
@@ -30,39 +30,39 @@ def did_you_mean_name(wrong: str, known: Iterable[str], also: Mapping[str, str] 
     names = list(known)
     same = {plain_name(name): name for name in names} | dict(also or {})
     if plain_name(wrong) in same:
-        return _asked([same[plain_name(wrong)]])
-    return _asked([name for name in names if _mistyped(_words(wrong), _words(name))])
+        return _question([same[plain_name(wrong)]])
+    return _question([name for name in names if _is_typo(_words(wrong), _words(name))])
 
 
 def plain_name(name: str) -> str:
-    """A name without case and separators; a plus sign is the word."""
+    """Writes a name without case and separators; a plus sign is the word."""
     return "".join(_words(name))
 
 
 def _words(name: str) -> list[str]:
-    """The words of a name, in lower case; `fed` is one, so that what follows is looked at by itself."""
+    """Splits a name into words, in lower case; `fed` is one, so that what follows is looked at alone."""
     return re.findall("[a-z]+|[0-9]+", re.sub("^fed", "fed ", name.lower().replace("+", " plus ")))
 
 
-def _mistyped(wrong: list[str], name: list[str]) -> bool:
+def _is_typo(wrong: list[str], name: list[str]) -> bool:
     """Whether two names differ in one word, by one typing error in it; numbers have none."""
     if len(wrong) != len(name):
         return False
-    different = [(one, other) for one, other in zip(wrong, name) if one != other]
+    different = [(typed, meant) for typed, meant in zip(wrong, name) if typed != meant]
     if len(different) != 1:
         return False
-    one, other = different[0]
-    if re.sub(r"(.)\1+", r"\1", one) == re.sub(r"(.)\1+", r"\1", other):
-        return not one.isdigit()
-    if min(len(one), len(other)) < SHORTEST or not (one.isalpha() and other.isalpha()):
+    typed, meant = different[0]
+    if re.sub(r"(.)\1+", r"\1", typed) == re.sub(r"(.)\1+", r"\1", meant):
+        return not typed.isdigit()
+    if min(len(typed), len(meant)) < SHORTEST or not (typed.isalpha() and meant.isalpha()):
         return False
-    return bool(_less(one) & _less(other))
+    return bool(_less(typed) & _less(meant))
 
 
 def _less(word: str) -> set[str]:
-    """A word, and what is left of it without one letter: common to two words with one typing error between them."""
+    """Lists a word, and itself without each letter: two words with one typing error between them share one."""
     return {word, *(word[:i] + word[i + 1 :] for i in range(len(word)))}
 
 
-def _asked(names: list[str]) -> str:
+def _question(names: list[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""

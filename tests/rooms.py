@@ -19,13 +19,15 @@ PACKAGES = {
     "partition": {"storage"},
     "storage": set(),
 }
+# What a feature declares of itself is below the config, which is composed of all sections.
+SECTIONS = "engine/sections"
 # The room named after a package is what lies in the folder itself.
 LISTED = {
     "shoal": "shoal",
     "engine": """
         engine cli clock past pages studies runs preparing cluster screen callbacks hosts stages/hostile stages/robust
-        stages/privacy stages/secure stages/compression stages/digests stages records schedules
-        rounds simulation messages config
+        stages/privacy stages/secure stages/compression stages/digests stages/users stages records
+        schedules rounds simulation messages config sections
     """,
     "algorithms": """
         methods/adafgl methods/fedgpl methods/fedpub methods/fedsage_plus methods/fggp methods/gcfl_plus methods
@@ -74,8 +76,8 @@ def modules() -> dict[str, Path]:
 
 
 def room_of(path: Path) -> str:
-    """The room of a file: its folder."""
-    return path.parent.as_posix()
+    """The room of a file: its folder, or of the section of a feature that of all sections."""
+    return SECTIONS if path.name == "section.py" else path.parent.as_posix()
 
 
 def imported(path: Path) -> Iterator[str]:

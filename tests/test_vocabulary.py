@@ -1,8 +1,12 @@
-"""Terms that the glossary retired stand in no name, message or heading. Prose is read by people, not by this test."""
+"""Terms that the glossary retired stand in no name, message or heading, and docstrings begin as sentences do.
+
+People read the rest of the prose, not this test.
+"""
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,13 +26,27 @@ OF_HOOKS = frozenset({"begin", "given"})
 PHRASES = ("of one's own", "in the place of", "side by side", "of several")
 LOGGING = frozenset({"print", "echo", "debug", "info", "warning", "error", "exception", "warn", "_warn", "fail"})
 
+# Packages whose docstrings and comments are sentences: extend it by a package once its own are.
+IN_SENTENCES = ("shoal", "algorithms", "partition", "storage")
+# A function's docstring begins with a verb, a class's with an article and a noun, and none with one of these.
+NOT_FIRST = frozenset({"Of", "That", "Those", "As", "Where", "Who", "Whose", "What", "Which", "How", "When", "So"})
+# A comment that begins so has no subject.
+FRAGMENT = re.compile(r"(?m)^ *# ((?:Of|That of|Those of) .*)$")
+# Locals are called by what they are.
+VAGUE = frozenset({"found", "own", "each", "known", "one", "of"})
+
 Found = set[tuple[str, str, str]]
 
 
-def product() -> list[Path]:
+def product(packages: Sequence[str] = PACKAGES) -> list[Path]:
     return sorted(
-        path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.resolve() == path.absolute()
+        path for package in packages for path in (ROOT / package).rglob("*.py") if path.resolve() == path.absolute()
     )
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def found() -> Found:
@@ -36,7 +54,7 @@ def found() -> Found:
     here: Found = set()
     for path in product():
         name = str(path.relative_to(ROOT))
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         here |= {(name, "name", term) for identifier in identifiers(tree) for term in of_name(identifier, name)}
         here |= {(name, "name", term) for term in of_name(path.stem, name)}
         here |= {(name, "message", term) for text in messages(tree) for term in of_text(text)}
@@ -102,3 +120,47 @@ def texts(node: ast.expr) -> Iterator[str]:
 
 def test_no_term_is_retired() -> None:
     assert not sorted(found()), "see the glossary in docs/architecture.md for the words to take"
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names of what has a docstring, and its first word; the module's own name is empty."""
+    for node in ast.walk(tree):
+        described = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if described and (text := ast.get_docstring(node)):
+            yield getattr(node, "name", ""), re.split(r"\W", text)[0]
+
+
+def test_no_docstring_begins_with_a_question_word() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name or 'the module'} begins with {word}"
+        for path in product(IN_SENTENCES)
+        for name, word in docstrings(tree_of(path))
+        if word in NOT_FIRST
+    ]
+    assert not wrong, "begin with a verb in the third person, or with an article and a noun"
+
+
+def test_comments_have_a_subject() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in product(IN_SENTENCES)
+        for text in FRAGMENT.findall(path.read_text())
+    ]
+    assert not wrong, "say what it is of, as a sentence"
+
+
+def test_no_local_is_called_by_a_word_that_says_nothing() -> None:
+    wrong = {
+        f"{path.relative_to(ROOT)}, line {node.lineno}: {node.id}"
+        for path in product(IN_SENTENCES)
+        for function in ast.walk(tree_of(path))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE
+    }
+    assert not wrong, "call it by what it is"
+
+
+def test_docstrings_are_read_with_the_names_of_their_owners() -> None:
+    tree = ast.parse('"""How."""\nclass A:\n    """A class."""\n    def f(self):\n        """Of it."""\ndef g(): pass')
+    assert sorted(docstrings(tree)) == [("", "How"), ("A", "A"), ("f", "Of")]

@@ -28,7 +28,7 @@ class CompletedGraph(NamedTuple):
         return len(self.indptr) - 1
 
 
-def completed(indptr: np.ndarray, indices: np.ndarray, nearest_NK: Tensor, device: torch.device) -> CompletedGraph:
+def complete_graph(indptr: np.ndarray, indices: np.ndarray, nearest_NK: Tensor, device: torch.device) -> CompletedGraph:
     """Adds an edge from every node to each of its `nearest` ones (int32, -1 where there is none) to A, given as CSR.
 
     The pairs are put on `device`. Raises a `ShoalError` if A' has more entries than int32 can count.
@@ -37,9 +37,9 @@ def completed(indptr: np.ndarray, indices: np.ndarray, nearest_NK: Tensor, devic
     row_E = np.repeat(np.arange(nodes, dtype=np.int64), np.diff(indptr))
     upper_E = indices > row_E
     near_NK = nearest_NK.cpu().numpy()
-    one, place = np.nonzero(near_NK >= 0)
-    other = near_NK[one, place].astype(np.int64)
-    added = np.minimum(one, other) * nodes + np.maximum(one, other)
+    row, place = np.nonzero(near_NK >= 0)
+    other = near_NK[row, place].astype(np.int64)
+    added = np.minimum(row, other) * nodes + np.maximum(row, other)
     keys_M = np.unique(np.concatenate([row_E[upper_E] * nodes + indices[upper_E], added]))
     if 2 * len(keys_M) >= MOST_ENTRIES:
         raise ShoalError(f"a client's completed graph has {len(keys_M):,} edges; take fewer neighbours or more clients")
@@ -56,7 +56,7 @@ class Candidates(NamedTuple):
 
 
 def draw_candidates(graph: CompletedGraph, random_pairs: int | Literal["all"], rng: torch.Generator) -> Candidates:
-    """All pairs of a graph, and of every node `random_pairs`, uniform, or all; one drawn twice counts once."""
+    """Collects all pairs of a graph and `random_pairs` drawn for every node, or all; a double one counts once."""
     nodes, pairs_2M = graph.nodes, graph.pairs_2M
     if random_pairs == "all":
         every_2S = torch.triu_indices(nodes, nodes, 1, dtype=torch.int32, device=pairs_2M.device)
@@ -66,12 +66,12 @@ def draw_candidates(graph: CompletedGraph, random_pairs: int | Literal["all"], r
         return Candidates(every_2S, all_known_S)
     device = pairs_2M.device
     count = random_pairs * nodes if nodes > 1 else 0
-    one = torch.arange(count, device=device) // max(random_pairs, 1)
+    row_D = torch.arange(count, device=device) // max(random_pairs, 1)
     other = torch.randint(max(nodes - 1, 1), (count,), generator=rng, device=device)
-    other += other >= one
-    keys = torch.minimum(one, other) * nodes + torch.maximum(one, other)
-    own = pairs_2M[0].long() * nodes + pairs_2M[1]
-    every, number = torch.cat([own, keys]).unique(return_inverse=True)
+    other += other >= row_D
+    keys = torch.minimum(row_D, other) * nodes + torch.maximum(row_D, other)
+    keys_2M = pairs_2M[0].long() * nodes + pairs_2M[1]
+    every, number = torch.cat([keys_2M, keys]).unique(return_inverse=True)
     known_S = torch.zeros(len(every), dtype=torch.bool, device=device)
-    known_S[number[: len(own)]] = True
+    known_S[number[: len(keys_2M)]] = True
     return Candidates(torch.stack([every // max(nodes, 1), every % max(nodes, 1)]).int(), known_S)

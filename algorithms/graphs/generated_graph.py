@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.graphs.completed_graph import Candidates, CompletedGraph, draw_candidates
-from shoal.algorithms.graphs.pairs import PairDots, compiled, cross_dots, symmetric_rows
+from shoal.algorithms.graphs.pairs import PairDots, cross_dots, on_processor, symmetric_rows
 from shoal.algorithms.models.inputs.neighbourhood import operator_over
 from shoal.storage.graph.propagation import propagate
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -22,7 +22,7 @@ Similarity = Literal["cosine", "max", "sigmoid"]
 
 @dataclass(frozen=True)
 class EdgeOptions:
-    """How likely an edge is, and how it is drawn.
+    """Options of the probability of an edge, and of its draw.
 
     Attributes:
         random_pairs: Random pairs of every node that may become edges beside those of A'; `all`, as eq. 7 is written.
@@ -65,7 +65,7 @@ class GeneratedGraph:
         self.operator = DrawnOperator(self.candidates.pairs_2S, kept_S, graph.nodes)
 
     def regularizer(self) -> Tensor:
-        """L_reg, a scalar: how badly F tells the pairs of A' from the other candidates (equation 9).
+        """Computes L_reg, a scalar: how badly F tells the pairs of A' from the other candidates (equation 9).
 
         The mean over pairs of A' of -log sigmoid(l), and that over the others of -log(1 - sigmoid(l)), averaged;
         l = <F_i, F_j> / sqrt(H). A mean over no pairs is left out; without any pair L_reg is 0.
@@ -83,7 +83,7 @@ class GeneratedGraph:
 
 
 def edge_probability(candidates: Candidates, f_NH: Tensor, dot_S: Tensor, options: EdgeOptions) -> Tensor:
-    """B of every candidate, float32 `[S]`, from F and the products <F_i, F_j> of the pairs."""
+    """Computes B of every candidate, float32 `[S]`, from F and the products <F_i, F_j> of the pairs."""
     if options.similarity == "cosine":
         inverse_N = 1 / f_NH.norm(dim=1).clamp_min(LEAST_NORM)
         i, j = candidates.pairs_2S
@@ -97,7 +97,7 @@ def edge_probability(candidates: Candidates, f_NH: Tensor, dot_S: Tensor, option
 
 
 def edge_scores(probability_S: Tensor, rng: torch.Generator, options: EdgeOptions) -> Tensor:
-    """Drawn numbers, float32 `[S]`, whose sigmoid with temperature is rounded to an edge or none."""
+    """Draws numbers, float32 `[S]`, whose sigmoid with temperature is rounded to an edge or none."""
     u_S = torch.rand(len(probability_S), generator=rng, device=probability_S.device)
     if options.draw == "logistic":
         return torch.logit(probability_S) + torch.logit(u_S)
@@ -126,9 +126,9 @@ class DrawnOperator(SparseMatrix):
         """Makes the graph once, for all layers, of candidates i < j, int32, ascending; `kept_S` is a, float32."""
         self._pairs_2S, self._kept_S, self._nodes = pairs_2S, kept_S, nodes
         found_S = kept_S.detach() > 0.5
-        if compiled(kept_S):
+        if on_processor(kept_S):
             self._rows: tuple[np.ndarray, np.ndarray] = symmetric_rows(pairs_2S[:, found_S].numpy(), nodes)
-            # With loops.
+            # The degree counts a loop at every node.
             self._degree_N = torch.from_numpy(np.diff(self._rows[0]) + 1).float()
         else:
             self._degree_N, self._matrix = _by_torch(pairs_2S, found_S, nodes)
@@ -150,19 +150,19 @@ class DrawnOperator(SparseMatrix):
             return _Product.apply(dense.float(), self._kept_S, self)
 
     def to_dense(self) -> Tensor:
-        matrix = operator_over("symmetric", *self._rows) if compiled(self._kept_S) else self._matrix
+        matrix = operator_over("symmetric", *self._rows) if on_processor(self._kept_S) else self._matrix
         return matrix.to_dense()
 
     def product(self, x_NH: Tensor) -> Tensor:
-        """P x, without gradients."""
-        if not compiled(x_NH):
+        """Computes P x, without gradients."""
+        if not on_processor(x_NH):
             return self._matrix @ x_NH
         out_NH = torch.empty(x_NH.shape)
         propagate(*self._rows, x_NH.contiguous().numpy(), 0.5, out_NH.numpy())
         return out_NH
 
     def of_edges(self, x_NH: Tensor, y_NH: Tensor, g_NH: Tensor, back_NH: Tensor) -> Tensor:
-        """dL/da, float32 `[S]`, from x, y = P x, the gradient g of y, and P g."""
+        """Computes dL/da, float32 `[S]`, from x, y = P x, the gradient g of y, and P g."""
         s_N, (i, j) = self._degree_N.rsqrt(), self._pairs_2S
         t_N = (torch.linalg.vecdot(g_NH, y_NH) + torch.linalg.vecdot(x_NH, back_NH)) / (-2 * self._degree_N)
         found_S = cross_dots(g_NH, x_NH, self._pairs_2S)
@@ -193,7 +193,7 @@ class _Product(torch.autograd.Function):
 
 
 def _by_torch(pairs_2S: Tensor, found_S: Tensor, nodes: int) -> tuple[Tensor, SparseMatrix]:
-    """Degrees with loop, and the matrix, on any device."""
+    """Builds degrees with loop, and the matrix, on any device."""
     low, high = pairs_2S[:, found_S].long()
     loops = torch.arange(nodes, device=low.device) * (nodes + 1)
     keys = torch.cat([low * nodes + high, loops, high * nodes + low]).sort().values

@@ -41,10 +41,10 @@ class SmallGraphs:
         return np.repeat(np.arange(len(self.row)), np.diff(self.indptr))
 
     def some(self, chosen: np.ndarray) -> "SmallGraphs":
-        """Some graphs in the order asked for, numbers int64 `[g]`."""
+        """Selects graphs in the order asked for, numbers int64 `[g]`."""
         sizes = self.sizes[chosen]
         first = np.concatenate([[0], np.cumsum(sizes)])
-        # How far the nodes of a graph move up.
+        # Chosen graphs lie closer together, so their nodes move up.
         moved = np.repeat(self.first[chosen] - first[:-1], sizes)
         node = np.arange(first[-1]) + moved
         degree = np.diff(self.indptr)[node]
@@ -53,7 +53,7 @@ class SmallGraphs:
         return SmallGraphs(first, indptr, self.indices[entry] - np.repeat(moved, degree), self.row[node])
 
     def batch(self, data: View, coupled: Coupled) -> GraphBatch:
-        """What a backbone reads of all of them; `data` has the features."""
+        """Builds the batch that a backbone reads of all of them; `data` has the features."""
         device = data.device
         first = torch.from_numpy(self.first).to(device)
         matrix = operator_over(coupled.operator, self.indptr, self.indices).to(device)
@@ -66,13 +66,13 @@ class SmallGraphs:
 
 
 def adjacency_of(source: np.ndarray, target: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row starts, int64 `[N + 1]`, and ascending columns, int64, of entries in any order; a double one counts once."""
+    """Builds row starts, int64 `[N + 1]`, and ascending columns, int64, of entries in any order; doubles count once."""
     row, column = np.divmod(np.unique(source.astype(np.int64) * nodes + target), max(nodes, 1))
     return np.concatenate([[0], np.cumsum(np.bincount(row, minlength=nodes))]), column
 
 
 def cut_up(indptr: np.ndarray, indices: np.ndarray, part: np.ndarray) -> SmallGraphs:
-    """The parts of one graph, numbered from 0 by node, as separate graphs; edges between them are lost."""
+    """Cuts a graph into parts, numbered from 0 by node, as separate graphs; edges between them are lost."""
     order = np.argsort(part, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
@@ -83,9 +83,9 @@ def cut_up(indptr: np.ndarray, indices: np.ndarray, part: np.ndarray) -> SmallGr
 
 
 def without_nodes(graphs: SmallGraphs, share: float, rng: np.random.Generator) -> SmallGraphs:
-    """Every graph without a share in [0, 1) of its nodes, drawn uniformly; others keep their order."""
+    """Removes a share in [0, 1) of every graph's nodes, drawn uniformly; others keep their order."""
     lost_G = _share_of(share, graphs.sizes)
-    kept_N = ~_drawn(graphs.sizes, lost_G, rng)
+    kept_N = ~_draw_elements(graphs.sizes, lost_G, rng)
     source, number_N = graphs.source, np.cumsum(kept_N) - 1
     kept_E = kept_N[source] & kept_N[graphs.indices]
     degree = np.bincount(source[kept_E], minlength=len(kept_N))[kept_N]
@@ -98,7 +98,7 @@ def without_nodes(graphs: SmallGraphs, share: float, rng: np.random.Generator) -
 
 
 def with_other_edges(graphs: SmallGraphs, share: float, rng: np.random.Generator) -> SmallGraphs:
-    """Every graph without a share of its undirected edges, and with as many pairs of its nodes drawn as new ones.
+    """Replaces a share of every graph's undirected edges by as many drawn pairs of its nodes.
 
     Pairs are two different nodes, drawn uniformly with replacement: one that is an edge already, or that is drawn
     twice, counts once. The share is in [0, 1).
@@ -110,12 +110,12 @@ def with_other_edges(graphs: SmallGraphs, share: float, rng: np.random.Generator
     edges_G = np.bincount(graph_N[source], minlength=len(graphs))
     changed_G = _share_of(share, edges_G)
     # Edges are ordered by their graphs.
-    kept = ~_drawn(edges_G, changed_G, rng)
+    kept = ~_draw_elements(edges_G, changed_G, rng)
     # A graph that has an edge has two nodes.
-    size, start = (np.repeat(of, changed_G) for of in (graphs.sizes, graphs.first[:-1]))
-    one = rng.integers(size)
-    other = (one + 1 + rng.integers(size - 1)) % size
-    ends = np.concatenate([source[kept], start + one]), np.concatenate([target[kept], start + other])
+    size, start = (np.repeat(column, changed_G) for column in (graphs.sizes, graphs.first[:-1]))
+    sender = rng.integers(size)
+    other = (sender + 1 + rng.integers(size - 1)) % size
+    ends = np.concatenate([source[kept], start + sender]), np.concatenate([target[kept], start + other])
     both = np.concatenate(ends), np.concatenate(ends[::-1])
     return SmallGraphs(graphs.first, *adjacency_of(*both, len(graphs.row)), graphs.row)
 
@@ -125,8 +125,8 @@ def _share_of(share: float, counts: np.ndarray) -> np.ndarray:
     return np.floor(share * counts + 1e-9).astype(np.int64)
 
 
-def _drawn(sizes_G: np.ndarray, counts_G: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Which elements of groups behind one another are drawn, bool `[sum of sizes]`: uniformly, so many of each."""
+def _draw_elements(sizes_G: np.ndarray, counts_G: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draws elements of groups that lie behind one another, uniformly, so many of each: bool `[sum of sizes]`."""
     group = np.repeat(np.arange(len(sizes_G)), sizes_G)
     order = np.lexsort((rng.random(len(group)), group))
     rank = np.arange(len(group)) - np.repeat(np.cumsum(sizes_G) - sizes_G, sizes_G)

@@ -37,13 +37,13 @@ class GraphViews:
             )
 
     def draw(self, edges: float, features: float) -> Inputs:
-        """A view without a share of the undirected edges, and with a share of the columns masked, both in [0, 1).
+        """Draws a view without a share of the undirected edges, and with a share of the columns masked, both in [0, 1).
 
         Each is missing with that probability; what is left of the features is not scaled up.
         """
         data, coupled = self._data, self._model.coupled
         kept_F = (self._rand(data.features) >= features).float()
-        indptr, indices = self._thinned(edges)
+        indptr, indices = self._drop_edges(edges)
         if coupled is not None:
             matrix = operator_over(coupled.operator, indptr, indices).to(data.device)
             return Neighbourhood(AlteredFeatures(data.whole(0), kept_F), (matrix,) * coupled.depth)
@@ -57,8 +57,8 @@ class GraphViews:
     def _rand(self, count: int) -> Tensor:
         return torch.rand(count, generator=self._rng, device=self._data.device)
 
-    def _thinned(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Row starts and columns of what is left of the adjacency."""
+    def _drop_edges(self, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Drops a share of the edges; returns row starts and columns of the rest of the adjacency."""
         indptr, indices = self._data.csr
         kept_M = (self._rand(len(indices) // 2) >= share).cpu().numpy()
         pair_E = self._data.cache("pairs", lambda: torch.from_numpy(pairs(indptr, indices))).numpy()
@@ -68,7 +68,7 @@ class GraphViews:
 
 
 def pairs(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """The number of the undirected edge of every entry of a symmetric CSR adjacency without loops, int32 `[E]`."""
+    """Numbers the undirected edges of the entries of a symmetric CSR adjacency without loops, int32 `[E]`."""
     row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     upper = indices > row
     number = np.empty(len(indices), dtype=np.int32)

@@ -24,7 +24,7 @@ AHEAD, LINE = 12, 16
 FAST = {"reassoc", "contract", "nsz"}
 
 
-def compiled(tensor: Tensor) -> bool:
+def on_processor(tensor: Tensor) -> bool:
     """Whether the compiled loops take a tensor: it is on the processor."""
     return tensor.device.type == "cpu"
 
@@ -35,18 +35,18 @@ class PairDots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NH: Tensor, pairs_2S: Tensor) -> Tensor:
         ctx.save_for_backward(x_NH, pairs_2S)
-        if compiled(x_NH):
+        if on_processor(x_NH):
             out_S = torch.empty(pairs_2S.shape[1])
             _dots(*_arrays(*pairs_2S, x_NH), out_S.numpy())
             return out_S
-        return _joined(x_NH, [(x_NH[i] * x_NH[j]).sum(1) for i, j in _blocks(pairs_2S)])
+        return _join(x_NH, [(x_NH[i] * x_NH[j]).sum(1) for i, j in _blocks(pairs_2S)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         x_NH, pairs_2S = ctx.saved_tensors
         (weight_S,) = gradients
         out_NH = torch.zeros_like(x_NH, memory_format=torch.contiguous_format)
-        if compiled(x_NH):
+        if on_processor(x_NH):
             _add_rows(*_arrays(*pairs_2S, weight_S, x_NH), out_NH.numpy())
             return out_NH, None
         for (i, j), w in zip(_blocks(pairs_2S), weight_S.split(BLOCK)):
@@ -56,19 +56,19 @@ class PairDots(torch.autograd.Function):
 
 
 def cross_dots(x_NH: Tensor, y_NH: Tensor, pairs_2S: Tensor) -> Tensor:
-    """<x_i, y_j> + <x_j, y_i>, float32 `[S]`, without gradients."""
-    if compiled(x_NH):
+    """Computes <x_i, y_j> + <x_j, y_i>, float32 `[S]`, without gradients."""
+    if on_processor(x_NH):
         out_S = torch.empty(pairs_2S.shape[1])
         _cross_dots(*_arrays(*pairs_2S, x_NH, y_NH), out_S.numpy())
         return out_S
-    return _joined(x_NH, [(x_NH[i] * y_NH[j] + x_NH[j] * y_NH[i]).sum(1) for i, j in _blocks(pairs_2S)])
+    return _join(x_NH, [(x_NH[i] * y_NH[j] + x_NH[j] * y_NH[i]).sum(1) for i, j in _blocks(pairs_2S)])
 
 
 def _blocks(pairs_2S: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     return ((block[0], block[1]) for block in pairs_2S.split(BLOCK, dim=1))
 
 
-def _joined(like: Tensor, parts: list[Tensor]) -> Tensor:
+def _join(like: Tensor, parts: list[Tensor]) -> Tensor:
     return torch.cat(parts) if parts else like.new_empty(0)
 
 
@@ -87,7 +87,7 @@ def _fetch_row(flat: np.ndarray, nodes: np.ndarray, pair: int, width: int) -> No
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
-    """out = <x_i, x_j>, float32 `[S]`."""
+    """Computes out = <x_i, x_j>, float32 `[S]`."""
     width = x.shape[1]
     flat = x.reshape(-1)
     for pair in range(len(low)):
@@ -101,7 +101,7 @@ def _dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, out: np.ndarray) -> 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _cross_dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
-    """out = <x_i, y_j> + <x_j, y_i>, float32 `[S]`."""
+    """Computes out = <x_i, y_j> + <x_j, y_i>, float32 `[S]`."""
     width = x.shape[1]
     flat_x, flat_y = x.reshape(-1), y.reshape(-1)
     for pair in range(len(low)):
@@ -116,7 +116,7 @@ def _cross_dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, y: np.ndarray,
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _add_rows(low: np.ndarray, high: np.ndarray, weight: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
-    """out_i += w x_j and out_j += w x_i for every pair, float32 `[N, H]`."""
+    """Adds w x_j to out_i and w x_i to out_j for every pair, float32 `[N, H]`."""
     width = x.shape[1]
     flat_x, flat_out = x.reshape(-1), out.reshape(-1)
     for pair in range(len(low)):
@@ -133,7 +133,7 @@ def _add_rows(low: np.ndarray, high: np.ndarray, weight: np.ndarray, x: np.ndarr
 
 
 def symmetric_rows(pairs_2S: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row starts and columns, int32, ascending in a row, of the graph of some pairs, each both ways."""
+    """Builds row starts and ascending columns, int32, of the graph of some pairs, each both ways."""
     upper = sp.coo_array((np.ones(pairs_2S.shape[1], np.int8), tuple(pairs_2S)), shape=(nodes, nodes)).tocsr()
     graph = (upper + upper.T).tocsr()
     graph.sort_indices()

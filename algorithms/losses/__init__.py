@@ -1,1 +1,1 @@
-"""What losses are made of: prototypes, distances, alignment, distillation, generators, label propagation."""
+"""Parts of losses: prototypes, distances, alignment, distillation, generators, label propagation."""

@@ -1,4 +1,4 @@
-"""How a model learns from what another one, or itself, says of the same nodes.
+"""Losses by which a model learns from the answers of another one, or of itself, for the same nodes.
 
 Axes: N nodes, C classes, H width of the embeddings.
 """
@@ -14,8 +14,8 @@ from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
 
-def distilled(teacher_NC: Tensor, student_NC: Tensor, detach: bool = True) -> Tensor:
-    """Mean over rows of KL(softmax(teacher) || softmax(student)), from logits; a detached teacher gets no gradient."""
+def distillation_loss(teacher_NC: Tensor, student_NC: Tensor, detach: bool = True) -> Tensor:
+    """Averages KL(softmax(teacher) || softmax(student)) over rows, from logits; a detached teacher gets no gradient."""
     log_p_NC = (teacher_NC.detach() if detach else teacher_NC).log_softmax(1)
     return F.kl_div(student_NC.log_softmax(1), log_p_NC, reduction="batchmean", log_target=True)
 
@@ -23,7 +23,7 @@ def distilled(teacher_NC: Tensor, student_NC: Tensor, detach: bool = True) -> Te
 def distilled_from_neighbours(
     data: View, teacher_NH: Tensor, student_NH: Tensor, norm: Literal["mean", "sum"]
 ) -> Tensor:
-    """Mean over nodes i of the KL(softmax(z_j) || softmax(h_i)) of i itself and its neighbours j (FedGKC, eq. 1).
+    """Averages KL(softmax(z_j) || softmax(h_i)) over nodes i, for i itself and its neighbours j (FedGKC, eq. 1).
 
     Over j it is a `sum`, as eq. 1 is written, or a `mean`, so that a hub weighs as much as any node. The teacher's z
     get no gradient. One product with A + I: the sum over j is t_i - <S_i, log softmax(h_i)>, with S = (A + I)
@@ -41,7 +41,7 @@ def distilled_from_neighbours(
 
 
 def embedding_distance(teacher_NH: Tensor, student_NH: Tensor, rows: Literal["unit", "raw"]) -> Tensor:
-    """Mean over all entries of the squared difference (`raw`), or over rows of that of rows of length one (`unit`).
+    """Averages the squared difference over all entries (`raw`), or over rows that are scaled to length one (`unit`).
 
     Raw distances to a teacher that is not trained let embeddings grow without bound (FedGKC's eq. 4). Those of `unit`
     lie in [0, 4] at every width: their mean over entries would be 1 / H of that, and weigh next to nothing.

@@ -15,7 +15,7 @@ DECIMALS = 12
 
 
 def finch(points_NH: Tensor, least: int = 4) -> Tensor:
-    """Clusters by FINCH (Sarfraz, Sharma and Stiefelhagen, CVPR 2019) with cosine distance.
+    """Clusters points by FINCH (Sarfraz, Sharma and Stiefelhagen, CVPR 2019) with cosine distance.
 
     Every point is linked to its first neighbour: the other point of the largest cosine, of the lowest index among
     equals. The connected components are the first partition. The next one comes in the same way from the means of the
@@ -31,9 +31,9 @@ def finch(points_NH: Tensor, least: int = 4) -> Tensor:
     if len(points_NH) < max(least, 1):
         return torch.arange(len(points_NH), device=points_NH.device)
     points = points_NH.detach().cpu().double().numpy()
-    partition = _merged(points, np.arange(len(points)))
+    partition = _merge(points, np.arange(len(points)))
     while partition.any():
-        coarser = _merged(points, partition)
+        coarser = _merge(points, partition)
         if not coarser.any():
             break
         partition = coarser
@@ -41,7 +41,7 @@ def finch(points_NH: Tensor, least: int = 4) -> Tensor:
 
 
 def class_clusters(proto_PH: Tensor, class_P: Tensor, classes: int, least: int = 4) -> tuple[Tensor, Tensor]:
-    """Prototypes, with their classes, clustered by `finch`, every class by itself.
+    """Clusters the prototypes of every class by itself with `finch`, and gives the clusters with their classes.
 
     Returns:
         Centres `[B, H]`, unweighted means of their members, and their classes, int64 `[B]`, ascending; within a class
@@ -57,9 +57,9 @@ def class_clusters(proto_PH: Tensor, class_P: Tensor, classes: int, least: int =
     return torch.cat(centres), torch.cat(owners)
 
 
-def _merged(points: np.ndarray, partition: np.ndarray) -> np.ndarray:
-    """The next partition, numbered in the order of first points as the present one is."""
-    # Sums point where means do.
+def _merge(points: np.ndarray, partition: np.ndarray) -> np.ndarray:
+    """Merges the clusters that link to each other; numbers the next partition by first points, as before."""
+    # A cosine does not depend on length, so sums serve as means.
     sums = np.zeros((partition.max() + 1, points.shape[1]))
     np.add.at(sums, partition, points)
     first = _first_neighbours(sums)
@@ -71,12 +71,12 @@ def _merged(points: np.ndarray, partition: np.ndarray) -> np.ndarray:
 
 
 def _first_neighbours(points: np.ndarray) -> np.ndarray:
-    """Of every point the other one of the largest cosine, the lowest index among equals."""
+    """Finds for every point the other one of the largest cosine, the lowest index among equals."""
     unit = points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), EPS)
-    found = []
+    neighbours = []
     for start in range(0, len(points), ROWS):
         cosine = np.round(unit[start : start + ROWS] @ unit.T, DECIMALS)
         rows = np.arange(len(cosine))
         cosine[rows, start + rows] = -np.inf
-        found.append(cosine.argmax(1))
-    return np.concatenate(found)
+        neighbours.append(cosine.argmax(1))
+    return np.concatenate(neighbours)

@@ -20,11 +20,11 @@ def propagate_labels(data: View, seed_NC: Tensor, steps: int, seed_weight: float
 
 
 def with_training_labels(data: View, soft_NC: Tensor) -> Tensor:
-    """The prediction, in place, one-hot at training rows: a seed `[N, C]`; no other label is read."""
+    """Writes one-hot labels into the training rows of a prediction: a seed `[N, C]`; no other label is read."""
     soft_NC[data.train] = F.one_hot(data.label[data.train], data.classes).to(soft_NC.dtype)
     return soft_NC
 
 
 def row_stochastic(y_NC: Tensor) -> Tensor:
-    """Rows scaled to sum to one, `[…, N, C]`; a row of A~ does not, so hubs would otherwise weigh more than one."""
+    """Scales rows to sum to one, `[…, N, C]`; a row of A~ does not, so hubs would otherwise weigh more than one."""
     return y_NC / y_NC.sum(-1, keepdim=True).clamp_min(1e-12)

@@ -9,7 +9,7 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.protocol import Tree
 
-# Where the server's state holds the network's parameters.
+# The server's state holds the network's parameters under this name.
 STATE = "generator"
 
 
@@ -64,7 +64,7 @@ class PrototypeGenerator(nn.Module):
             layer.reset_parameters()  # type: ignore[operator]
 
     def forward(self) -> Tensor:
-        """All anchors, `[S, H]`."""
+        """Computes all anchors, `[S, H]`."""
         anchor_SH = self.layers[1](self.layers[0](self.table).relu())
         return unit(anchor_SH) if self.normalized else anchor_SH
 

@@ -11,7 +11,7 @@ from shoal.algorithms.losses.prototypes import EPS, class_means, direction, unit
 
 
 def distances(a_QH: Tensor, b_BH: Tensor) -> Tensor:
-    """Euclidean distances |a_q - b_b|, `[Q, B]`; the gradient at distance zero is zero.
+    """Computes Euclidean distances |a_q - b_b|, `[Q, B]`; the gradient at distance zero is zero.
 
     Differences come first: |a|^2 + |b|^2 - 2 ab in float32 loses all digits of distances below a thousandth of the
     norms. On the processor no tensor of Q x B x H is held.
@@ -20,13 +20,13 @@ def distances(a_QH: Tensor, b_BH: Tensor) -> Tensor:
 
 
 def class_margin(proto_QH: Tensor, class_Q: Tensor, classes: int, cap: float) -> float:
-    """min(max_c min_{c' != c} |Q_c - Q_c'|, cap), Q_c the mean prototype of class c (FedTGP); 0 below two classes."""
+    """Computes min(max_c min_{c' != c} |Q_c - Q_c'|, cap), Q_c the mean prototype of class c (FedTGP); 0 below two."""
     means_CH = _seen_means(proto_QH, class_Q, classes)
     return _margin(distances(means_CH, means_CH), cap)
 
 
 def cosine_margin(proto_QH: Tensor, class_Q: Tensor, classes: int, cap: float) -> float:
-    """The same with 1 - cos(Q_c, Q_c') for the distance."""
+    """Computes `class_margin` with 1 - cos(Q_c, Q_c') for the distance."""
     means_CH = unit(_seen_means(proto_QH, class_Q, classes))
     return _margin(1 - means_CH @ means_CH.T, cap)
 
@@ -46,7 +46,7 @@ def _margin(apart_CC: Tensor, cap: float) -> float:
 def margin_cross_entropy(
     query_QH: Tensor, class_Q: Tensor, anchor_CH: Tensor, known_C: Tensor, margin: float
 ) -> Tensor:
-    """Mean cross-entropy of logits -(|q - a_c'| + margin 1[c' = c]) over the anchors (FedTGP).
+    """Averages the cross-entropy of logits -(|q - a_c'| + margin 1[c' = c]) over the anchors (FedTGP).
 
     The own class has to win by the margin. Of the anchors, trainable prototypes, those in `known_C` take part, those of
     the queries among them.
@@ -59,7 +59,7 @@ def margin_cross_entropy(
 def contrast(
     query_QH: Tensor, class_Q: Tensor, bank_BH: Tensor, class_B: Tensor, temperature: float, margin: float = 0.0
 ) -> Tensor:
-    """Mean over queries of -log(S+ / (S+ + S-)), a scalar; zero if no query has a positive and a negative.
+    """Averages -log(S+ / (S+ + S-)) over queries, a scalar; zero if no query has a positive and a negative.
 
     S+ = sum of exp((cos - margin) / t) over the bank's entries of the query's class, S- = sum of exp(cos / t) over all
     others. FedPG's eq. 4 adds the margin instead and leaves the cosine out of S-; here it makes the task harder.
@@ -75,7 +75,7 @@ def contrast(
 
 
 def largest_cosine(proto_QH: Tensor, class_Q: Tensor, classes: int, cap: float) -> float:
-    """min(max_{c != c'} cos(Q_c, Q_c'), cap), the margin of FedPG's eq. 4 to the letter; 0 below two classes."""
+    """Computes min(max_{c != c'} cos(Q_c, Q_c'), cap), the margin of FedPG's eq. 4 to the letter; 0 below two."""
     means_CH = unit(_seen_means(proto_QH, class_Q, classes))
     if len(means_CH) < 2:
         return 0.0
@@ -135,7 +135,7 @@ def nt_xent(z_GH: Tensor, other_GH: Tensor, temperature: float) -> Tensor:
 
 
 def mean_square(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tensor, weight: float = 1.0) -> Tensor:
-    """weight / H * mean of |z_v - t_{y_v}|^2 over the rows whose class has a target (FedProto); zero without any.
+    """Computes weight / H * mean of |z_v - t_{y_v}|^2 over the rows whose class has a target (FedProto), or zero.
 
     That is the mean squared error, so that a weight means the same at every width H. Rows of negative labels have no
     part; `present_C` are the classes that have a target.
@@ -150,7 +150,7 @@ class NodeAlignment:
     """Sum over classes that have rows and a target of the mean of |z_v - t_c|^2 over the same rows in every step."""
 
     def __init__(self, y_N: Tensor, target_CH: Tensor, present_C: Tensor) -> None:
-        """Of rows with these labels; arguments as for `mean_square`."""
+        """Takes rows with these labels; arguments as for `mean_square`."""
         counts_C = torch.bincount(y_N, minlength=len(target_CH))
         self._weight_N = (present_C / counts_C.clamp_min(1))[y_N]
         self._target_NH = target_CH[y_N]
@@ -163,7 +163,7 @@ class NodeAlignment:
 def prototype_alignment(
     proto: Tensor, target: Tensor, present: Tensor | tuple[Tensor, ...], squared: bool = False
 ) -> Tensor:
-    """Sum over present prototypes, `[…, H]`, of |P - t|_2, not squared (FedPG, eq. 6), or of its square.
+    """Sums |P - t|_2, not squared (FedPG, eq. 6), or its square, over present prototypes, `[…, H]`.
 
     `present` says which have a target: a mask `[…]`, or the places of its ones, as a mask is looked through in every
     step.

@@ -17,12 +17,12 @@ EPS = 1e-12
 
 
 def class_sums(z_NH: StoredFeatures, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Sums of the rows of every class, `[C, H]`, and their counts, int32 `[C]`; label -1 is left out."""
+    """Sums the rows of every class, `[C, H]`, and counts them, int32 `[C]`; label -1 is left out."""
     if not isinstance(z_NH, Tensor | SparseMatrix):
         z_NH = z_NH.to_dense()
-    known = y_N >= 0
-    if not bool(known.all()):
-        rows = known.nonzero()[:, 0]
+    labelled_N = y_N >= 0
+    if not bool(labelled_N.all()):
+        rows = labelled_N.nonzero()[:, 0]
         z_NH, y_N = z_NH[rows] if isinstance(z_NH, Tensor) else z_NH.rows(rows), y_N[rows]
     if isinstance(z_NH, Tensor):
         sums_CH = z_NH.new_zeros(classes, z_NH.shape[1]).index_add(0, y_N, z_NH)
@@ -39,24 +39,24 @@ def _sums_of_sparse(z_NH: SparseMatrix, y_N: Tensor, classes: int) -> Tensor:
 
 
 def class_means(z_NH: StoredFeatures, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Prototypes `[C, H]`, zero for a class without rows, and the counts, int32 `[C]`, that tell so."""
+    """Averages the rows of every class: prototypes `[C, H]`, zero without rows, and counts, int32 `[C]`."""
     sums_CH, counts_C = class_sums(z_NH, y_N, classes)
     return sums_CH / counts_C.clamp_min(1)[:, None], counts_C
 
 
 def unit(z: Tensor) -> Tensor:
-    """Rows of length one; a zero row stays zero and has no gradient, where `F.normalize` gives it one of 1 / EPS."""
+    """Scales rows to length one; a zero row stays zero and has no gradient, where `F.normalize` gives 1 / EPS."""
     length = z.norm(dim=-1, keepdim=True)
     return z / length.where(length > EPS, torch.inf)
 
 
 def direction(z: Tensor) -> Tensor:
-    """`unit` of embeddings that a loss reads elsewhere, too: its gradients are added up before they meet others."""
+    """Scales embeddings as `unit` does, where a loss reads them elsewhere, too: adds its gradients up first."""
     return unit(z.view_as(z))
 
 
 def noisy(proto: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Prototypes with noise of their entries' deviation on a random `share` of dimensions, the same for all (FedPG)."""
+    """Adds noise of the prototypes' deviation to a random `share` of dimensions, the same for all (FedPG)."""
     width = proto.shape[-1]
     chosen = torch.randperm(width, generator=generator)[: round(share * width)]
     noise = torch.zeros_like(proto)
@@ -65,37 +65,37 @@ def noisy(proto: Tensor, share: float, generator: torch.Generator) -> Tensor:
 
 
 def row_bytes(present: Tensor, width: int) -> int:
-    """Bytes of the prototypes that exist, float32 rows of some width."""
+    """Counts the bytes of the prototypes that exist, float32 rows of some width."""
     return 4 * width * int(present.sum())
 
 
 def bit_bytes(present: Tensor) -> int:
-    """Bytes of a mask, a bit for every prototype that could exist."""
+    """Counts the bytes of a mask with a bit for every prototype that could exist."""
     return math.ceil(present.numel() / 8)
 
 
 def bits(present: Tensor) -> Tensor:
-    """A mask as it is sent, uint8: eight entries a byte."""
+    """Packs a mask for a message, uint8: eight entries a byte."""
     return torch.from_numpy(np.packbits(present.flatten().cpu().numpy()))
 
 
 def from_bits(sent: Tensor, *shape: int) -> Tensor:
-    """The mask of `bits`, of this shape, on the device of the bits."""
+    """Unpacks the mask of `bits` to this shape, on the device of the bits."""
     if sent.device.type == "cpu":
-        found = np.unpackbits(sent.numpy(), count=math.prod(shape)).astype(bool)
-        return torch.from_numpy(found).view(shape)
-    # There and back would be two waits.
+        mask = np.unpackbits(sent.numpy(), count=math.prod(shape)).astype(bool)
+        return torch.from_numpy(mask).view(shape)
+    # The way to the processor and back would be two waits.
     entries = (sent[:, None] >> torch.arange(7, -1, -1, dtype=torch.uint8, device=sent.device)) & 1
     return entries.flatten()[: math.prod(shape)].view(shape).bool()
 
 
 def pack(proto: Tensor, present: Tensor) -> Tree:
-    """Prototypes as a download: the rows that exist, and the mask in bits."""
+    """Packs prototypes for a download: the rows that exist, and the mask in bits."""
     return {"proto.rows": proto[present], "proto.present": bits(present)}
 
 
 def unpack(down: Tree, *shape: int, entry: str = "proto") -> tuple[Tensor, Tensor] | None:
-    """Prototypes `[*shape, H]` and mask `[*shape]` of a download; None if it has none."""
+    """Unpacks prototypes `[*shape, H]` and mask `[*shape]` of a download; None if it has none."""
     if f"{entry}.rows" not in down:
         return None
     rows, present = down[f"{entry}.rows"], from_bits(down[f"{entry}.present"], *shape)

@@ -35,7 +35,7 @@ class ClassMeans(Local):
         weight: Training nodes that a class mean counts for.
     """
 
-    # It hands on a node with the features of an average one; there is no such graph.
+    # The method hands on a node with the features of an average one; there is no average graph.
     supports = frozenset({"node", "weighted", "newcomers"})
     sends_once = True
     hops: Count = 2

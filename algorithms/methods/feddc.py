@@ -9,12 +9,12 @@ import torch
 
 from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Term, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, recorded, steps_of
+from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, record_gradients, steps_of
 from shoal.algorithms.protocol import Reduce
 from shoal.algorithms.train_options import TrainOptions
 from shoal.storage.options.types import NotNegative
 
-# Where a client's state holds its drift and its last update, `[P]` each; absent, they are zero.
+# A client's state holds its drift and its last update under these names, `[P]` each; absent, they are zero.
 DRIFT, UPDATE = "drift", "update"
 
 
@@ -66,7 +66,7 @@ class FedDC(FedAvg):
         by_gradient = form_for(self.variate, trainer.options) == "gradient"
         alpha, sends = self._penalty_and_drift(trainer.options)
         received["scale"] = 1.0 if by_gradient else 1 / (trainer.options.lr * steps)
-        with recorded(client) if by_gradient else nullcontext() as total:
+        with record_gradients(client) if by_gradient else nullcontext() as total:
             loss = trainer.fit(client, received, term=self._term(client, received, alpha))
         moved = client.model.w - received["w"]
         if self.variate != "off":
@@ -79,7 +79,7 @@ class FedDC(FedAvg):
         return loss
 
     def _penalty_and_drift(self, options: TrainOptions) -> tuple[float, str]:
-        """The weight of the penalty, and `before`, `after` or `off`: what `alpha` and `sends` mean for an optimizer."""
+        """Chooses the penalty's weight, and `before`, `after` or `off`, from `alpha` and `sends`, by the optimizer."""
         alpha, sends = (0.1, "before") if form_for("auto", options) == "steps" else (0.005, "off")
         return alpha if self.alpha is None else self.alpha, sends if self.sends == "auto" else self.sends
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Output
-from shoal.algorithms.losses.distillation import distilled
+from shoal.algorithms.losses.distillation import distillation_loss
 from shoal.algorithms.methods.shared.class_prototypes import ClassRows
 from shoal.storage.options.types import NotNegative
 
@@ -34,7 +34,7 @@ class FedDistill(ClassRows):
         taught_N = known_C[y]
         if not bool(taught_N.any()):
             return plain
-        return plain + self.gamma * distilled(teacher_CC[y[taught_N]], out.logits_NC[taught_N])
+        return plain + self.gamma * distillation_loss(teacher_CC[y[taught_N]], out.logits_NC[taught_N])
 
     def rows_of(self, client: Client) -> Tensor:
         return client.model.logits_of("train")

@@ -37,7 +37,7 @@ class FedGCN(FedAvg):
 
     @property
     def edges_read(self) -> str:
-        """What `data.cross_edges` has to be."""
+        """The value that `data.cross_edges` must have."""
         return ("drop", "one_hop", "two_hop")[self.hops]
 
     def setup(self, ctx: Context) -> Tree:

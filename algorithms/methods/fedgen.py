@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.losses.distillation import distilled
+from shoal.algorithms.losses.distillation import distillation_loss
 from shoal.algorithms.losses.prototype_generator import STATE, train_kept
 from shoal.algorithms.losses.prototype_losses import distances
 from shoal.algorithms.losses.prototypes import bits, from_bits
@@ -42,17 +42,17 @@ class FeatureGenerator(nn.Module):
             layer.reset_parameters()  # type: ignore[operator]
 
     def draw(self, y_N: Tensor, rng: torch.Generator) -> Tensor:
-        """Noise for as many embeddings, float32 `[N, Z]`."""
+        """Draws noise for as many embeddings, float32 `[N, Z]`."""
         return torch.randn(len(y_N), self.noise, generator=rng, device=y_N.device)
 
     def forward(self, noise_NZ: Tensor, y_N: Tensor) -> Tensor:
-        """Embeddings `[N, H]` of noise and classes, int64."""
+        """Generates embeddings `[N, H]` from noise and classes, int64."""
         x = torch.cat([noise_NZ, F.one_hot(y_N, self.classes)], dim=1)
         return self.layers[1](self.layers[0](x).relu())
 
 
 def ensemble_cross_entropy(g_NH: Tensor, y_N: Tensor, weight_BCH: Tensor, bias_BC: Tensor, share_BC: Tensor) -> Tensor:
-    """Mean over embeddings of sum_i share_{i, y} CE(h_i(g), y), h_i the classifier of client i (FedGen).
+    """Averages sum_i share_{i, y} CE(h_i(g), y) over embeddings, h_i the classifier of client i (FedGen).
 
     The shares are what a client's word on a class counts; the column of a class sums to one.
     """
@@ -62,18 +62,18 @@ def ensemble_cross_entropy(g_NH: Tensor, y_N: Tensor, weight_BCH: Tensor, bias_B
 
 
 def sameness(noise_NZ: Tensor, g_NH: Tensor) -> Tensor:
-    """FedGen's diversity loss: exp(-mean over pairs a, b of |e_a - e_b|_2 * mean over H of |g_a - g_b|)."""
+    """Computes FedGen's diversity loss: exp(-mean over pairs a, b of |e_a - e_b|_2 * mean over H of |g_a - g_b|)."""
     apart_NN = distances(noise_NZ, noise_NZ)
     different_NN = torch.cdist(g_NH, g_NH, p=1) / g_NH.shape[1]
     return (-(apart_NN * different_NN).mean()).exp()
 
 
-# Of the generator's widths and its batch, all pairs of which are compared.
+# Bounds the generator's widths and its batch, all pairs of which are compared.
 WIDEST = 4096
 
 
 class Taught(NamedTuple):
-    """What a client receives once there is a generator: G, and the classes that it was trained on.
+    """The message to a client once there is a generator: G, and the classes that it was trained on.
 
     Both terms are multiplied by the factor. Each draws embeddings, of random classes or of the rows' own, from a stream
     of its own, so that neither depends on whether the other is there.
@@ -176,12 +176,12 @@ class FedGen(LGFedAvg):
         if self.alpha:
             class_Q = received.known_C.nonzero()[:, 0]
             y_N = class_Q[torch.randint(len(class_Q), y.shape, generator=received.drawn, device=y.device)]
-            logits_NC = F.linear(_generated(received.generator, y_N, received.drawn), weight_CH, bias_C)
+            logits_NC = F.linear(_generate(received.generator, y_N, received.drawn), weight_CH, bias_C)
             total = total + received.factor * self.alpha * F.cross_entropy(logits_NC, y_N)
         taught_N = received.known_C[y]
         if self.beta and bool(taught_N.any()):
-            teacher_NC = F.linear(_generated(received.generator, y[taught_N], received.own), weight_CH, bias_C)
-            total = total + received.factor * self.beta * distilled(teacher_NC, out.logits_NC[taught_N])
+            teacher_NC = F.linear(_generate(received.generator, y[taught_N], received.own), weight_CH, bias_C)
+            total = total + received.factor * self.beta * distillation_loss(teacher_NC, out.logits_NC[taught_N])
         return total
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
@@ -193,7 +193,7 @@ class FedGen(LGFedAvg):
         )
 
 
-def _generated(generator: FeatureGenerator, y_N: Tensor, rng: torch.Generator) -> Tensor:
-    """Embeddings `[N, H]` of some classes, constant."""
+def _generate(generator: FeatureGenerator, y_N: Tensor, rng: torch.Generator) -> Tensor:
+    """Generates embeddings `[N, H]` of some classes, without gradients."""
     with torch.no_grad():
         return generator(generator.draw(y_N, rng), y_N)

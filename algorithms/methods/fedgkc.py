@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Forms, Mix, Output, Requests, Trainer, Tree, Upload
 from shoal.algorithms.graphs.graph_views import GraphViews
-from shoal.algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
+from shoal.algorithms.losses.distillation import distillation_loss, distilled_from_neighbours, embedding_distance
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.shared.copilot import COPILOT, WithCopilot
 from shoal.algorithms.protocol import MODEL, Reduce, Replies
@@ -20,7 +20,7 @@ from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.options.types import Count, NotNegative, ShareBelowOne
 from shoal.storage.store.view import View
 
-# How much a copilot knows (eqs. 7 to 9): see `knowledge`.
+# The clarity of a copilot's knowledge (eqs. 7 to 9), see `knowledge`.
 Clarity = Literal["literal", "margin_mean"]
 Term = Literal["strength", "clarity", "smoothness"]
 TERMS: tuple[Term, ...] = ("strength", "clarity", "smoothness")
@@ -113,12 +113,12 @@ class FedGKC(WithCopilot):
         if self.mutual == "none":
             return {}
         (copilot,) = ctx.models[COPILOT]
-        for number, own in enumerate(ctx.models[MODEL]):
-            if self._shares(1.0).neighbours and own.width != copilot.width:
+        for number, kind in enumerate(ctx.models[MODEL]):
+            if self._shares(1.0).neighbours and kind.width != copilot.width:
                 raise ShoalError(
                     "algorithm.copilot",
-                    f"its embedding is {copilot.width} wide, that of model {number} ({own.name}) "
-                    f"{own.width}; give both one width, by heterogeneity.embedding and algorithm.copilot.hidden",
+                    f"its embedding is {copilot.width} wide, that of model {number} ({kind.name}) "
+                    f"{kind.width}; give both one width, by heterogeneity.embedding and algorithm.copilot.hidden",
                 )
         return super().setup(ctx)
 
@@ -138,7 +138,7 @@ class FedGKC(WithCopilot):
             server["w"] = (yield Mix("w", self._weights(got, ctx)[None]))[0]
 
     def _weights(self, got: Replies, ctx: Context) -> Tensor:
-        """w_k of every client that answered, float64 (eqs. 6, 10 and 11); they sum to one."""
+        """Computes w_k of every client that answered, float64 (eqs. 6, 10 and 11); they sum to one."""
         volume_B = torch.ones_like(got["nodes"]) if self.weights == "uniform" else got["nodes"]
         weight_B = volume_B.double() / volume_B.sum()
         if self.weights == "kama":
@@ -159,7 +159,7 @@ class FedGKC(WithCopilot):
         if self.mutual == "none":
             return Shares(self.alpha, 0.0, 0.0)
         neighbours = self.beta if self.mutual == "full" else 0.0
-        # What rounding leaves of 1 - 0.8 - 0.2 is no weight.
+        # Rounding leaves a little of 1 - 0.8 - 0.2, which is no weight.
         rest = round(1 - self.alpha - self.beta, 12)
         return Shares(self.alpha, ramp * neighbours, ramp * rest)
 
@@ -168,7 +168,7 @@ class FedGKC(WithCopilot):
 
     def train(self, client: Client, received: Shares, trainer: Trainer, phase: str) -> float:
         if not client.info.nodes:
-            # Where training sees training nodes alone, a client may have nothing that a model could answer for.
+            # A client may have no node to answer for where training sees training nodes alone.
             return float("nan")
         if not received.taught and COPILOT in client.models:
             trainer.fit(client, received, COPILOT)
@@ -188,25 +188,25 @@ class FedGKC(WithCopilot):
 
     def _taught(self, client: Client, received: Shares, outputs: Outputs, learner: str, teacher: str) -> Tensor:
         """Equations 2 and 3."""
-        own = outputs[learner]
+        output = outputs[learner]
 
         def from_neighbours() -> Tensor:
             z_NH = outputs[teacher].embedding_NH
-            return distilled_from_neighbours(client.data, z_NH, own.embedding_NH, self.neigh_norm)
+            return distilled_from_neighbours(client.data, z_NH, output.embedding_NH, self.neigh_norm)
 
         return weighted_sum(
-            (received.labels * bool(client.info.train), lambda: label_loss(client, own, "all")),
+            (received.labels * bool(client.info.train), lambda: label_loss(client, output, "all")),
             (received.neighbours, from_neighbours),
-            (received.scores, lambda: distilled(outputs[teacher].logits_NC, own.logits_NC)),
+            (received.scores, lambda: distillation_loss(outputs[teacher].logits_NC, output.logits_NC)),
         )
 
     def _self_distilled(self, client: Client, views: GraphViews) -> Tensor:
-        """Equation 4."""
+        """Computes the loss of equation 4."""
         with torch.set_grad_enabled(not self.self_detach):
             weak = client.model(views.draw(*self.weak))
         strong = client.model(views.draw(*self.strong))
         distance = embedding_distance(weak.embedding_NH, strong.embedding_NH, self.self_mse)
-        return distance + distilled(weak.logits_NC, strong.logits_NC, detach=self.self_detach)
+        return distance + distillation_loss(weak.logits_NC, strong.logits_NC, detach=self.self_detach)
 
     def upload(self, client: Client, received: Shares, phase: str) -> Upload:
         if self.mutual == "none":
@@ -214,15 +214,15 @@ class FedGKC(WithCopilot):
         copilot = client.models[COPILOT]
         entries = {"w": copilot.w, "nodes": torch.tensor(client.info.nodes)}
         if self.weights == "kama":
-            known = knowledge(client.data, copilot.logits(), self.lam, self.clarity, self.kama_terms)
-            entries["knowledge"] = torch.tensor(known)
+            measured = knowledge(client.data, copilot.logits(), self.lam, self.clarity, self.kama_terms)
+            entries["knowledge"] = torch.tensor(measured)
         return Upload(entries)
 
 
 def knowledge(
     data: View, logits_NC: Tensor, smoothing: float, clarity: Clarity = "literal", terms: Collection[Term] = TERMS
 ) -> float:
-    """Pcal: the mean over nodes of strength + clarity - smoothing * smoothness; it may be negative, 0 without nodes.
+    """Averages strength + clarity - smoothing * smoothness over nodes (Pcal); may be negative, 0 without nodes.
 
     With p = softmax(logits): the strength is max p (eq. 7). The clarity is by how much it exceeds the others:
     `literal`, as eq. 8 is written, (max p - sum of the others) / (C - 1), or `margin_mean`, max p - mean of the others.
@@ -243,7 +243,7 @@ def knowledge(
 
 
 def likeness_to_neighbours(data: View, p_NC: Tensor) -> Tensor:
-    """Mean cosine of every node's row with those of its neighbours, `[N]`; 0 for a node without neighbours."""
+    """Averages the cosines of every node's row with those of its neighbours, `[N]`; 0 without neighbours."""
     direction_NC = unit(p_NC)
     sum_NC = SparseMatrix(data.adjacency) @ direction_NC
     return (direction_NC * sum_NC).sum(1) / (data.degree - 1).clamp_min(1)

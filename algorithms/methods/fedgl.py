@@ -12,7 +12,7 @@ from shoal.algorithms.methods.fedgta.fedgta import FedGTA
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import NotNegative, Share
 
-# Where a client's state holds the parameters that its last training left, `[P]`.
+# A client's state holds the parameters of its last training under this name, `[P]`.
 PREVIOUS = "previous"
 
 
@@ -66,7 +66,7 @@ class PseudoLabels(Algorithm):
         return lambda: self.pseudo * F.cross_entropy(answer().logits_NC, label)
 
     def _pseudo_labels(self, client: Client) -> tuple[Tensor, Tensor]:
-        """Rows that have one, int64, and the classes."""
+        """Selects the rows that have a pseudo-label, int64, and their classes."""
         model, w = client.model, client.model.w.clone()
         model.load(client.state[PREVIOUS])
         certain_N, class_N = model.logits().softmax(1).max(1)

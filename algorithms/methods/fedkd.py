@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.losses.distillation import distilled, embedding_distance
+from shoal.algorithms.losses.distillation import distillation_loss, embedding_distance
 from shoal.algorithms.methods.shared.copilot import COPILOT, TaughtRows
 from shoal.algorithms.models.build import width_of
 from shoal.algorithms.protocol import MODEL, Reduce, moments_key
@@ -18,7 +18,7 @@ from shoal.algorithms.training.joint_training import Outputs, label_loss, train_
 from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
 from shoal.storage.options.types import Part
 
-# Where a client's state holds W, and what it and the server hold of the copilot.
+# A client's state holds W under the first name, and under the second the copilot's parameters, as the server does.
 PROJECTION, BASE = "projection", "base"
 OTHER = {MODEL: COPILOT, COPILOT: MODEL}
 
@@ -59,16 +59,16 @@ class FedKD(TaughtRows):
         private = {i: change if server["current"][i] else {"w": server["w"]} for i in cohort}
         got = yield Ask("train", {"change": Reduce.MEAN}, shared={"energy": energy}, private=private)
         copilot = ctx.build(COPILOT, 0)
-        change = compressed(copilot, got["change"], float(energy))
-        server.update(change, w=server["w"] + expanded(copilot, change))
-        # Who has the server's parameters but for this change.
+        change = compress(copilot, got["change"], float(energy))
+        server.update(change, w=server["w"] + expand(copilot, change))
+        # These clients have the server's parameters but for this change.
         server["current"] = torch.zeros_like(server["current"])
         server["current"][got.ids] = True
 
     def receive(self, client: Client, down: Tree) -> Received:
         if "energy" in down:
-            copilot, known = client.models[COPILOT], down.get("w")
-            base = client.state[BASE] + expanded(copilot.flat, down) if known is None else known.clone()
+            copilot, w = client.models[COPILOT], down.get("w")
+            base = client.state[BASE] + expand(copilot.flat, down) if w is None else w.clone()
             client.state[BASE] = base
             copilot.load(base)
         return down
@@ -81,26 +81,26 @@ class FedKD(TaughtRows):
             return train_jointly(client, trainer, losses, self.taught(client), step)[MODEL]
 
     def _taught(self, client: Client, w: Tensor, learner: str, outputs: Outputs) -> Tensor:
-        """The loss of mentor or mentee; of the projection `w`, `[H_m, H_s]`, too."""
+        """Computes the loss of mentor or mentee; of the projection `w`, `[H_m, H_s]`, too."""
         labels = {name: label_loss(client, out, self.taught(client)) for name, out in outputs.items()}
         # Both may be 0 to rounding.
         scale = (labels[MODEL] + labels[COPILOT]).detach().clamp_min(torch.finfo(torch.float32).eps)
         z = {name: out.embedding_NH for name, out in outputs.items()}
         z[OTHER[learner]] = z[OTHER[learner]].detach()
-        taught = distilled(outputs[OTHER[learner]].logits_NC, outputs[learner].logits_NC)
+        taught = distillation_loss(outputs[OTHER[learner]].logits_NC, outputs[learner].logits_NC)
         return labels[learner] + (taught + embedding_distance(z[MODEL], z[COPILOT] @ w.t(), "raw")) / scale
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         copilot = client.models[COPILOT]
-        sent = compressed(copilot.flat, copilot.w - client.state[BASE], float(received["energy"]))
+        sent = compress(copilot.flat, copilot.w - client.state[BASE], float(received["energy"]))
         weight = float(client.info.items) if client.info.train else 0.0
         size = sum(part.nbytes for part in sent.values()) + 4
-        return Upload({"change": expanded(copilot.flat, sent)}, {"change": weight}, {"change": size})
+        return Upload({"change": expand(copilot.flat, sent)}, {"change": weight}, {"change": size})
 
 
 @contextmanager
 def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter, Callable[[], None]]]:
-    """A client's projection, `[H_m, H_s]`, at first identity or Xavier-uniform, and a function that takes its step."""
+    """Returns a client's projection, `[H_m, H_s]`, at first identity or Xavier-uniform, and its step function."""
     start = client.state.get(PROJECTION)
     if start is None:
         start = torch.empty(*(width_of(client.models[name].module) for name in OTHER), device=client.data.device)
@@ -123,15 +123,15 @@ def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter,
         keep_moments(client.state, moments_key(PROJECTION), optimizer.state[w])
 
 
-def truncated(matrix: Tensor, energy: float) -> Tensor:
-    """The message for a matrix `[A, B]`: factors of rank R, or a copy of the matrix where these take as much.
+def truncate(matrix: Tensor, energy: float) -> Tensor:
+    """Makes the message for a matrix `[A, B]`: factors of rank R, or a copy of it where these take as much.
 
     The rank is the least whose squared singular values hold a share `energy` of the sum of all: at least 1 for a matrix
     that is not zero, 0 for one that is. What is no matrix, or not finite, stays as it is. Of factors,
     `[R, A + B + 1]`, a row is a left singular vector, the right one, and their singular value. All is float32.
     """
     if matrix.dim() == 2 and bool(matrix.isfinite().all()):
-        # On the processor and in float64: squares of small numbers do not vanish, and no device rounds otherwise.
+        # The processor computes in float64: squares of small numbers do not vanish, and no device rounds otherwise.
         left, s, right = torch.linalg.svd(matrix.cpu().double(), full_matrices=False)
         held = s.square().cumsum(0)
         rank = int((held < energy * held[-1]).sum()) + 1 if s[0] > 0 else 0
@@ -141,24 +141,24 @@ def truncated(matrix: Tensor, energy: float) -> Tensor:
     return matrix.clone(memory_format=torch.contiguous_format)
 
 
-def restored(part: Tensor, shape: torch.Size) -> Tensor:
-    """A matrix of a shape from what `truncated` gave, the same to the bit wherever it is computed, float32."""
+def restore(part: Tensor, shape: torch.Size) -> Tensor:
+    """Restores a matrix of a shape from what `truncate` gave, float32, with the same bits on every machine."""
     if part.shape == shape:
         return part
     rows, columns = shape
     left, right, s = part.cpu().double().split([rows, columns, 1], dim=1)
-    # What libraries round otherwise in float64 does not reach the float32.
+    # Libraries round otherwise in float64, which does not reach the float32.
     return (left.t() @ (s * right)).float().to(part.device)
 
 
-def compressed(model: FlatModel, change: Tensor, energy: float) -> Tree:
-    """A change of a model's parameters, `[P]`, as it is sent: `change.<k>` is that of the k-th parameter."""
-    return {f"change.{k}": truncated(part, energy) for k, part in enumerate(model.parts(change))}
+def compress(model: FlatModel, change: Tensor, energy: float) -> Tree:
+    """Compresses a change of a model's parameters, `[P]`: `change.<k>` is the message of the k-th parameter."""
+    return {f"change.{k}": truncate(part, energy) for k, part in enumerate(model.parts(change))}
 
 
-def expanded(model: FlatModel, sent: Tree) -> Tensor:
-    """The change of the parameters, `[P]`, from what `compressed` gave; other entries are not read."""
+def expand(model: FlatModel, sent: Tree) -> Tensor:
+    """Restores the change of the parameters, `[P]`, from what `compress` gave; other entries are not read."""
     change = torch.empty_like(model.w.detach())
     for k, part in enumerate(model.parts(change)):
-        part.copy_(restored(sent[f"change.{k}"], part.shape))
+        part.copy_(restore(sent[f"change.{k}"], part.shape))
     return change

@@ -10,7 +10,7 @@ from torch import Tensor
 from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.prototypes import direction, unit
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.body import as_layer, body_of, joined
+from shoal.algorithms.methods.shared.body import as_layer, body_of, join_body
 from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_embeddings, training_means
 from shoal.algorithms.methods.shared.requirements import require_body, require_weight
 from shoal.algorithms.protocol import MODEL, Reduce
@@ -18,7 +18,7 @@ from shoal.storage.options.types import AboveZero, Share
 
 
 def spread(classes: int, width: int, generator: torch.Generator) -> Tensor:
-    """Unit vectors, `[C, H]`, one a class, turned at random.
+    """Makes unit vectors, `[C, H]`, one a class, turned at random.
 
     For C <= H + 1 they are a simplex, all cosines -1 / (C - 1), for C <= 2 H an orthonormal basis and its opposites:
     the largest cosine is the smallest there is (Rankin, 1955). For more classes further bases follow, each turned by
@@ -26,10 +26,10 @@ def spread(classes: int, width: int, generator: torch.Generator) -> Tensor:
     """
     if classes <= width + 1:
         corners = _simplex(classes, generator.device)
-        return unit(corners @ _turned(width, generator)[: corners.shape[1]]).float()
+        return unit(corners @ _random_basis(width, generator)[: corners.shape[1]]).float()
     bases: list[Tensor] = []
     for _ in range(0, classes, 2 * width):
-        basis_HH = _turned(width, generator)
+        basis_HH = _random_basis(width, generator)
         bases += [basis_HH, -basis_HH]
     return torch.cat(bases)[:classes].float()
 
@@ -44,8 +44,8 @@ def _simplex(classes: int, device: torch.device) -> Tensor:
     return corners / (k * (k + 1)).sqrt()
 
 
-def _turned(width: int, generator: torch.Generator) -> Tensor:
-    """A random orthonormal basis, rows of float64 `[H, H]`."""
+def _random_basis(width: int, generator: torch.Generator) -> Tensor:
+    """Draws an orthonormal basis, rows of float64 `[H, H]`."""
     drawn = torch.randn(width, width, dtype=torch.float64, device=generator.device, generator=generator)
     return torch.linalg.qr(drawn)[0].t()
 
@@ -96,7 +96,7 @@ class FedNH(FedAvg):
             return None
         classes_CH = down["classes"]
         classifier = torch.cat([classes_CH.flatten(), classes_CH.new_zeros(len(classes_CH))])
-        client.model.load(joined(client.model.flat, down["w"], classifier))
+        client.model.load(join_body(client.model.flat, down["w"], classifier))
         return classes_CH
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from shoal.storage.options.types import AboveZero, Share
 
 
 class Contrasted(NamedTuple):
-    """What a client receives once two classes have a prototype: these, their classes, int64, and a_t."""
+    """The message to a client once two classes have a prototype: these, their classes, int64, and a_t."""
 
     proto_BH: Tensor
     class_B: Tensor

@@ -56,7 +56,7 @@ class AveragedRows(FedAvg):
         take_rows(server, got)
 
     def further_downloads(self, ctx: Context) -> Tree:
-        """Entries of a round's downloads besides w and the prototypes."""
+        """Lists the entries of a round's downloads besides w and the prototypes."""
         return {}
 
     def receive(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:

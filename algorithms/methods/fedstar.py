@@ -45,7 +45,7 @@ class FedStar(FedAvg):
 
 
 def structure_of(flat: FlatModel) -> slice:
-    """Where the parameters of a model's structure encoder, which are neighbours, lie in `w`."""
+    """Finds the parameters of a model's structure encoder, which are neighbours, in `w`."""
     sizes = [(".structure." in f".{name}", p.numel()) for name, p in flat.module.named_parameters()]
     start = sum(size for _, size in takewhile(lambda named: not named[0], sizes))
     return slice(start, start + sum(size for is_inside, size in sizes if is_inside))

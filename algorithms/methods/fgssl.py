@@ -23,7 +23,7 @@ from shoal.storage.store.view import View
 
 
 def likeness_distilled(data: View, teacher_NC: Tensor, student_NC: Tensor, temperature: float) -> Tensor:
-    """Mean over nodes i with neighbours j of KL(q_i || p_i), p_ij = softmax over j of cos(y_i, y_j) / omega.
+    """Averages KL(q_i || p_i) over nodes i with neighbours j, p_ij = softmax over j of cos(y_i, y_j) / omega.
 
     q is of the teacher, which gets no gradient, p of the student. Zero for a graph without edges. Nothing is larger
     than the edges or the rows.
@@ -38,18 +38,18 @@ def likeness_distilled(data: View, teacher_NC: Tensor, student_NC: Tensor, tempe
 
 
 def _in_pairs(data: View) -> tuple[Tensor, Tensor, Tensor]:
-    """Ends of every undirected edge, int32 `[2, S]`; the edge of every entry, int64 `[E]`; neighbours, int64 `[N]`."""
+    """Lists ends of undirected edges, int32 `[2, S]`, every entry's edge, int64 `[E]`, and degrees, int64 `[N]`."""
     indptr, indices = data.csr
     degree = np.diff(indptr).astype(np.int64)
     row = np.repeat(np.arange(data.nodes, dtype=np.int32), degree)
     upper = indices > row
-    found = np.stack([row[upper], indices[upper]]), pairs(indptr, indices).astype(np.int64), degree
-    ends_2S, pair_E, degree_N = (torch.from_numpy(part).to(data.device) for part in found)
+    arrays = np.stack([row[upper], indices[upper]]), pairs(indptr, indices).astype(np.int64), degree
+    ends_2S, pair_E, degree_N = (torch.from_numpy(part).to(data.device) for part in arrays)
     return ends_2S, pair_E, degree_N
 
 
 def _log_shares(y_NC: Tensor, ends_2S: Tensor, pair_E: Tensor, degree_N: Tensor, temperature: float) -> Tensor:
-    """log p_ij of every entry, float32 `[E]`, row by row."""
+    """Computes log p_ij of every entry, float32 `[E]`, row by row."""
     # A cosine is at most one, so that no exponential exceeds one.
     score_S = (PairDots.apply(direction(y_NC), ends_2S) - 1) / temperature
     score_E = score_S[pair_E]
@@ -111,10 +111,10 @@ class FGSSL(FedAvg):
         sent = model.output(views.draw(*self.weak))
 
         def term() -> Tensor:
-            own = model(views.draw(*self.strong))
+            strong = model(views.draw(*self.strong))
             return weighted_sum(
-                (self.contrast, lambda: self._semantic(client, sent, own, drawn)),
-                (self.structure, lambda: likeness_distilled(client.data, sent.logits_NC, own.logits_NC, self.omega)),
+                (self.contrast, lambda: self._semantic(client, sent, strong, drawn)),
+                (self.structure, lambda: likeness_distilled(client.data, sent.logits_NC, strong.logits_NC, self.omega)),
             )
 
         return trainer.fit(client, received, term=term)

@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Received, Trainer, Upload
-from shoal.algorithms.losses.distillation import distilled
+from shoal.algorithms.losses.distillation import distillation_loss
 from shoal.algorithms.methods.shared.copilot import COPILOT, TaughtRows
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly, weighted_sum
@@ -44,22 +44,22 @@ class FML(TaughtRows):
         rows = self.taught(client)
         if not (client.info.train if rows == "train" else client.info.items):
             return float("nan")
-        own = partial(self._mutual, client, MODEL, COPILOT, self.alpha)
+        personal = partial(self._mutual, client, MODEL, COPILOT, self.alpha)
         copilot = partial(self._mutual, client, COPILOT, MODEL, self.beta)
         if self.alpha < 1:
-            return train_jointly(client, trainer, {MODEL: own, COPILOT: copilot}, rows)[MODEL]
-        # Over all nodes other activations would be dropped than in Local.
+            return train_jointly(client, trainer, {MODEL: personal, COPILOT: copilot}, rows)[MODEL]
+        # A pass over all nodes would drop other activations than Local does.
         loss = trainer.fit(client, received)
         own_output = {MODEL: client.model.output(client.model.gathered(rows))}
         train_jointly(client, trainer, {COPILOT: lambda outputs: copilot({**own_output, **outputs})}, rows)
         return loss
 
     def _mutual(self, client: Client, learner: str, teacher: str, labels: float, outputs: Outputs) -> Tensor:
-        """The loss of one of the two; without a gradient where it has no term."""
+        """Computes the loss of one of the two; without a gradient where it has no term."""
         out = outputs[learner]
         return weighted_sum(
             (labels * bool(client.info.train), lambda: label_loss(client, out, self.taught(client))),
-            (1 - labels, lambda: distilled(outputs[teacher].logits_NC, out.logits_NC)),
+            (1 - labels, lambda: distillation_loss(outputs[teacher].logits_NC, out.logits_NC)),
         )
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:

@@ -18,7 +18,7 @@ from shoal.storage.options.types import AboveZero, NotNegative, Positive
 
 
 class Bank(NamedTuple):
-    """What a client receives: centres of clusters, their classes, and the mean centre of the classes that have one."""
+    """The download of a client: centres of clusters, their classes, and the mean centre of classes with one."""
 
     centre_BH: Tensor
     class_B: Tensor

@@ -13,7 +13,7 @@ from shoal.algorithms.methods.shared.requirements import require_nodes
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import AboveZero, NotNegative
 
-# Where a client's state holds the parameters that it had after its last training, `[P]`.
+# A client's state holds the parameters of its last training under this name, `[P]`.
 PREVIOUS = "previous"
 
 
@@ -77,7 +77,7 @@ class MOON(FedAvg):
         return plain if received is None or self.rows == "all" else plain + self._contrast(out, received)
 
     def _term(self, client: Client, anchors: Anchors | None) -> Term | None:
-        """The contrast of all rows, which no batch holds."""
+        """Computes the contrast of all rows, which no batch holds."""
         if anchors is None or self.rows == "train":
             return None
         inputs = client.model.gathered("all")

@@ -8,11 +8,11 @@ import torch
 
 from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, recorded, steps_of
+from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, record_gradients, steps_of
 from shoal.algorithms.protocol import Reduce
 from shoal.storage.options.types import AboveZero
 
-# Where a client's state holds its control variate c_i, `[P]`; absent before its first training, when it is zero.
+# A client's state holds its control variate c_i under this name, `[P]`; absent before its first training, when zero.
 VARIATE = "variate"
 
 
@@ -51,7 +51,7 @@ class SCAFFOLD(FedAvg):
         up = {"w": Reduce.MEAN} | ({"change": Reduce.MEAN} if "c" in server else {})
         got = yield Ask("train", up, shared=dict(server))
         if got.weights["w"] > 0:
-            # With eta = 1 the mean itself, not rounded once more.
+            # The mean itself is taken with eta = 1, not rounded once more.
             server["w"] = got["w"] if self.eta == 1 else server["w"] + self.eta * (got["w"] - server["w"])
         if "c" in server:
             able = sum(info.train > 0 for info in ctx.clients)
@@ -64,7 +64,7 @@ class SCAFFOLD(FedAvg):
         steps, w, before = steps_of(client, trainer.options), client.model.flat.w, client.state.get(VARIATE, 0)
         correction = received["c"] - before
         if form_for(self.variate, trainer.options) == "gradient":
-            with recorded(client) as total:
+            with record_gradients(client) as total:
                 loss = trainer.fit(client, received, term=lambda: correction @ w)
             variate = total / steps
         else:

@@ -55,7 +55,7 @@ Texts = Mapping[str, UserCode]
 
 
 def backbone(name: str, headless: bool = False, task: str = "node", texts: Texts = MappingProxyType({})) -> Any:
-    """The class of a backbone: of `BACKBONES`, in graph tasks also of `OF_GRAPHS`, `headless` also of `HEADLESS`.
+    """Returns the class of a backbone: of `BACKBONES`, for graph tasks also `OF_GRAPHS`, `headless` also `HEADLESS`.
 
     Or it is `my_file.py:Name`, see `user_model.Backbone`; users' files that `texts` lacks are read. Raises ShoalError:
     there is none of this name for the task, or a user's file fails.
@@ -63,12 +63,12 @@ def backbone(name: str, headless: bool = False, task: str = "node", texts: Texts
     if is_own(name):
         return user_model(_text("model.name", name, texts))
     if headless and name in HEADLESS:
-        return _imported(HEADLESS[name])
+        return _import(HEADLESS[name])
     require_backbone_name(name, task)
-    return _imported({**BACKBONES, **OF_GRAPHS}[name])
+    return _import({**BACKBONES, **OF_GRAPHS}[name])
 
 
-def _imported(place: str) -> type[nn.Module]:
+def _import(place: str) -> type[nn.Module]:
     module_name, _, cls_name = place.partition(":")
     return getattr(importlib.import_module(module_name), cls_name)
 
@@ -78,9 +78,9 @@ def _text(key: str, name: str, texts: Texts) -> UserCode:
 
 
 def name_of(module: nn.Module) -> str | None:
-    """The name of a backbone; None for another module."""
+    """Returns the name of a backbone; None for another module."""
     place = f"{type(module).__module__}:{type(module).__qualname__}"
-    return next((name for name, known in BACKBONES.items() if known == place), None)
+    return next((name for name, module_place in BACKBONES.items() if module_place == place), None)
 
 
 @contextmanager
@@ -133,13 +133,13 @@ def build(
     _require_options(name, cls, options, task)
     if name in HEADLESS:
         return cls(features, classes, hops, dropout, **options)
-    own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT, PROMPT)}
+    of_class = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT, PROMPT)}
     readout: Any = options.get(READOUT, "mean")
     pooling = user_readout(_text("model.readout", readout, texts)) if is_own(readout) else None
     prompt = _prompt(name, cls, options[PROMPT], task) if PROMPT in options else None
 
     def of_classes(classes: int) -> nn.Module:
-        module = cls(features, classes, hops, dropout, **own)
+        module = cls(features, classes, hops, dropout, **of_class)
         if task == "edge":
             return PairEmbedding(module, dropout)
         if task != "graph":
@@ -156,28 +156,30 @@ def build(
 
 def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, object], task: str) -> None:
     """Checks names, types and bounds of options."""
-    known = _annotations(cls)
+    hints = _annotations(cls)
     if name not in HEADLESS:
-        known[HEAD_DROPOUT] = bool
+        hints[HEAD_DROPOUT] = bool
     for key, (plain, why) in OF_NODES.get(task, {}).items():
-        if key in known and options.get(key, plain[0]) not in plain:
+        if key in hints and options.get(key, plain[0]) not in plain:
             raise ShoalError(f"model.{key}", f"{why}; leave it out")
     if task == "graph":
-        known[READOUT] = str if is_own(str(options.get(READOUT))) else Pooling
+        hints[READOUT] = str if is_own(str(options.get(READOUT))) else Pooling
     elif READOUT in options:
         a_task = "an edge" if task == "edge" else "a node"
         raise ShoalError(
             f"model.{READOUT}", f"is for graph tasks (task: graph), {a_task} task pools nothing; leave it out"
         )
-    _require_values("model", name, known, {key: value for key, value in options.items() if key != PROMPT})
+    _require_values("model", name, hints, {key: value for key, value in options.items() if key != PROMPT})
 
 
 def keywords(cls: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """Keyword-only parameters by name, those of the base class included that a constructor hands on."""
+    """Lists keyword-only parameters by name, those of the base class included that a constructor hands on."""
     parameters = inspect.signature(cls).parameters.values()
     hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    known = keywords(cls.__base__) if hands_on else {}  # type: ignore[arg-type]
-    return known | {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    inherited = keywords(cls.__base__) if hands_on else {}  # type: ignore[arg-type]
+    return inherited | {
+        parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+    }
 
 
 def _annotations(cls: type[nn.Module]) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def _prompt(name: str, cls: type[nn.Module], chosen: object, task: str) -> Calla
     prompt = options.pop("name", None)
     if not isinstance(prompt, str) or prompt not in PROMPTS:
         raise ShoalError(f"model.{PROMPT}", f"there is no {quoted(prompt)}; name one of {', '.join(sorted(PROMPTS))}")
-    made = _imported(PROMPTS[prompt])
+    made = _import(PROMPTS[prompt])
     _require_values(f"model.{PROMPT}", prompt, _annotations(made), options)
     return lambda features: made(features, **options)
 
@@ -232,5 +234,5 @@ def _type_name(annotation: Any) -> str:
 
 
 def width_of(module: nn.Module) -> int:
-    """Width of a backbone's embedding: what its classifier reads, if it has one."""
+    """Returns the width of a backbone's embedding: what its classifier reads, if it has one."""
     return module.width if module.head is None else module.head.linears[-1].in_features  # type: ignore

@@ -8,7 +8,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import FilePath, Name, Named, absolute_user_path, is_own
 from shoal.storage.suggestions import did_you_mean_name
 
-# By name of their modules: PyG takes seconds and 130 MiB of every process that imports it. These read powers of the
+# Models are given by name: PyG takes seconds and 130 MiB of every process that imports it. These read powers of the
 # propagation, which were computed before.
 READ_HOPS = {
     "gamlp": "shoal.algorithms.models.decoupled.gamlp:GAMLP",
@@ -31,10 +31,10 @@ READ_NO_HOPS = {
 READ_SUMS = {"one_hop": ("gcn", "sage"), "two_hop": ("gcn",)}
 BACKBONES = dict(sorted({**READ_HOPS, **READ_NO_HOPS}.items()))
 
-# What else they are called, as `plain_name` writes it.
+# Other names of models, as `plain_name` writes them.
 OTHER_NAMES = {"graphsage": "sage", "ssgc": "s2gc", "gcn2": "gcnii"}
 
-# For graph tasks only.
+# These models are for graph tasks only.
 OF_GRAPHS = {"star": "shoal.algorithms.models.gnn.star:Star"}
 # Networks without a classifier, which a method may name in `models()` but a config may not.
 HEADLESS = {"topology": "shoal.algorithms.models.gnn.topology:Topology"}
@@ -49,7 +49,7 @@ PROMPTS = {
     "vpg": "shoal.algorithms.models.prompts.prompts:VPG",
 }
 
-# Beyond these nothing is computed, so that a number of parameters can be: it stays below 2^63.
+# Larger numbers are refused, so that the number of parameters can be computed: it stays below 2^63.
 WIDEST, MOST_LAYERS = 2**24, 1000
 
 

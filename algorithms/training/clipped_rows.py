@@ -28,7 +28,7 @@ class ClippedRows:
     """
 
     def __init__(self, model: FlatModel, clip: float | None, noise: float) -> None:
-        """Of a decoupled model: `clip` is C, None: no bound; `noise` is z."""
+        """Takes a decoupled model: `clip` is C, None: no bound; `noise` is z."""
         self._module, self._gradient, self._sizes = model.module, model.w.grad, model.w.numel()
         self._clip, self._noise = math.inf if clip is None else clip, noise
 
@@ -56,10 +56,10 @@ class ClippedRows:
         size = max(1, MOST // self._sizes)
         for start in range(0, len(label_N), size):
             rows = slice(start, start + size)
-            found, loss_N = of_rows(parameters, [h[rows] for h in hops], [k[rows] for k in drawn], label_N[rows])
-            norm_N = torch.stack([g.flatten(1).square().sum(1) for g in found.values()]).sum(0).sqrt()
+            gradient_of, loss_N = of_rows(parameters, [h[rows] for h in hops], [k[rows] for k in drawn], label_N[rows])
+            norm_N = torch.stack([g.flatten(1).square().sum(1) for g in gradient_of.values()]).sum(0).sqrt()
             share_N = (self._clip / norm_N).clamp(max=1.0)
-            for name, g in found.items():
+            for name, g in gradient_of.items():
                 total[name] += torch.einsum("n...,n->...", g, share_N)
             losses += loss_N.sum()
         for name, p in self._module.named_parameters():

@@ -20,13 +20,13 @@ from shoal.storage.store.view import View
 
 @dataclass(frozen=True, config=CLOSED)
 class ContrastOptions:
-    """How a GNN is pre-trained.
+    """Options of a GNN's pre-training.
 
     Attributes:
         epochs: Passes over all graphs.
         batch: Graphs a step, at most.
         lr: Learning rate of Adam.
-        temperature: Of the loss, tau.
+        temperature: Temperature of the loss, tau.
         drop_nodes: Share of its nodes that a graph's first view is without.
         perturb_edges: Share of its edges that other pairs take the place of in a graph's second view.
 
@@ -70,13 +70,13 @@ class GraphContrast:
         width: int = model.head.linears[-1].in_features  # type: ignore[assignment]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(random("initial", 0))
-            # On the processor, so that they are the same on any device.
+            # The processor draws them, so that they are the same on any device.
             model.cpu().reset_parameters()
             projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
         self._model.to(data.device)
         self._projection = projection.to(data.device)
         self._optimizer = torch.optim.Adam([*model.parameters(), *projection.parameters()], lr=options.lr)
-        # No step has a single graph.
+        # A step never has a single graph.
         self.steps = min(math.ceil(len(graphs) / options.batch), len(graphs) // 2)
 
     def epoch(self, number: int) -> Iterator[float]:
@@ -94,9 +94,9 @@ class GraphContrast:
             yield value
 
     def loss(self, graphs: SmallGraphs, rng: np.random.Generator) -> Tensor:
-        """The loss on new views of some graphs."""
+        """Computes the loss on new views of some graphs."""
         fewer = without_nodes(graphs, self._options.drop_nodes, rng)
         other = with_other_edges(graphs, self._options.perturb_edges, rng)
         batches = (view.batch(self._data, self._model.backbone) for view in (fewer, other))
-        z = [self._projection(self._model.pooled(batch)) for batch in batches]
+        z = [self._projection(self._model.embed_graphs(batch)) for batch in batches]
         return nt_xent(z[0], z[1], self._options.temperature)

@@ -89,19 +89,19 @@ def _require_whole_graphs(client: Client, names: Iterable[str]) -> None:
 
 
 def label_loss(client: Client, out: Output, part: str) -> Tensor:
-    """Mean cross-entropy of the training rows in an output of them (`train`) or of all rows (`all`)."""
+    """Averages the cross-entropy of the training rows in an output of them (`train`) or of all rows (`all`)."""
     logits_NC = out.logits_NC if part == "train" else out.logits_NC[client.data.train]
     return F.cross_entropy(logits_NC, client.data.train_label)
 
 
 def weighted_sum(*terms: tuple[float, Callable[[], Tensor]]) -> Tensor:
-    """The sum of weight times term; a term of weight 0 is not computed."""
+    """Sums weight times term; a term of weight 0 is not computed."""
     return sum((weight * term() for weight, term in terms if weight), torch.zeros(()))
 
 
 @contextmanager
 def own_optimizer(client: Client, trainer: Trainer, name: str, w: nn.Parameter) -> Iterator[torch.optim.Optimizer]:
-    """The optimizer of some parameters; after the block the client's state has them under `name`, and its moments."""
+    """Makes the optimizer of some parameters; after the block the client's state has them and its moments."""
     optimizer = make_optimizer([w], trainer.options)
     if kept := kept_moments(client.state, moments_key(name)):
         optimizer.state[w] = kept

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm, Loss, Received, Term
 from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.method_errors import fault
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood, sampled
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood, sample_neighbourhood
 from shoal.algorithms.protocol import MODEL, Tree, moments_key
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import AnalyticGradient, at_once
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import SparseMatrix, stored
+from shoal.storage.graph.sparse_matrix import SparseMatrix, require_stored
 
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
 Gradient = Callable[[Inputs, Tensor], Tensor]
@@ -28,7 +28,7 @@ Step = Callable[[], None]
 DIVERGED = 1e6
 
 
-# As torch has it, but not wrapped: the wrapper loads torch's compiler, which takes a second of every process.
+# The function is torch's, but not wrapped: the wrapper loads torch's compiler, which takes a second of every process.
 _add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
@@ -41,7 +41,7 @@ class SGD(torch.optim.SGD):
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
-    """The optimizer of a model's parameters, or of those of batched clients."""
+    """Makes the optimizer of a model's parameters, or of those of batched clients."""
     if options.optimizer == "adam":
         return Adam(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True)
     return SGD(parameters, lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum)
@@ -82,21 +82,21 @@ class LocalTrainer:
         """Trains a client's model in place, see `base.Trainer`; a ShoalError says that the loss is not finite."""
         if not client.info.train:
             return float("nan")
-        own = client.models[model]
+        trained = client.models[model]
         plain = loss is None and term is None and model == MODEL
         with self.optimizer(client, model) as optimizer:
             y = client.data.train_label
-            if plain and self._small is not None and self._small.takes(own.gathered("train"), self.options):
-                return bounded_loss(*self._small.fit(own, y, optimizer.state[own.flat.w], self.options))
+            if plain and self._small is not None and self._small.takes(trained.gathered("train"), self.options):
+                return bounded_loss(*self._small.fit(trained, y, optimizer.state[trained.flat.w], self.options))
             form = self._analytic if plain else None
             # Rows are rounded once: half the memory, and less work in every step.
-            rounds = form is not None and own.pattern.bfloat16
+            rounds = form is not None and trained.pattern.bfloat16
             inputs_of = batches(client, model, torch.bfloat16 if rounds else torch.float32)
-            gradient_of: Gradient = self._by_autograd(own, received, loss, term) if form is None else form.gradient
-            seed_default(y.device, own.random("train"))
-            if not own.module.training:
-                own.module.train()
-            step, count = flat_step(optimizer, own.flat.w), len(y)
+            gradient_of: Gradient = self._by_autograd(trained, received, loss, term) if form is None else form.gradient
+            seed_default(y.device, trained.random("train"))
+            if not trained.module.training:
+                trained.module.train()
+            step, count = flat_step(optimizer, trained.flat.w), len(y)
             size = self.options.batch_size or count
             losses: list[Tensor] = []
             first: list[Tensor] = []
@@ -110,11 +110,11 @@ class LocalTrainer:
                     step()
                     losses.append(value if chosen is None else value * (len(target) / count))
                 first = first or losses.copy()
-        # On a GPU a second number is a second wait; there losses are compared from round to round alone.
+        # A second number would be a second wait on a GPU; there losses are compared from round to round alone.
         return bounded_loss(float(sum(losses)), float(sum(first)) if y.device.type == "cpu" else math.inf)
 
     def _by_autograd(self, own: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Gradient:
-        """Gradients of a loss, the method's by default, and of a term."""
+        """Computes gradients of a loss, the method's by default, and of a term."""
         loss = loss or self._method.loss
         if term is not None and not callable(term):
             what = f"term=: expected a function that gives the term, or None, got a {type(term).__name__}"
@@ -139,26 +139,26 @@ class LocalTrainer:
 
     def _require_scalar(self, value: Any, function: Callable[..., Any]) -> None:
         if not isinstance(value, Tensor) or value.numel() != 1:
-            found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise fault(self._method, function, f"gives {found}, expected a scalar tensor")
+            got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise fault(self._method, function, f"gives {got}, expected a scalar tensor")
 
     @contextmanager
     def optimizer(self, client: Client, model: str = MODEL) -> Iterator[torch.optim.Optimizer]:
-        """The optimizer of one of a client's models, its moments read from `client.state`, and written back behind."""
-        own, optimizer = client.models[model], self._optimizers[model]
-        w = own.flat.w
+        """Makes the optimizer of one of a client's models; moments are read from `client.state` and written back."""
+        trained, optimizer = client.models[model], self._optimizers[model]
+        w = trained.flat.w
         optimizer.state.clear()
         if kept := kept_moments(client.state, self._moments[model]):
             optimizer.state[w] = kept
         yield optimizer
-        own.changed()
+        trained.drop_logits()
         if self.options.opt_state == "keep":
             keep_moments(client.state, self._moments[model], optimizer.state[w])
 
 
 @contextmanager
 def without_denormals() -> Iterator[None]:
-    """Inside the block, numbers below 2^-126 are 0: with probabilities of these products take fifty times as long."""
+    """Makes numbers below 2^-126 zero inside the block: products with many of them take fifty times as long."""
     torch.set_flush_denormal(True)
     try:
         yield
@@ -167,18 +167,18 @@ def without_denormals() -> Iterator[None]:
 
 
 def bounded_loss(loss: float, first: float = math.inf) -> float:
-    """The loss of a trained client; a ShoalError says that it is not finite, or 1e6 times max(`first`, 1), or more."""
+    """Returns the loss of a trained client; raises a ShoalError if it is not finite, or 1e6 times max(`first`, 1)."""
     if not math.isfinite(loss):
-        found = "NaN" if math.isnan(loss) else "infinite"
+        fault = "NaN" if math.isnan(loss) else "infinite"
     elif loss > DIVERGED * max(first, 1.0):
-        found = f"{loss:.2g}, over a million times the first, {first:.2g}"
+        fault = f"{loss:.2g}, over a million times the first, {first:.2g}"
     else:
         return loss
-    raise ShoalError(f"the training loss is {found}; a smaller train.lr may help")
+    raise ShoalError(f"the training loss is {fault}; a smaller train.lr may help")
 
 
 def kept_moments(state: Tree, prefix: str) -> Tree:
-    """The moments of an optimizer in a client's state (see `moments_key`), by torch's names."""
+    """Returns the moments of an optimizer in a client's state (see `moments_key`), by torch's names."""
     return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 
 
@@ -196,24 +196,24 @@ def batches(
     drawn for these rows from a random stream of its own. Where items are graphs, a model reads these graphs alone, and
     where they are pairs, what their rows need. Dense rows of hops that the host keeps have the `dtype`.
     """
-    data, own = client.data, client.models[model]
-    if (items := own.items) is not None:
-        return lambda places: own.gathered("train") if places is None else items.some(data.train[places])
-    coupled = own.coupled
+    data, trained = client.data, client.models[model]
+    if (items := trained.items) is not None:
+        return lambda places: trained.gathered("train") if places is None else items.some(data.train[places])
+    coupled = trained.coupled
     if coupled is not None and coupled.fanouts:
         operator, fanouts = coupled.operator, coupled.fanouts
-        rng = np.random.default_rng(own.random("neighbours"))
-        return lambda places: sampled(
+        rng = np.random.default_rng(trained.random("neighbours"))
+        return lambda places: sample_neighbourhood(
             data, operator, fanouts, data.train if places is None else data.train[places], rng
         )
-    inputs = own.gathered("train", dtype)
+    inputs = trained.gathered("train", dtype)
     assert not isinstance(inputs, ItemBatch)
     if isinstance(inputs, Neighbourhood):
         whole, asked = inputs, inputs.rows
         return lambda places: (
             whole if places is None else whole._replace(rows=places if asked is None else asked[places])
         )
-    hops = [stored(hop) for hop in inputs]
+    hops = [require_stored(hop) for hop in inputs]
     return lambda places: (
         inputs
         if places is None
@@ -222,14 +222,14 @@ def batches(
 
 
 def flat_step(optimizer: torch.optim.Optimizer, w: nn.Parameter) -> Step:
-    """What `optimizer.step` does to its one parameter, to the bit, with the moments and options that it has now.
+    """Builds `optimizer.step` for its one parameter, to the bit, with the moments and options that it has now.
 
     Torch's `step` looks for parameters, groups and hooks anew each time, which takes longer than a small client's step.
     The optimizer's state of `w`, `[P]`, is read, or begun, and kept up to date; the gradient keeps its memory.
     """
     group, state = optimizer.param_groups[0], optimizer.state[w]
     assert w.grad is not None
-    # Neither asks for gradients, so that nothing needs to be said about them in a step.
+    # The tensors ask for no gradients, so that nothing needs to be said about them in a step.
     return (_adam if isinstance(optimizer, torch.optim.Adam) else _sgd)(w.detach(), w.grad, group, state)
 
 

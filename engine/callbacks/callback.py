@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.storage.errors import one_line
 
 if TYPE_CHECKING:
-    # Listing runs loads no NumPy.
+    # A list of runs must not load NumPy.
     import numpy as np
 
 Line = Mapping[str, Any]
@@ -22,8 +22,8 @@ class Running:
         path: Its folder.
         config: Its resolved config as plain values.
         keys: The dotted keys of the config that change numbers.
-        rounds: How many rounds it has at most.
-        stopped: Why it ends before its last round; None: it does not.
+        rounds: The number of rounds that it has at most.
+        stopped: The reason to end before its last round; None: it does not.
     """
 
     path: Path
@@ -45,18 +45,18 @@ class Running:
             why: A text for the summary; TypeError: it is none, or empty.
         """
         if not isinstance(why, str) or not why.strip():
-            found = "an empty one" if isinstance(why, str) else type(why).__name__
-            raise TypeError(f"stop() expects a text that says why, got {found}")
+            got = "an empty one" if isinstance(why, str) else type(why).__name__
+            raise TypeError(f"stop() expects a text that says why, got {got}")
         self.stopped = self.stopped or one_line(why)
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a client's model predicted for its items of a part.
+    """The predictions of a client's model for its items of a part.
 
     Attributes:
-        scope: Whose model: `trained`, `deployed` or `global`.
-        client: Its number.
+        scope: The scope of the model: `trained`, `deployed` or `global`.
+        client: The number of the client.
         part: `val` or `test`.
         predicted: Classes, int16, or int32 where there are more, `[items]`.
         label: True classes, of the same type, `[items]`.
@@ -78,20 +78,21 @@ class Callback:
     """
 
     def start(self, run: Running) -> None:
-        """Before the first round, or the first after a resume; and again where lost rounds are repeated."""
+        """Runs before the first round, or the first after a resume; and again when lost rounds are repeated."""
 
     def after_round(self, run: Running, line: Line) -> None:
-        """After each round; `line` is its line of metrics.jsonl."""
+        """Runs after each round; `line` is its line of metrics.jsonl."""
 
     def after_evaluation(self, run: Running, line: Line) -> None:
-        """After each round that ends with an evaluation, behind `after_round`."""
+        """Runs after each round that ends with an evaluation, after `after_round`."""
 
     def after_predictions(self, run: Running, line: Line, predictions: Sequence[Predictions]) -> None:
-        """After each round in which clients were evaluated, last; hosts send predictions to who replaces this alone.
+        """Runs last after each round in which clients were evaluated; hosts send predictions only if this is replaced.
 
-        A model that is the one of an earlier evaluation, to the bit, is not evaluated again, and not in it: a client's
-        `deployed` model where it is `trained` or `global`, too. Models of `trained` are evaluated after their training.
+        A model that equals, to the bit, one of an earlier evaluation is not evaluated again, and not in `predictions`:
+        a client's `deployed` model if it is also its `trained` or `global` one. `trained` models are evaluated after
+        their training.
         """
 
     def end(self, run: Running, summary: Line | None) -> None:
-        """At the end, in whatever way: `summary` is that of a finished run, and None of one that did not finish."""
+        """Runs at the end, in whatever way: `summary` is that of a finished run, and None if it did not finish."""

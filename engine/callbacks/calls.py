@@ -25,26 +25,26 @@ CALLBACKS = {
     "tensorboard": "shoal.engine.callbacks.tensorboard:TensorBoard",
     "wandb": "shoal.engine.callbacks.wandb_run:WandbRun",
 }
-# Packages that a callback needs and Shoal does not; the extras that bring them have the same names.
+# These callbacks need packages that Shoal does not; the extras that install them have the same names.
 EXTRAS = ("mlflow", "wandb")
 
 log = logging.getLogger(__name__)
 
 
 def load_callbacks(config: Config) -> dict[str, Callback]:
-    """The callbacks of a config by the names that messages use, in its order; TensorBoard first, unless it is named.
+    """Loads the callbacks of a config by the names that messages use, in order; TensorBoard first, unless it is named.
 
-    A ShoalError names the key of an unknown name, a wrong option, a missing package or a user's file that fails.
+    Raises ShoalError, which names the key: a name is unknown, an option wrong, a package missing, or a file fails.
     """
     named = [(each.name, each.options) for each in config.callbacks]
     if config.run.tensorboard and all(name != "tensorboard" for name, _ in named):
         named.insert(0, ("tensorboard", {}))
-    found: dict[str, Callback] = {}
+    callbacks: dict[str, Callback] = {}
     for name, options in named:
-        if name in found:
+        if name in callbacks:
             raise ShoalError("callbacks", f"{name} is there twice; name each callback once")
-        found[name] = _load(name, options)
-    return found
+        callbacks[name] = _load(name, options)
+    return callbacks
 
 
 def _load(name: str, options: Mapping[str, Any]) -> Callback:
@@ -62,7 +62,7 @@ def _load(name: str, options: Mapping[str, Any]) -> Callback:
 
 
 def _class(name: str) -> tuple[type[Callback], UserCode | None]:
-    """The class, and the text of a user's own."""
+    """Returns the class of a callback, and the code if it is a user's."""
     if name in CALLBACKS:
         if name in EXTRAS and importlib.util.find_spec(name) is None:
             raise ShoalError("callbacks", name, f"needs the package {name}; pip install 'shoal[{name}]'")
@@ -82,7 +82,7 @@ def _class(name: str) -> tuple[type[Callback], UserCode | None]:
 
 
 def asks_for_predictions(callbacks: Mapping[str, Callback]) -> bool:
-    """Whether one of them replaces `after_predictions`."""
+    """Returns whether a callback replaces `after_predictions`."""
     return any(type(each).after_predictions is not Callback.after_predictions for each in callbacks.values())
 
 
@@ -94,23 +94,23 @@ class Calls:
         self._callbacks, self.running, self._say = dict(callbacks), running, say
 
     def start(self) -> None:
-        """Before the first round, and again where rounds were lost; a callback that may end the run raises."""
+        """Calls hooks before the first round, and when rounds were lost; a callback that may end the run raises."""
         self.running.stopped = None
         self._each("start", lambda callback: callback.start(self.running))
 
     def after(self, line: Line) -> None:
-        """After a round; a callback that may end the run raises."""
+        """Calls hooks after a round; a callback that may end the run raises."""
         self._each("after_round", lambda callback: callback.after_round(self.running, line))
         if "scopes" in line:
             self._each("after_evaluation", lambda callback: callback.after_evaluation(self.running, line))
 
-    def predicted(self, line: Line, found: Sequence[tuple[str, int, str, Any]]) -> None:
-        """What clients predicted in a round, as the server gives it; a callback that may end the run raises."""
-        predictions = [Predictions(scope, client, part, *both) for scope, client, part, both in found]
+    def after_predictions(self, line: Line, predicted: Sequence[tuple[str, int, str, Any]]) -> None:
+        """Calls hooks with the predictions of a round, as the server gives them; raises as `after`."""
+        predictions = [Predictions(scope, client, part, *both) for scope, client, part, both in predicted]
         self._each("after_predictions", lambda callback: callback.after_predictions(self.running, line, predictions))
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """At the end of a run, once; of a finished one a failed callback raises, if it does more than write."""
+        """Calls hooks once, at the end of a run; if it is finished, a failed callback that is no logger raises."""
         last, self._callbacks = self._callbacks, {}
         failures = []
         for name, callback in last.items():
@@ -146,7 +146,7 @@ class Calls:
 
 
 def _failure(name: str, hook: str, error: BaseException) -> ShoalError:
-    """One line with the name of the callback and the innermost line of its file; the traceback as its detail."""
+    """Makes an error with the name of the callback and the innermost line of its file; the traceback is its detail."""
     if isinstance(error, ShoalError):
         return error
     file = name.rpartition(":")[0]

@@ -21,7 +21,7 @@ class CsvFile(Callback):
         self._write(run, run.lines)
 
     def after_round(self, run: Running, line: Line) -> None:
-        """Appends a round, or writes all rounds again where it has a number that none before it had."""
+        """Appends a round, or writes all rounds again if it has a number that no round before it had."""
         row = numbers_of(line)
         if not row.keys() <= set(self._columns):
             self._write(run, run.lines)

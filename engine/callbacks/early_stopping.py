@@ -47,13 +47,13 @@ class EarlyStopping(Callback):
     def after_evaluation(self, run: Running, line: Line) -> None:
         """Raises a ShoalError if no round up to the first evaluation has the number."""
         if self._best is None:
-            found = numbers_of(line)
-            if current_name(self.figure) not in found:
+            numbers = numbers_of(line)
+            if current_name(self.figure) not in numbers:
                 raise ShoalError(
                     "callbacks",
                     "early_stopping.figure",
                     f"no round has the number {self.figure!r}; there are "
-                    f"{', '.join(found)}{did_you_mean(self.figure, found)}",
+                    f"{', '.join(numbers)}{did_you_mean(self.figure, numbers)}",
                 )
 
     def _count(self, run: Running, line: Line) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from shoal.engine.callbacks.callback import Callback, Line, Running
 from shoal.engine.records.metrics import numbers_of
 
-# Limits of MLflow: parameters in a request, characters of a value.
+# MLflow limits parameters in a request, and characters of a value.
 MOST_PARAMETERS, LONGEST_VALUE = 100, 500
 TAG = "shoal.run"
 
@@ -38,7 +38,7 @@ class MLflowRun(Callback):
         client = MlflowClient(tracking_uri=uri)
         experiment = client.get_experiment_by_name(self.experiment)
         place = experiment.experiment_id if experiment else client.create_experiment(self.experiment)
-        # A run that is started over has the name of the one of before, and no lines.
+        # A run that is started over has the name of the run before, but no lines, and must not continue that one.
         known = client.search_runs([place], f"tags.`{TAG}` = '{run.path.name}'") if run.lines else []
         if known:
             self._id = known[0].info.run_id
@@ -61,11 +61,11 @@ class MLflowRun(Callback):
         self._client.log_batch(self._id, [Metric(_name(n), v, now, line["round"]) for n, v in numbers.items()])
 
     def end(self, run: Running, summary: Line | None) -> None:
-        """Records how the run ended."""
+        """Records the end of the run."""
         if self._client is not None:
             self._client.set_terminated(self._id, "KILLED" if summary is None else "FINISHED")
 
 
 def _name(number: str) -> str:
-    """Names of MLflow have letters, digits and `_-. :/`."""
+    """Returns the name of a number in MLflow, with letters, digits and `_-. :/` alone."""
     return "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in number)

@@ -21,7 +21,7 @@ class TensorBoard(Callback):
     _writer: EventFileWriter | None = field(default=None, init=False, repr=False)
 
     def start(self, run: Running) -> None:
-        """Begins a file of events; where there is none yet, with the rounds that there are."""
+        """Begins a file of events; the first one gets the rounds so far."""
         if self._writer is None:
             earlier = () if (run.path / TENSORBOARD).exists() else run.lines
             plain = {key: v if isinstance(v, bool | int | float | str) else str(v) for key, v in run.keys.items()}
@@ -37,13 +37,13 @@ class TensorBoard(Callback):
         self._writer.add_event(Event(step=line["round"], summary=Summary(value=values)))
 
     def end(self, run: Running, summary: Line | None) -> None:
-        """Flushes what was written."""
+        """Flushes the file."""
         if self._writer is not None:
             self._writer.close()
 
 
 def _scalars(line: Line) -> dict[str, float]:
-    """The numbers of a round that are shown."""
+    """Returns the numbers of a round that are shown."""
     scalars = {
         "bytes/up": line["bytes_up"],
         "bytes/down": line["bytes_down"],
@@ -63,7 +63,7 @@ def _scalars(line: Line) -> dict[str, float]:
 
 
 def _of_domains(part: str, numbers: dict[str, Any]) -> dict[str, float]:
-    """Beside the mean accuracy: means of macro-F1, balanced accuracy and AUC, and the accuracy on every domain."""
+    """Returns further numbers of domains: means of macro-F1, balanced accuracy, AUC, and accuracy on every domain."""
     means = {f"{rate}_{part}/{DOMAINS}": numbers[rate] for rate in ("f1_clients", "balanced", "auc")}
-    named = {f"accuracy_{part}/{DOMAINS}/{name}": found["accuracy"] for name, found in numbers[DOMAINS].items()}
+    named = {f"accuracy_{part}/{DOMAINS}/{name}": rates["accuracy"] for name, rates in numbers[DOMAINS].items()}
     return {tag: value for tag, value in {**means, **named}.items() if value is not None}

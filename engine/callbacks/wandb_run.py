@@ -21,7 +21,7 @@ class WandbRun(Callback):
     _run: Any = field(default=None, init=False, repr=False)
 
     def start(self, run: Running) -> None:
-        """Begins a run of it."""
+        """Begins a run of Weights & Biases."""
         if self._run is None:
             import wandb
 
@@ -42,6 +42,6 @@ class WandbRun(Callback):
         self._run.log(numbers_of(line), step=line["round"])
 
     def end(self, run: Running, summary: Line | None) -> None:
-        """Ends it."""
+        """Ends the run of Weights & Biases."""
         if self._run is not None:
             self._run.finish(exit_code=int(summary is None))

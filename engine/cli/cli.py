@@ -41,7 +41,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE].
 
 
 def _config(path: str, overrides: list[str] | None) -> "Config":
-    """A config whose keys and names are right, before what trains is loaded, which takes seconds."""
+    """Reads a config and checks its keys and names, before what trains is loaded, which takes seconds."""
     from shoal.engine.config.config import load_config, require_names
 
     resolved = load_config(possible_path(path) if is_address(path) else path, overrides or ())
@@ -350,7 +350,7 @@ def list_command(
 ) -> None:
     """List stores, runs and sweeps by time, the newest last: what differs between them, their state and accuracy."""
     from shoal.engine.preparing.overlay import ROOT
-    from shoal.engine.studies.listing import kept_in, listed, plain_list
+    from shoal.engine.studies.listing import kept_in, make_tables, plain_list
 
     if any(map(is_address, folders or ())):
         from shoal.engine.studies.at_address import kept_at
@@ -358,13 +358,13 @@ def list_command(
     from shoal.storage.datasets.sources.source import data_root
 
     usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
-    found = [each for folder in ([] if folders else usual) for each in kept_in(folder)]
+    folders_found = [each for folder in ([] if folders else usual) for each in kept_in(folder)]
     for place in folders or ():
-        found += kept_at(place) if is_address(place) else kept_in(possible_path(place))
+        folders_found += kept_at(place) if is_address(place) else kept_in(possible_path(place))
     if as_json:
-        _print_json(plain_list(found))
+        _print_json(plain_list(folders_found))
         return
-    put("\n".join(map(on_screen, listed(found))), end="")
+    put("\n".join(map(on_screen, make_tables(folders_found))), end="")
 
 
 @app.command("remove")

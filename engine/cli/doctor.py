@@ -30,7 +30,7 @@ OPTIONAL = {
     "torch-sparse": "SparseTensor in and out; no build for this torch exists, compile it from source",
     "dgl": "DGLGraph in and out; no build for this torch exists, compile it from source",
 }
-# Where the drivers of GPUs are, of NVIDIA, of Windows below Linux, and of AMD.
+# Drivers of GPUs have these files: NVIDIA's, Windows' below Linux, and AMD's.
 DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
@@ -39,7 +39,7 @@ def show_doctor() -> None:
     table = Table(title="packages")
     for name in ("package", "version", "from"):
         table.add_column(name, overflow="fold")
-    for name, (version, where) in ((name, _installed(name)) for name in ("shoal", *REQUIRED, *OPTIONAL)):
+    for name, (version, where) in ((name, _find_package(name)) for name in ("shoal", *REQUIRED, *OPTIONAL)):
         lacks = version is None and name in OPTIONAL
         table.add_row(name, version or "missing", f"without it: no {OPTIONAL[name]}" if lacks else where)
     console.print(table)
@@ -50,12 +50,12 @@ def show_doctor() -> None:
 
 
 def packages() -> dict[str, str | None]:
-    """The version of every package that Shoal uses; None where it is missing."""
-    return {name: _installed(name)[0] for name in ("shoal", *REQUIRED, *OPTIONAL)}
+    """Returns the version of every package that Shoal uses; None if it is missing."""
+    return {name: _find_package(name)[0] for name in ("shoal", *REQUIRED, *OPTIONAL)}
 
 
 def machine() -> dict[str, str]:
-    """What the machine has, in words."""
+    """Returns the parts of the machine, in words."""
     memory, root, ray = psutil.virtual_memory(), data_root(None), os.environ.get("RAY_ADDRESS")
     return {
         "processor": f"{os.cpu_count()} cores",
@@ -70,7 +70,7 @@ def machine() -> dict[str, str]:
     }
 
 
-def _installed(name: str) -> tuple[str | None, str]:
+def _find_package(name: str) -> tuple[str | None, str]:
     try:
         distribution = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -88,7 +88,7 @@ def _free(path: Path) -> str:
 
 def _gpus() -> str:
     if any(map(os.path.exists, DRIVERS)):
-        # It takes two seconds.
+        # Torch takes two seconds to import, which a machine without a driver is spared.
         import torch
 
         if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What `shoal explain` says: of a key of a config, a section, a method or model, an option of these, and of scores."""
+"""The texts of `shoal explain`: on a key of a config, a section, a method or model, an option of these, and scores."""
 
 import shutil
 import textwrap
@@ -50,7 +50,7 @@ WORDS_OF_SCORES = (
     *("trained", "deployed", "served", "domains", "newcomers", "newcomers_trained"),
     *("final", "last", "best", "test", "rows"),
 )
-# What keys can name, beside files of the user's own.
+# A key may have these names, or name a file of the user.
 NAMES = {
     "algorithm": METHODS,
     "callbacks": CALLBACKS,
@@ -58,7 +58,7 @@ NAMES = {
     "model.name": (*BACKBONES, *OF_GRAPHS),
     "train.schedule": SCHEDULES,
 }
-# Of every model; the last two of graph tasks.
+# Every model has these options; the last two are of graph tasks.
 OF_EVERY_MODEL = {
     "head_dropout": Key("model.head_dropout", "true", "Dropout before the classifier.", bool),
     "readout": Key("model.readout", "mean", "Pools the nodes of a graph (`task: graph`); or `my_file.py:Name`.", str),
@@ -68,7 +68,7 @@ WIDEST = 100
 
 
 def explanation(asked: str | None) -> list[str]:
-    """Lines about a key or another name. Raises ShoalError: there is none of it, with the one that was meant."""
+    """Returns lines about a key or another name. Raises ShoalError: nothing has the name; names what was meant."""
     keys = {key.name: key for key in config_keys()}
     name = (asked or "").partition("=")[0].strip()
     name = "algorithm" if name == "algorithm.name" else name
@@ -76,43 +76,43 @@ def explanation(asked: str | None) -> list[str]:
     if not name:
         return list(_overview(keys))
     if name == SCORES or (section not in sections() and section in WORDS_OF_SCORES):
-        return [line for text in ABOUT_SCORES.splitlines() for line in _wrapped(text.replace("`", ""), after=2)]
+        return [line for text in ABOUT_SCORES.splitlines() for line in _wrap(text.replace("`", ""), after=2)]
     if name in keys or name in sections():
         inner = [key for key in keys.values() if key.name.startswith(f"{name}.")]
-        there = _wrapped(f"There are {', '.join(NAMES[name])}.", 4) if name in NAMES else []
-        return [*(_about(keys[name]) if name in keys else ()), *there, *_listed(inner)]
-    if section == "algorithm" and (found := _with_option(_options_of_methods(), option)):
-        return list(_by_owner(name, found, "algorithm.name"))
-    if section == "model" and (found := _with_option(_options_of_models(), option)):
-        return list(_by_owner(name, found, "model.name"))
+        there = _wrap(f"There are {', '.join(NAMES[name])}.", 4) if name in NAMES else []
+        return [*(_about(keys[name]) if name in keys else ()), *there, *_list_keys(inner)]
+    if section == "algorithm" and (owners := _with_option(_options_of_methods(), option)):
+        return list(_by_owner(name, owners, "algorithm.name"))
+    if section == "model" and (owners := _with_option(_options_of_models(), option)):
+        return list(_by_owner(name, owners, "model.name"))
     if name.startswith("data.options.") and (known := _options_of_datasets().get(name)):
         return list(_about(known))
     if name in METHODS:
-        return list(_named("algorithm", name, _options_of_methods()[name].values()))
+        return list(_describe_class("algorithm", name, _options_of_methods()[name].values()))
     if name in (*BACKBONES, *OF_GRAPHS):
-        return list(_named("model", name, _options_of_models()[name].values()))
+        return list(_describe_class("model", name, _options_of_models()[name].values()))
     if name in DATASETS:
         return [f"{name}: a dataset, data.dataset={name}; docs/formats.md says where its files are"]
     return _meant(name, keys)
 
 
 def _overview(keys: Mapping[str, Key]) -> Iterator[str]:
-    """All keys by section, and what else can be asked."""
+    """Yields all keys by section, and the other names that can be asked."""
     top = [name for name in keys if "." not in name]
-    yield from _wrapped(f"At the top: {', '.join(top)}.")
+    yield from _wrap(f"At the top: {', '.join(top)}.")
     for section in sections():
-        yield from _wrapped(
+        yield from _wrap(
             f"{section}: {', '.join(name.partition('.')[2] for name in keys if name.startswith(f'{section}.'))}."
         )
-    yield from _wrapped("shoal explain SECTION.KEY says more; so do SECTION, a method, a model, and scores.")
+    yield from _wrap("shoal explain SECTION.KEY says more; so do SECTION, a method, a model, and scores.")
 
 
 def _about(key: Key) -> Iterator[str]:
-    """A key with all that is known of it."""
-    yield from _wrapped(f"{key.name}: {_kind_and_default(key)}")
-    yield from _wrapped(key.meaning.replace("`", ""), 4)
+    """Yields lines with the kind, the default and the meaning of a key."""
+    yield from _wrap(f"{key.name}: {_kind_and_default(key)}")
+    yield from _wrap(key.meaning.replace("`", ""), 4)
     if others := effects_of(key.name):
-        yield from _wrapped(f"Only for {'; and for '.join(others)}.", 4)
+        yield from _wrap(f"Only for {'; and for '.join(others)}.", 4)
     if (value := example_of(key)) is not None:
         yield f"    Example: shoal run CONFIG {value}"
 
@@ -121,30 +121,30 @@ def _kind_and_default(key: Key) -> str:
     return f"{kind_of(key.hint)}; " + (f"default {key.default}" if key.default else "no default")
 
 
-def _listed(keys: Iterable[Key]) -> Iterator[str]:
-    """Keys with their defaults and meanings, shortly."""
+def _list_keys(keys: Iterable[Key]) -> Iterator[str]:
+    """Yields keys with their defaults and meanings, shortly."""
     for key in keys:
         default = f" ({key.default})" if key.default else ""
-        yield from _wrapped(f"{key.name}{default}: {key.meaning.replace('`', '')}", after=4)
+        yield from _wrap(f"{key.name}{default}: {key.meaning.replace('`', '')}", after=4)
 
 
-def _named(section: str, name: str, options: Iterable[Key]) -> Iterator[str]:
-    """A method or a model: what its class says of itself, and its options."""
+def _describe_class(section: str, name: str, options: Iterable[Key]) -> Iterator[str]:
+    """Yields the docstring of a method or a model, and its options."""
     cls = _class_of_method(name) if section == "algorithm" else _class_of_model(name)
-    yield from _wrapped(f"{section}.name={name}: {_first_paragraph(cls)}")
-    yield from _listed(options)
+    yield from _wrap(f"{section}.name={name}: {_first_paragraph(cls)}")
+    yield from _list_keys(options)
 
 
-def _by_owner(name: str, found: Mapping[str, Key], owner: str) -> Iterator[str]:
-    """An option that methods or models have: those with the same default and meaning together."""
+def _by_owner(name: str, key_of: Mapping[str, Key], owner: str) -> Iterator[str]:
+    """Yields an option of methods or models: owners with the same default and meaning together."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for each, key in found.items():
+    for each, key in key_of.items():
         groups.setdefault((_kind_and_default(key), key.meaning), []).append(each)
     yield name
     for (kind, meaning), owners in groups.items():
-        yield from _wrapped(f"{', '.join(owners)}: {kind}", 4)
-        yield from _wrapped(meaning.replace("`", ""), 8)
-    first, key = next(iter(found.items()))
+        yield from _wrap(f"{', '.join(owners)}: {kind}", 4)
+        yield from _wrap(meaning.replace("`", ""), 8)
+    first, key = next(iter(key_of.items()))
     if (value := example_of(key)) is not None:
         yield f"    Example: shoal run CONFIG {owner}={first} {value}"
 
@@ -154,29 +154,29 @@ def _with_option(options: Mapping[str, Mapping[str, Key]], option: str) -> dict[
 
 
 def _options_of_methods() -> dict[str, dict[str, Key]]:
-    """Options of every method, by its name and theirs."""
-    found = {}
+    """Returns the options of every method, by its name and theirs."""
+    options = {}
     for name in METHODS:
         cls = _class_of_method(name)
-        found[name] = {key.name.partition(".")[2]: key for key in keys_of("algorithm", cls)}
+        options[name] = {key.name.partition(".")[2]: key for key in keys_of("algorithm", cls)}
         if cls.forms:
             hint, meaning = Literal[RECOMMENDED, *cls.forms], attributes(cls)["forms"]
-            found[name]["form"] = Key("algorithm.form", RECOMMENDED, meaning, hint)
-    return found
+            options[name]["form"] = Key("algorithm.form", RECOMMENDED, meaning, hint)
+    return options
 
 
 def _options_of_models() -> dict[str, dict[str, Key]]:
-    """Options of every model, by its name and theirs."""
+    """Returns the options of every model, by its name and theirs."""
     from shoal.algorithms.models.build import keywords
 
-    found: dict[str, dict[str, Key]] = {}
+    options: dict[str, dict[str, Key]] = {}
     for name in (*BACKBONES, *OF_GRAPHS):
         cls = _class_of_model(name)
         meanings = arguments(cls)
-        found[name] = dict(OF_EVERY_MODEL)
+        options[name] = dict(OF_EVERY_MODEL)
         for option, known in keywords(cls).items():
-            found[name][option] = Key(f"model.{option}", in_yaml(known.default), meanings[option], known.annotation)
-    return found
+            options[name][option] = Key(f"model.{option}", in_yaml(known.default), meanings[option], known.annotation)
+    return options
 
 
 def _options_of_datasets() -> dict[str, Key]:
@@ -202,22 +202,22 @@ def _first_paragraph(cls: type) -> str:
 
 
 def _meant(name: str, keys: Mapping[str, Key]) -> list[str]:
-    """What a name without its section stands for. Raises ShoalError: nothing, or several keys."""
+    """Explains a name without its section. Raises ShoalError: no key has it, or several have."""
     every = {**keys, **_options_of_datasets()}
     for options in (_options_of_methods(), _options_of_models()):
         every |= {key.name: key for known in options.values() for key in known.values()}
     last = name.rpartition(".")[2]
-    found = [known for known in every if known.rpartition(".")[2] == last]
-    if len(found) == 1 and last == name:
-        return explanation(found[0])
-    if found:
-        raise ShoalError(name, f"no such key; did you mean {' or '.join(found)}?")
+    names = [known for known in every if known.rpartition(".")[2] == last]
+    if len(names) == 1 and last == name:
+        return explanation(names[0])
+    if names:
+        raise ShoalError(name, f"no such key; did you mean {' or '.join(names)}?")
     close = did_you_mean(name, every) or did_you_mean_name(name, [*METHODS, *BACKBONES, *sections(), SCORES])
     raise ShoalError(name, f"no such key, method or model; shoal explain lists all{close}")
 
 
-def _wrapped(text: str, indent: int = 0, after: int | None = None) -> list[str]:
-    """A text in lines that fit the terminal; `after` is the indent of the second and further lines."""
+def _wrap(text: str, indent: int = 0, after: int | None = None) -> list[str]:
+    """Wraps a text into lines that fit the terminal; `after` is the indent of the second and further lines."""
     width = min(shutil.get_terminal_size().columns, WIDEST)
     first, rest = " " * indent, " " * (indent if after is None else after)
     options = {"break_long_words": False, "break_on_hyphens": False}

@@ -19,10 +19,10 @@ from shoal.storage.plain_text import plain_text
 
 
 def main() -> None:
-    """The whole process: from now on it answers signals."""
+    """Runs the whole process, which answers signals from now on."""
     files_in_utf8()
     listen()
-    # Registered first, it runs last: hooks of services, as that of Weights & Biases, talk to their own processes.
+    # Registered first, `end` runs last: hooks of services such as Weights & Biases talk to their own processes.
     atexit.register(end)
     open_streams()
     # A crash of compiled code says the line of Python that it came from.
@@ -35,7 +35,7 @@ def main() -> None:
 def end() -> None:
     """Ends what the command started; a signal does not change its status any more."""
     listen_no_more()
-    # Of a Ray whose own processes were killed, others may be left.
+    # If some processes of Ray were killed, others may be left.
     end_children()
 
 
@@ -53,7 +53,7 @@ def command() -> None:
         try:
             app(args=[a for a in sys.argv[1:] if a != "--debug"], prog_name="shoal", standalone_mode=True)
         finally:
-            # Later, a disk that is full would not be known from the status.
+            # After this point a full disk would no longer change the status.
             sys.stdout.flush()
     except ShoalError as error:
         if debug:
@@ -81,7 +81,7 @@ def command() -> None:
         print(f"shoal: {error.object!r}: has bytes that are no UTF-8; take another name", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
-        # Of a cluster that is lost, any call may raise.
+        # Any call may raise when a cluster is lost; the user can do something about that.
         if debug or not type(error).__module__.startswith("ray."):
             raise
         reason = " ".join(str(error).split())[:300]
@@ -106,7 +106,7 @@ def _require_working_folder() -> None:
 
 
 def _interruption(error: BaseException | None) -> int | None:
-    """Number of the signal that an exception comes from; None if from none."""
+    """Returns the number of the signal that an exception comes from; None if it comes from none."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return error.number if isinstance(error, Interrupted) else signal.SIGINT
@@ -114,7 +114,7 @@ def _interruption(error: BaseException | None) -> int | None:
     return None
 
 
-# By the name that is imported: the package, and a way that does not need it.
+# A name that is imported has a package that provides it, and a setting that does without.
 SPARED: dict[str, tuple[str, str]] = {
     "ray": ("ray", "engine.backend=local"),
     "torch_geometric": ("torch-geometric", "models that read hops, on other data than cora, citeseer and pubmed"),
@@ -131,7 +131,7 @@ SPARED: dict[str, tuple[str, str]] = {
 
 
 def way_out(error: ModuleNotFoundError) -> str | None:
-    """One line about a package that is missing; None: it is none of these."""
+    """Returns a line about a package that is missing; None: it is none of these."""
     name = (error.name or "").partition(".")[0]
     if name not in SPARED:
         return None
@@ -150,7 +150,7 @@ class _Stream(io.FileIO):
 
 
 class _Output(_Stream):
-    """Results. Where `head` has read enough, the command ends as by SIGPIPE; a full disk ends it with a line."""
+    """The stream of results. If `head` has read enough, the command ends as by SIGPIPE; on a full disk with a line."""
 
     def write(self, data: Any) -> int:
         try:
@@ -164,7 +164,7 @@ class _Output(_Stream):
 
 
 class _Messages(_Stream):
-    """Progress. Where it cannot be written, as on a terminal that is gone, it is lost, and the command goes on."""
+    """The stream of progress. If it cannot be written, as on a lost terminal, it is dropped; the command goes on."""
 
     def write(self, data: Any) -> int:
         try:
@@ -175,7 +175,7 @@ class _Messages(_Stream):
 
 
 def _to_nowhere(file: io.FileIO) -> None:
-    """What is written from now on, also at the end of the process, is lost."""
+    """Sends all further output of a file to nowhere, also that at the end of the process."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, file.fileno())
     os.close(nowhere)
@@ -184,8 +184,8 @@ def _to_nowhere(file: io.FileIO) -> None:
 def open_streams() -> None:
     """Replaces both of Python's streams; a character that a terminal lacks is written as its number.
 
-    What is written to a stream that is closed is lost. Its number is taken, so that no file gets it, into which others
-    would then print.
+    Output to a closed stream is lost. Its descriptor is taken, since a file that got the number would get the output,
+    too.
     """
     for number, closed in enumerate((sys.stdin is None, sys.stdout is None, sys.stderr is None)):
         if closed:

@@ -1,4 +1,4 @@
-"""The commands that look back at a run: a visit made again, a fork, what left clients; and paths of commands."""
+"""The commands on past runs: a visit made again, a fork, influence, the ledger, attacks; and paths of commands."""
 
 import shlex
 from pathlib import Path
@@ -14,7 +14,7 @@ OVERRIDES = typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.
 
 
 def possible_path(place: str) -> Path:
-    """A path that the system can look up; of a run or a store at an address, that of its copy on this machine."""
+    """Returns a path that the system can look up; for a run or a store at an address, that of its local copy."""
     if is_address(place):
         from shoal.engine.studies.at_address import local_copy
 
@@ -40,10 +40,10 @@ def replay_command(
     from shoal.engine.past.replay import replay, tables
     from shoal.engine.studies.study_table import on_screen
 
-    found = replay(possible_path(run), round_number, client, overrides or (), debug)
-    put("\n".join(map(on_screen, tables(found))), end="")
-    put(found.verdict)
-    if not found.equal:
+    replayed = replay(possible_path(run), round_number, client, overrides or (), debug)
+    put("\n".join(map(on_screen, tables(replayed))), end="")
+    put(replayed.verdict)
+    if not replayed.equal:
         raise typer.Exit(1)
 
 
@@ -73,18 +73,18 @@ def influence_command(
     from shoal.storage.files.atomic import output, replacing
 
     path = possible_path(run)
-    found = influence(path, _clients("--clients", clients), scope)
-    put("\n".join(map(on_screen, (found.table(), found.of_classes()))), end="")
-    found.write(path)
+    influences = influence(path, _clients("--clients", clients), scope)
+    put("\n".join(map(on_screen, (influences.table(), influences.of_classes()))), end="")
+    influences.write(path)
     put(f"next: shoal report {shlex.quote(run)}")
     if out is not None:
         with replacing(output(out)) as unfinished:
-            unfinished.write_text(found.table(by_class=True).csv())
+            unfinished.write_text(influences.table(by_class=True).csv())
         put(f"written: {out}")
 
 
 def _clients(option: str, text: str) -> list[int]:
-    """Numbers of clients with commas between them."""
+    """Reads numbers of clients with commas between them."""
     numbers = text.split(",") if text else []
     if not all(number.strip().isdecimal() for number in numbers):
         raise ShoalError(option, f"must be numbers of clients with commas between them, found {text}")
@@ -100,10 +100,10 @@ def privacy_command(
     from shoal.engine.past.ledger import ledger
     from shoal.engine.studies.study_table import on_screen
 
-    found = ledger(possible_path(run), round_number)
-    put("\n".join(map(on_screen, found.tables().values())), end="")
+    the_ledger = ledger(possible_path(run), round_number)
+    put("\n".join(map(on_screen, the_ledger.tables().values())), end="")
     if out is not None:
-        put(f"written: {found.write(out)}")
+        put(f"written: {the_ledger.write(out)}")
 
 
 def attack_command(
@@ -137,8 +137,8 @@ def attack_command(
     if kind == "membership":
         from shoal.engine.past.membership import membership
 
-        found = membership(path)
-        table, by_client = found.table(), found.csv()
+        memberships = membership(path)
+        table, by_client = memberships.table(), memberships.csv()
     elif kind == "properties":
         from shoal.engine.past.properties import properties
 

@@ -1,4 +1,4 @@
-"""What `shoal init` writes: small projects, which lie in the package as folders with a README.
+"""The projects of `shoal init`: small ones, which lie in the package as folders with a README.
 
 The first line of a README says what its project is, and its block of commands what comes next.
 """
@@ -17,7 +17,7 @@ README = "README.md"
 
 
 def list_projects() -> list[str]:
-    """A line for each project: its name, and what it is."""
+    """Returns a line for each project: its name, and what it is."""
     names = _names()
     width = max(map(len, names))
     return [*(f"{name:{width}}  {_readme(name).splitlines()[0].lstrip('# ')}" for name in names), "shoal init PROJECT"]
@@ -37,7 +37,7 @@ def start_project(name: str, folder: Path) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         files = sorted(path for path in (PROJECTS / name).iterdir() if path.is_file())
         for file in files:
-            # Of a link, what it leads to.
+            # The content of a file that is a link is copied.
             shutil.copyfile(file, folder / file.name)
     except OSError as error:
         raise ShoalError(folder, f"cannot be written: {error.strerror}") from error
@@ -55,6 +55,6 @@ def _readme(name: str) -> str:
 
 
 def _commands(name: str) -> list[str]:
-    """The commands of a project's README."""
+    """Returns the commands of a project's README."""
     block = re.search(r"(?s)```bash\n(.*?)```", _readme(name))
     return block[1].splitlines() if block else []

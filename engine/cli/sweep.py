@@ -1,4 +1,4 @@
-"""The command that runs a grid or a search, and what such commands say when they end or are interrupted."""
+"""The command that runs a grid or a search, and the last lines of such commands when they end or are interrupted."""
 
 import shlex
 from collections.abc import Callable, Iterator
@@ -68,7 +68,7 @@ def sweep_command(
         raise ShoalError("--price", "is of a forecast; add --forecast")
     if search is None:
         _show_head_of_study(study)
-    # It loads what trains, which takes seconds.
+    # These modules load what trains, which takes seconds.
     from shoal.engine.past.forked_sweep import sweep_of
     from shoal.engine.studies.search import Search
     from shoal.engine.studies.sweep import show_sweep_plan
@@ -101,7 +101,7 @@ def _go(sweep: "Sweep | Search", page: bool) -> None:
 
 @contextmanager
 def continued_by(command: str, show: Callable[[], None]) -> Iterator[None]:
-    """After an interruption inside of the block shows what is finished, and the command that continues."""
+    """Shows, after an interruption inside of the block, what is finished, and the command that continues."""
     from shoal.engine.screen.interrupt import says_last
     from shoal.engine.screen.progress import say
 
@@ -116,7 +116,7 @@ def continued_by(command: str, show: Callable[[], None]) -> Iterator[None]:
 
 
 def _show_head_of_study(study: "Study", folder: Path | None = None) -> None:
-    # Wrong ones are refused before anything that takes long is loaded.
+    # The study is read, and refused if it is wrong, before anything that takes long is loaded.
     config, combinations = study.configs[0], len(study.choices)
     from shoal.engine.screen.head import show_head_of_study
     from shoal.engine.studies.groups import varied_in
@@ -128,7 +128,7 @@ def _show_head_of_study(study: "Study", folder: Path | None = None) -> None:
 
 
 def _show_sweep(sweep: "Sweep | Search", page: bool) -> None:
-    """What a sweep ends with: the table of what is finished, its folder, and where its page is or how to write it."""
+    """Prints the table of what is finished, the folder, and where the page is or how to write it."""
     from shoal.engine.screen.head import shown_path
     from shoal.engine.studies.study_table import Layout, on_screen, show_rows
 

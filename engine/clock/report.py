@@ -1,4 +1,4 @@
-"""What `shoal clock` shows of finished runs: simulated time, energy and money, by round and to a score."""
+"""Tables and the page of `shoal clock`: simulated time, energy and money of finished runs, by round and to a score."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ from shoal.engine.simulation.schedule import (
 )
 from shoal.engine.simulation.work import ClientWork, work_of
 from shoal.engine.studies.figure_data import Curve, Line, curve_of, score_in
-from shoal.engine.studies.groups import grouped
+from shoal.engine.studies.groups import group_runs
 from shoal.engine.studies.means import by_one_mean
 from shoal.engine.studies.plain_names import MODELS, PlainNames
 from shoal.engine.studies.sweep_folder import rows_of
@@ -50,14 +50,14 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.store.manifest import NAME
 
-# Of the best score of all runs, where no target is given; of intervals.
+# Without a target, runs are timed until they reach `SHARE` of the best score. Intervals over seeds hold `CONFIDENCE`.
 SHARE, CONFIDENCE = 0.95, 0.95
-# Of runs whose lines have no seconds of scoring apart.
+# Older runs did not log the seconds of scoring separately, so that they count as the server's.
 OLDER_SERVER = (
     "older runs: in a round that was evaluated the server's seconds hold the simulator's own scoring; "
     "--no-server leaves them out"
 )
-# Names and texts of what is counted until the target.
+# A row of the table to the target has these costs, each with the function that formats it.
 COSTS: dict[str, Callable[[float], str]] = {
     "rounds": "{:,.0f}".format, "seconds": "{:,.4g}".format, "bytes": size, "joules": "{:,.4g}".format,
     "money": "{:,.4g}".format,
@@ -66,7 +66,7 @@ COSTS: dict[str, Callable[[float], str]] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What a clock is asked for: classes of devices and links, a deadline in seconds, a score, and a seed.
+    """The options of a clock: classes of devices and links, a deadline in seconds, a score, and a seed.
 
     `server` says whether the seconds of the method's server part count, `evaluation` whether those of clients' scoring.
     """
@@ -81,7 +81,7 @@ class Asked:
 
     @property
     def left_out(self) -> str:
-        """Returns what does not count, in words; empty if all does."""
+        """Returns the names of the parts that do not count, joined by `and`; empty if all count."""
         parts = {"seconds of the server": self.server, "evaluations of clients": self.evaluation}
         return " and ".join(name for name, counts in parts.items() if not counts)
 
@@ -107,7 +107,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class ClockedRun:
-    """The lines of a run, in which the seconds of rounds are simulated, and its clock; `note` is of its work."""
+    """The lines of a run with simulated seconds of rounds, and its clock; `note` says how work was counted."""
 
     path: Path
     lines: Sequence[Line]
@@ -116,9 +116,9 @@ class ClockedRun:
 
     @classmethod
     def of(cls, run: Path, asked: Asked) -> "ClockedRun":
-        """Raises ShoalError: the record of the run is not whole, or its work is not known.
+        """Simulates the rounds of a run. Those that a fork shares with its parent use the parent's config.
 
-        Rounds of a fork that are its parent's have the work and the times of that one's config.
+        Raises ShoalError: the record of the run is not whole, or its work is not known.
         """
         lines = read_metrics(run)
         if len({SIMULATED in line for line in lines}) > 1:
@@ -138,8 +138,8 @@ class ClockedRun:
             ]
             clocks.append(clock(new, work, fleet, asked.deadline))
             rounds += new
-        found = join_clocks(clocks)
-        simulated = [{**line, "seconds": {"round": s}} for line, s in zip(lines, found.seconds.tolist())]
+        run_clock = join_clocks(clocks)
+        simulated = [{**line, "seconds": {"round": s}} for line, s in zip(lines, run_clock.seconds.tolist())]
         for line, each in zip(simulated, rounds):
             if each.counted is not None:
                 line |= {"bytes_down": float(each.down.sum()), "bytes_up": float(each.up.sum())}
@@ -150,19 +150,19 @@ class ClockedRun:
         notes += [f"older runs: {text}" for key, text in older.items() if not any(key in line for line in lines)]
         if asked.server and any("scopes" in line and SCORING not in line["seconds"] for line in lines):
             notes.append(OLDER_SERVER)
-        return cls(run, simulated, found, "; ".join(notes))
+        return cls(run, simulated, run_clock, "; ".join(notes))
 
     def columns(self) -> dict[str, list[float]]:
-        """What every round took, by name, lists `[T]`."""
+        """Returns the costs of every round by name, lists `[T]`."""
         sent = {f"bytes_{way}": [line[f"bytes_{way}"] for line in self.lines] for way in ("down", "up")}
         of_clock = ("seconds", "joules", "money", "flops", "idle", "late")
         numbers = {name: getattr(self.clock, name).tolist() for name in of_clock}
         return {"round": [line["round"] for line in self.lines], **numbers, **sent}
 
     def until(self, read: Callable[[Line], float | None], target: float) -> dict[str, float] | None:
-        """What it takes until the first evaluated round with a score of at least a target; None: it is not reached."""
+        """Returns the costs until the first evaluated round with a score of `target` or more; None: there is none."""
         curve = curve_of([self.lines], read)
-        at = None if curve is None else curve.reached(target)
+        at = None if curve is None else curve.first_reaching(target)
         if at is None:
             return None
         rounds = int(at["round"])
@@ -171,7 +171,7 @@ class ClockedRun:
 
 
 def client_work(run: Path) -> ClientWork:
-    """The work of every client of a run, from its config and its store.
+    """Returns the work of every client of a run, from its config and its store.
 
     Raises ShoalError: the store is not there or cannot be opened, or the work of a model is not known.
     """
@@ -189,7 +189,7 @@ def client_work(run: Path) -> ClientWork:
 
 
 def _is_timed(run: Path, lines: Sequence[Line]) -> bool:
-    """Whether simulated time decided what the run did: it is not synchronous, or some of its clients came too late."""
+    """Returns whether simulated time changed the run: it is not synchronous, or some of its clients came too late."""
     own = load_config(run).participation
     waits = own.devices is not None and (own.deadline is not None or own.over_selection > 1)
     return SIMULATED in lines[0] or (waits and any(MISSING in line for line in lines))
@@ -222,9 +222,9 @@ def _parts_of(run: Path, lines: Sequence[Line]) -> Iterator[tuple[Path, Sequence
 
 
 def _rounds(lines: Sequence[Line], timed: bool, of_run: Sequence[Line]) -> list[Round]:
-    """Rounds of a run; with their simulated time, where that decided what it did (`timed`).
+    """Returns the rounds of a run; with the times that it simulated, where these changed what it did (`timed`).
 
-    `of_run` are all of its lines: the model of a client may be of a step before those.
+    `of_run` are all of its lines: a client may have trained from the model of an earlier step than `lines` has.
     """
     if SIMULATED not in lines[0]:
         visits = max(sum(len(line["cohort"]) for line in lines), 1)
@@ -233,14 +233,14 @@ def _rounds(lines: Sequence[Line], timed: bool, of_run: Sequence[Line]) -> list[
     time = np.array([0.0, *(line[SIMULATED] for line in of_run)])
     begun = [line["round"] - 1 - np.array(line["staleness"]["of_clients"]) for line in lines]
     places = [line["round"] for line in lines]
-    found = zip(map(_round, lines), time[places], np.diff(time, prepend=0.0)[places], begun)
-    return [replace(each, scored=False, took=took, spent=end - time[start]) for each, end, took, start in found]
+    timed_rounds = zip(map(_round, lines), time[places], np.diff(time, prepend=0.0)[places], begun)
+    return [replace(r, scored=False, took=took, spent=end - time[start]) for r, end, took, start in timed_rounds]
 
 
 def _with_missing(those: Round, line: Line, message: tuple[float, float], timed: bool) -> Round:
-    """A round with the clients that were drawn and took no part to its end.
+    """Adds to a round the clients that were drawn and took no part to its end.
 
-    Each is sent, and sends, the mean of all visits of the run (`message`, bytes); who drops out sends nothing.
+    Each receives and sends the mean of all visits of the run (`message`, bytes); a client that drops out sends nothing.
     """
     if MISSING not in line:
         return those
@@ -265,9 +265,9 @@ def _round(line: Line) -> Round:
 
 
 def clocked(paths: Sequence[Path], asked: Asked) -> "Clocked":
-    """The clocks of the finished runs of runs and sweeps. Raises ShoalError: there is none, or as `ClockedRun.of`."""
+    """Simulates the finished runs among runs and sweeps. Raises ShoalError: there is none, or as `ClockedRun.of`."""
     rows, _ = by_one_mean([row for row in rows_of(paths) if row.state != "not chosen"])
-    groups = [group for group in grouped(rows) if group.finished]
+    groups = [group for group in group_runs(rows) if group.finished]
     if not groups:
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
     runs = [[ClockedRun.of(row.path, asked) for row in group.rows if row.figures] for group in groups]
@@ -303,15 +303,15 @@ class Clocked:
         return [[run.until(self._read, self.target) for run in runs] for runs in self.runs]
 
     def tables(self) -> list[TextTable]:
-        """What it takes to reach the score, and what whole runs take."""
+        """Returns a table of the costs to reach the score, and one of the costs of whole runs."""
         return [self._to_target(), self._in_all()]
 
     def _to_target(self) -> TextTable:
         rows = []
-        for group, found in zip(self.looks.groups, self._until()):
-            known = [at for at in found if at is not None]
+        for group, costs in zip(self.looks.groups, self._until()):
+            known = [at for at in costs if at is not None]
             cells = [_interval([at[name] for at in known], text) for name, text in COSTS.items()]
-            rows.append((self.looks.name(group), f"{len(known)} of {len(found)}", *cells))
+            rows.append((self.looks.name(group), f"{len(known)} of {len(costs)}", *cells))
         title = f"To reach {100 * self.target:.1f} % test score {MODELS[self.scope]}"
         several = any(len(runs) > 1 for runs in self.runs)
         notes = ["± 95 % interval of the mean over seeds, by Student's t"] if several else []
@@ -336,7 +336,7 @@ class Clocked:
         return TextTable(heads, tuple(rows), 1, title="In all rounds", notes=tuple(notes))
 
     def _late(self) -> list[str]:
-        """Who is late, by class of devices."""
+        """Returns a note with the share of late visits by class of devices; none without a deadline."""
         if self.asked.deadline == math.inf:
             return []
         late, visits = (
@@ -349,16 +349,16 @@ class Clocked:
         ]
 
     def plain(self) -> dict[str, Any]:
-        """For other programs: the score, and of every run the rounds and what it takes to reach it."""
+        """Returns plain values for other programs: the score, and of every run the rounds and its costs to reach it."""
         methods = [
             {
                 "name": self.looks.name(group), "keys": group.columns,
                 "runs": [
                     {"run": str(run.path), "reached": at, "rounds": run.columns(), "note": run.note}
-                    for run, at in zip(runs, found)
+                    for run, at in zip(runs, costs)
                 ],
             }
-            for group, runs, found in zip(self.looks.groups, self.runs, self._until())
+            for group, runs, costs in zip(self.looks.groups, self.runs, self._until())
         ]  # fmt: skip
         return {"scope": self.scope, "target": self.target, "left_out": self.asked.left_out, "methods": methods}
 
@@ -369,17 +369,17 @@ class Clocked:
             pa.csv.write_csv(pa.concat_tables(map(pa.table, rounds), promote_options="permissive"), unfinished)
         with replacing(folder / "target.csv") as unfinished:
             unfinished.write_text(self._to_target().csv())
-        found: list[Drawing] = []
+        figures: list[Drawing] = []
         curves = [(group, self._curve(runs)) for group, runs in zip(self.looks.groups, self.runs)]
         if panels := self.looks.panels([(group, curve) for group, curve in curves if curve is not None]):
             title = f"Test score {MODELS[self.scope]} by simulated time"
-            drawings.curves(found, "score-by-simulated-time", title, panels, "simulated", "test score (%)")
+            drawings.curves(figures, "score-by-simulated-time", title, panels, "simulated", "test score (%)")
         files = ["none" if each is None else each.path.name for each in (self.asked.devices, self.asked.networks)]
         facts = [("Devices", files[0]), ("Network", files[1]), ("Seed", str(self.asked.seed))]
         facts += [("Left out", self.asked.left_out)] if self.asked.left_out else []
         facts += [("Deadline", f"{self.asked.deadline:g} s")] if self.asked.deadline < math.inf else []
         return write_page(
-            folder, Head("Simulated time", facts=facts), [Section("", found), Section("Costs", tables=self.tables())]
+            folder, Head("Simulated time", facts=facts), [Section("", figures), Section("Costs", tables=self.tables())]
         )
 
     def _curve(self, runs: Sequence[ClockedRun]) -> Curve | None:
@@ -388,12 +388,12 @@ class Clocked:
 
 
 def _interval(values: Sequence[float], text: Callable[[float], str]) -> str:
-    """The mean, with the half-width of its interval by Student's t where there are several values; - of none."""
+    """Formats a mean, with the half-width of its interval by Student's t if values differ; `-` without values."""
     if not values:
         return "-"
     if len(set(values)) == 1:
         return text(values[0])
-    # It takes a second of every process that imports it.
+    # SciPy's statistics take a second to import, so only a table that needs them does.
     from scipy.stats import t
 
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))

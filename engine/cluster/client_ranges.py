@@ -1,4 +1,4 @@
-"""A set of client numbers as ranges: what a host can read is few of them, however many clients there are."""
+"""A set of client numbers as ranges: the clients that a host can read are few ranges, however many there are."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Set
@@ -14,12 +14,12 @@ class ClientRanges(Set[int]):
         """Takes ranges of step 1 in any order, which may be empty, or overlap."""
         first: list[int] = []
         stop: list[int] = []
-        for one in sorted((one for one in ranges if one), key=lambda one: one.start):
-            if stop and one.start <= stop[-1]:
-                stop[-1] = max(stop[-1], one.stop)
+        for part in sorted((part for part in ranges if part), key=lambda part: part.start):
+            if stop and part.start <= stop[-1]:
+                stop[-1] = max(stop[-1], part.stop)
             else:
-                first.append(one.start)
-                stop.append(one.stop)
+                first.append(part.start)
+                stop.append(part.stop)
         self._first, self._stop = tuple(first), tuple(stop)
 
     @property
@@ -28,7 +28,7 @@ class ClientRanges(Set[int]):
         return list(map(range, self._first, self._stop))
 
     def missing(self, clients: Iterable[int]) -> set[int]:
-        """Those of some clients that are not in it."""
+        """Returns those of some clients that are not in the set."""
         number_B = np.fromiter(clients, dtype=np.int64)
         if not self._first:
             return set(number_B.tolist())
@@ -43,13 +43,13 @@ class ClientRanges(Set[int]):
         return place >= 0 and bool(client < self._stop[place])
 
     def __iter__(self) -> Iterator[int]:
-        return (client for one in self.ranges for client in one)
+        return (client for part in self.ranges for client in part)
 
     def __len__(self) -> int:
         return sum(self._stop) - sum(self._first)
 
     def __and__(self, other: Any) -> "ClientRanges":
-        """The numbers of both, which are ranges."""
+        """Returns the numbers that are in both sets of ranges."""
         if not isinstance(other, ClientRanges):
             return NotImplemented
         mine, theirs = self.ranges[::-1], other.ranges[::-1]
@@ -60,7 +60,7 @@ class ClientRanges(Set[int]):
         return ClientRanges(both)
 
     def __or__(self, other: Any) -> "ClientRanges":
-        """The numbers of any of two, which are ranges."""
+        """Returns the numbers that are in any of two sets of ranges."""
         if not isinstance(other, ClientRanges):
             return NotImplemented
         return ClientRanges([*self.ranges, *other.ranges])

@@ -36,7 +36,7 @@ CONNECT_SECONDS = 10
 START_SECONDS, SECONDS_IN_SILENCE, SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LINES = 120.0, 15.0, 0.2, 30.0
 # Ray looks for its raylet for ten seconds at a time.
 SECONDS_TO_LEAVE = 15.0
-# Of a busy machine, Ray's helpers may be slow to start; the second time their files are in memory.
+# On a busy machine Ray's helpers may be slow to start; the second time their files are in memory.
 TRIES = 2
 # A socket has at most 107 bytes, of which Ray names 66 below its folder.
 LONGEST_FOLDER = 41
@@ -51,7 +51,7 @@ PRIVATE = {
 
 
 def connect(config: Config) -> "Patience":
-    """Starts Ray or joins the cluster of `ray.address`, and waits for machines; gives what is left of the time for it.
+    """Starts Ray or joins the cluster of `ray.address`, and waits for machines; returns the rest of the time for that.
 
     Raises ShoalError: there is no cluster, or too little room: in a cluster that is joined, not for a single host.
     """
@@ -59,7 +59,7 @@ def connect(config: Config) -> "Patience":
     _token(joining=address is not None)
     # Ray's own messages would drown the table; errors still come through as exceptions.
     always: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    # Its own for every run: two on one cluster have actors of the same names.
+    # Every run has another namespace, since two runs on one cluster have actors of the same names.
     always["namespace"] = f"shoal-{config.name}-{secrets.token_hex(3)}"
     always["runtime_env"] = environment = dict(config.ray.runtime_env.items())
     try:
@@ -94,26 +94,26 @@ class NotStarted(ShoalError):
 
 
 def raylet_fault() -> str:
-    """One line for the raylet of this process's Ray, which has ended."""
+    """Returns a line that says why the raylet of this process's Ray has ended."""
     return f"{why_ended(_folder)}, and use --resume"
 
 
-# Of the Ray that was started here last.
+# The folder of the Ray that this process started last.
 _folder: Path | None = None
 
 
 def _start(always: Mapping[str, Any]) -> None:
-    """Starts a Ray on this machine, a second time where its raylet ends while it starts. Raises NotStarted."""
+    """Starts a Ray on this machine, a second time if its raylet ends meanwhile. Raises NotStarted: both have failed."""
     global _folder
     for number in range(1, TRIES + 1):
         earlier = {child.pid for child in psutil.Process().children()}
         _folder = short_folder("ray-", LONGEST_FOLDER)
-        # Without an address Ray would join whatever cluster was started on this machine last. It listens on the
-        # loopback address where it takes no other machines.
+        # Without an address Ray would join the cluster that was started on this machine last. It listens on the
+        # loopback address, since it takes no other machines.
         private = {"include_dashboard": False, "_system_config": PRIVATE, "_temp_dir": str(_folder)}
         look = services.get_node
 
-        def seen(*where: Any) -> Any:
+        def find_node(*where: Any) -> Any:
             # Ray itself would ask for 30 s, of a raylet that is slow, and of one that has ended.
             while True:
                 if has_ended(earlier):  # noqa: B023
@@ -127,7 +127,7 @@ def _start(always: Mapping[str, Any]) -> None:
             with (
                 _signals_kept(),
                 _in_time("this machine"),
-                patch.object(services, "get_node", seen),
+                patch.object(services, "get_node", find_node),
                 patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
             ):
                 ray.init(address="local", **private, **always)
@@ -145,7 +145,7 @@ def disconnect(config: Config) -> None:
     """Leaves the cluster of `ray.address`, or ends the Ray that `connect` started."""
     started = psutil.Process().children(recursive=True) if config.ray.address is None else []
     ray.shutdown()
-    # Ray ends what it started, but where some of its processes were killed it leaves others behind.
+    # Ray ends its processes, but if some of them were killed it leaves others behind.
     for process in started:
         with suppress(psutil.Error):
             process.kill()
@@ -174,7 +174,7 @@ def _signals_kept() -> Iterator[None]:
 
 @contextmanager
 def _in_time(where: str) -> Iterator[None]:
-    """Says what is waited for, and ends the process after a limit, or with the raylet that it started.
+    """Says, inside of the block, what is waited for; ends the process after a limit, or when its raylet ends.
 
     Ray itself waits for minutes, in no way to interrupt, or ends the process without a word.
     """
@@ -185,7 +185,7 @@ def _in_time(where: str) -> Iterator[None]:
         began, announced = time.monotonic(), False
         while not done.wait(SECONDS_BETWEEN_LOOKS):
             waited = time.monotonic() - began
-            # An interrupt ends Ray's processes, and then this one, by itself.
+            # An interrupt ends Ray's processes first and this one soon after, so that it has some time.
             if has_ended(earlier) and not done.wait(SECONDS_TO_LEAVE):
                 _end(raylet_fault())
             if waited > START_SECONDS:
@@ -208,7 +208,7 @@ def _end(line: str) -> NoReturn:
 
 
 def _probe(address: str | None) -> None:
-    """Tries the port first: Ray itself would wait for minutes where nothing listens."""
+    """Tries the port of an address: Ray itself would wait for minutes if nothing listens there."""
     if address is None:
         try:
             with socket.create_server(("127.0.0.1", 0)) as server:
@@ -244,7 +244,7 @@ def _token(joining: bool) -> None:
 
 
 def _package() -> str:
-    """Folder of the package, which Ray ships to machines that may not have it; links in it become folders."""
+    """Returns the folder of the package, which Ray ships to machines that may lack it; links in it become folders."""
     return str(Path(__file__).absolute().parents[2])
 
 
@@ -265,7 +265,7 @@ def _from_array(array: np.ndarray) -> torch.Tensor:
 
 
 def _await_room(config: Config) -> "Patience":
-    """Waits for machines with room for all hosts in a cluster that is joined; at last, those it has will do."""
+    """Waits for machines with room for all hosts in a cluster that is joined; after that takes those that it has."""
     share, hosts, joined = config.resources, config.engine.hosts, config.ray.address is not None
     waits = Patience(config.ray.start_timeout)
     asked = False
@@ -285,7 +285,7 @@ def _await_room(config: Config) -> "Patience":
             time.sleep(0.5)
         return waits
     finally:
-        # Machines are kept for hosts that start now, and for none where the run ends here.
+        # The request keeps machines for hosts that start now. If the run ends here, none are needed any more.
         if asked:
             _ask_autoscaler(0, share)
 
@@ -304,15 +304,15 @@ def _missing(room: float, machines: Sequence[Mapping[str, float]], share: Resour
 
 
 def _ask_autoscaler(hosts: int, share: ResourcesConfig) -> None:
-    """Asks for machines for so many hosts in the place of what was asked for; without an autoscaler nothing happens."""
+    """Asks for machines for so many hosts, which replaces earlier requests; without an autoscaler nothing happens."""
     from ray.autoscaler.sdk import request_resources  # only where something is missing: takes half a second
 
-    one = {"CPU": share.cpus_per_host, "GPU": share.gpus_per_host}
-    request_resources(bundles=[{kind: count for kind, count in one.items() if count}] * hosts)
+    bundle = {"CPU": share.cpus_per_host, "GPU": share.gpus_per_host}
+    request_resources(bundles=[{kind: count for kind, count in bundle.items() if count}] * hosts)
 
 
 class Patience:
-    """Waits up to a limit, and says every half a minute what for."""
+    """A limit for waiting, which says every half a minute what is waited for."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -320,7 +320,7 @@ class Patience:
         self._next = SECONDS_IN_SILENCE
 
     def on(self, what: str) -> bool:
-        """Whether to wait on."""
+        """Returns whether to wait on, and says so from time to time."""
         waited = time.monotonic() - self._began
         if waited >= self._seconds:
             return False
@@ -337,7 +337,7 @@ def _room(machines: Sequence[Mapping[str, float]], share: ResourcesConfig) -> fl
         rest = {"CPU": machine.get("CPU", 0) - share.server_cpus, "GPU": machine.get("GPU", 0) - share.server_gpus}
         if min(rest.values()) >= 0:
             others = [*machines[:number], rest, *machines[number + 1 :]]
-            rooms.append(sum(places(one, share.cpus_per_host, share.gpus_per_host) for one in others))
+            rooms.append(sum(places(room, share.cpus_per_host, share.gpus_per_host) for room in others))
     return max(rooms, default=0)
 
 
@@ -351,7 +351,7 @@ def places(machine: Mapping[str, float], cpus: float, gpus: float) -> float:
     return min(by_cpu, devices * ((1 + slack) // gpus) if gpus < 1 else devices // gpus)
 
 
-# Free GPUs are reserved within milliseconds.
+# Ray reserves free GPUs within milliseconds, so that these seconds are enough.
 SECONDS_TO_RESERVE = 10.0
 
 

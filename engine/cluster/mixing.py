@@ -15,22 +15,22 @@ from shoal.engine.hosts.backend import ServerLost
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.reduction import TILE, Mixed, Uploads, mixed, not_finite, require_one_shape, require_one_type
 
-# Bytes of a block of a row at least, and so of an upload that is mixed on hosts: Ray sends results below 1 MiB to the
-# server, and less is sent sooner than a call for each block is answered.
+# A block of a row has at least so many bytes, and so has an upload that is mixed on hosts. Ray sends results below
+# 1 MiB to the server, and sending fewer bytes takes less time than a call for each block.
 LEAST_OF_A_BLOCK = 5 * 2**18
-# At most: each is a result for every client.
+# An upload has at most so many blocks, since each becomes a result for every client.
 BLOCKS = 8
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Uploads of an entry by some clients, in a cluster's memory.
+    """The uploads of an entry by some clients, in a cluster's memory.
 
     Attributes:
-        entry: Its name.
+        entry: The name of the entry.
         ids: The clients.
-        shape: Of an upload.
-        dtype: Of an upload.
+        shape: The shape of an upload.
+        dtype: The dtype of an upload.
         refs: References to blocks of columns, `[clients, columns]`, or their places in a list of references.
         pool: The `RayPool` whose hosts mix them.
     """
@@ -47,7 +47,7 @@ class Blocks:
 
 
 def split(uploads: Tensor, count: int) -> list[Tensor]:
-    """Blocks of columns of uploads `[clients, …]`, whole tiles each, some of them empty where there are few."""
+    """Splits uploads `[clients, …]` into blocks of columns, each of whole tiles; with few columns some are empty."""
     flat = uploads.reshape(len(uploads), -1)
     tiles = -(-flat.shape[1] // TILE)
     edges = [TILE * (block * tiles // count) for block in range(count)] + [flat.shape[1]]
@@ -55,31 +55,31 @@ def split(uploads: Tensor, count: int) -> list[Tensor]:
 
 
 def mixes(up: Mapping[str, Reduce]) -> list[str]:
-    """Entries of uploads that are mixed."""
+    """Returns the entries of uploads that are mixed."""
     return [entry for entry, how in up.items() if how is Reduce.MIX]
 
 
 def take_blocks(outcome: Outcome, up: Mapping[str, Reduce], at: int = 0) -> list[Tensor]:
-    """Takes large uploads out of an outcome, which is left with the places of their blocks in a list, from `at` on."""
-    found: list[Tensor] = []
+    """Takes large uploads out of an outcome, which keeps the places of their blocks in a list, from `at` on."""
+    blocks: list[Tensor] = []
     for entry in mixes(up):
         uploads = outcome.tensors.get(entry)
         if uploads is not None and (size := uploads[0].nbytes) >= LEAST_OF_A_BLOCK:
             count = min(BLOCKS, size // LEAST_OF_A_BLOCK)
-            places = range(at + len(found), at + len(found) + count)
+            places = range(at + len(blocks), at + len(blocks) + count)
             outcome.blocks[entry] = [Blocks(entry, outcome.ids, uploads.shape[1:], uploads.dtype, places)]
-            found += split(outcome.tensors.pop(entry), count)
-    return found
+            blocks += split(outcome.tensors.pop(entry), count)
+    return blocks
 
 
-def multiplied(rows: Tensor, order: Sequence[int], gives: bool, blocks: Sequence[Tensor]) -> list[Any]:
-    """Whether a product is finite, and the product: its rows one by one if it `gives` them to clients, or all in one.
+def multiply_blocks(rows: Tensor, order: Sequence[int], gives: bool, blocks: Sequence[Tensor]) -> list[Any]:
+    """Multiplies `rows` with uploads; returns whether the product is finite, and the product.
 
     Args:
-        rows: `[k, clients]`.
-        order: Of the rows of all `blocks` together, that of the clients.
-        gives: See above.
-        blocks: Uploads `[some clients, columns]`.
+        rows: The weights of clients, `[k, clients]`.
+        order: The place of every client's upload in the rows of all `blocks` together.
+        gives: Rows go to clients: they are returned one by one, else as one tensor.
+        blocks: Blocks of uploads, `[some clients, columns]`.
     """
     uploads = [upload for block in blocks for upload in block]
     out = [uploads[0].new_empty(len(uploads[0])) for _ in rows]
@@ -103,17 +103,17 @@ class UploadsOnHosts(Uploads):
         self._pool, self._parts, self._entry = first.pool, parts, first.entry
 
     def product(self, rows: Tensor) -> Tensor:
-        blocks = [block for (block,) in self._multiplied(rows, gives=False)]
+        blocks = [block for (block,) in self._multiply(rows, gives=False)]
         return torch.cat(blocks, dim=1).reshape((len(rows), *self.shape))
 
     def give(self, rows: Tensor) -> list[Mixed]:
-        blocks = self._multiplied(rows, gives=True)
+        blocks = self._multiply(rows, gives=True)
         self._parts = ()
         nbytes = self.shape.numel() * self.dtype.itemsize
         return [Mixed(refs, self.shape, nbytes) for refs in zip(*blocks)]
 
-    def _multiplied(self, rows: Tensor, gives: bool) -> list[list[Any]]:
-        """The product by block: references to rows that it `gives`, else the block. Raises a ShoalError: not finite."""
+    def _multiply(self, rows: Tensor, gives: bool) -> list[list[Any]]:
+        """Multiplies by block; returns references to rows that it `gives`, else to blocks. Raises ShoalError: NaN."""
         hosts, threads = sorted(self._pool.roster.ready), self._pool.job.threads
         blocks = list(zip(*(part.refs for part in self._parts)))
         if not hosts:
@@ -132,11 +132,11 @@ class UploadsOnHosts(Uploads):
             except RayTaskError:
                 raise
             except RayError:
-                # The host died, or is silent; the uploads outlive it.
+                # The host died or is silent. The uploads outlive it, so that the server multiplies.
                 finite = None
             products = list(call[1:])
             if finite is None:
-                finite, *here = multiplied(rows, self._order, gives, ray.get(list(refs)))
+                finite, *here = multiply_blocks(rows, self._order, gives, ray.get(list(refs)))
                 products = [ray.put(t) for t in here]
             if not gives:
                 products = ray.get(products)

@@ -10,7 +10,7 @@ from shoal.storage.errors import ShoalError
 
 
 def open_backend(config: Config) -> Backend:
-    """Starts what `engine.backend` names; raises a ShoalError for no or too small a cluster, or no GPU."""
+    """Starts the backend of `engine.backend`. Raises ShoalError: a cluster or a GPU is missing, or too small."""
     if config.engine.backend == "local":
         return LocalBackend(server_device(config))
     require_own_package()
@@ -25,9 +25,9 @@ def require_own_package() -> None:
     Raises ShoalError: there is one.
     """
     ours = Path(__file__).absolute().parents[2] / "__init__.py"
-    found = PathFinder.find_spec("shoal", [os.getcwd()])
-    if found is not None and found.origin is not None and not ours.samefile(found.origin):
+    spec = PathFinder.find_spec("shoal", [os.getcwd()])
+    if spec is not None and spec.origin is not None and not ours.samefile(spec.origin):
         raise ShoalError(
-            Path(found.origin),
+            Path(spec.origin),
             "has the name of this package, and other processes would run it instead; rename it, or start elsewhere",
         )

@@ -1,4 +1,4 @@
-"""Tasks that wait for hosts: where they are placed, and the queue of every host; a task costs O(log hosts)."""
+"""Tasks that wait for hosts: their places, and the queue of every host; a task costs O(log hosts)."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -38,7 +38,7 @@ def place(costs: Sequence[float], able: Sequence[Sequence[int]], homes: Sequence
     for cell in sorted(range(len(costs)), key=lambda cell: (-costs[cell], cell)):
         group, home = id(able[cell]), homes[cell]
         heap = lowest[group]
-        # Of a host whose load has grown since there is a newer entry.
+        # An entry is stale if the load of its host has grown since; a newer one is in the heap.
         while load[heap[0][1]] != heap[0][0]:
             heappop(heap)
         host = heap[0][1]
@@ -54,17 +54,17 @@ def place(costs: Sequence[float], able: Sequence[Sequence[int]], homes: Sequence
 
 # Shorter cells are sent together: a call costs milliseconds.
 SECONDS_OF_A_CALL = 0.5
-# Share of a queue: small enough that hosts finish together, large enough for few calls.
+# A call takes such a share of a queue: small enough that hosts finish together, large enough for few calls.
 SHARE_OF_A_CALL = 0.5
 
 
 class Queues:
-    """The waiting tasks of a phase, by host; of a queue the last task, of the largest cost, is taken first."""
+    """The waiting tasks of a phase, by host; a host takes the last task of a queue, of the largest cost, first."""
 
     def __init__(self, tasks: Sequence[Task], places: Sequence[int], hosts: int) -> None:
         """Queues tasks at their places."""
         self._waiting: list[list[Task]] = [[] for _ in range(hosts)]
-        # Negative length and host of every queue; older entries have other lengths.
+        # A heap of the negative length and the host of every queue; stale entries have other lengths.
         self._fullest: list[tuple[int, int]] = []
         for task, host in sorted(zip(tasks, places), key=lambda pair: (pair[0].cell.cost, -pair[0].position)):
             self._waiting[host].append(task)
@@ -73,7 +73,7 @@ class Queues:
 
     @property
     def tasks(self) -> Iterable[Task]:
-        """All of them."""
+        """The tasks of all queues."""
         return (task for queue in self._waiting for task in queue)
 
     def put(self, host: int, tasks: Iterable[Task]) -> None:
@@ -82,7 +82,7 @@ class Queues:
         self._note(host)
 
     def shortest(self, hosts: Iterable[int]) -> int:
-        """The host, of some, that has the fewest tasks."""
+        """Returns the host, of some, that has the fewest tasks."""
         return min(hosts, key=lambda host: len(self._waiting[host]))
 
     def empty(self, host: int) -> list[Task]:
@@ -117,14 +117,14 @@ class Queues:
         return tasks
 
     def _next(self, host: int, reads: Set[int], never_lost: bool) -> Task | None:
-        """The largest task of the host's queue, or of the fullest queue that has one for it."""
-        found, seen = self._largest(host, reads, never_lost), []
-        while found is None and self._most():
-            seen.append(heappop(self._fullest))
-            found = self._largest(seen[-1][1], reads, never_lost)
-        for entry in seen:
+        """Takes the largest task of the host's queue, or of the fullest queue that has one for it."""
+        task, popped = self._largest(host, reads, never_lost), []
+        while task is None and self._most():
+            popped.append(heappop(self._fullest))
+            task = self._largest(popped[-1][1], reads, never_lost)
+        for entry in popped:
             heappush(self._fullest, entry)
-        return found
+        return task
 
     def _largest(self, host: int, reads: Set[int], never_lost: bool) -> Task | None:
         queue = self._waiting[host]
@@ -137,7 +137,7 @@ class Queues:
         return None
 
     def _most(self) -> int:
-        """Length of the fullest queue."""
+        """Returns the length of the fullest queue."""
         while self._fullest and -self._fullest[0][0] != len(self._waiting[self._fullest[0][1]]):
             heappop(self._fullest)
         return -self._fullest[0][0] if self._fullest else 0

@@ -28,7 +28,7 @@ from shoal.engine.cluster.cluster import (
     raylet_fault,
     share_tensors,
 )
-from shoal.engine.cluster.mixing import multiplied, take_blocks
+from shoal.engine.cluster.mixing import multiply_blocks, take_blocks
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.reports import Prints, Work, publish
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
@@ -36,7 +36,7 @@ from shoal.engine.cluster.states import (
     LOST_STATES,
     Item,
     hand_over_inboxes,
-    handed_over,
+    hand_over_states,
     take_states,
     tensors_of,
     with_states,
@@ -61,7 +61,7 @@ BETWEEN_BEATS = 1.0
 SECONDS_BETWEEN_CHECKS = 5.0
 SECONDS_GONE = 20.0
 SECONDS_TO_ANSWER = 2.0
-# Bytes of freed memory of a host whose results are large.
+# A host with large results keeps at most so many bytes of freed memory between calls.
 KEPT_BETWEEN_CALLS = 2**26
 
 
@@ -76,7 +76,7 @@ class HostActor(Host):
         self._signed = -math.inf
 
     def ping(self) -> int:
-        """Process id of the host, once it is up."""
+        """Returns the process id of the host, once it is up."""
         return os.getpid()
 
     def hosts_here(self) -> int:
@@ -99,15 +99,15 @@ class HostActor(Host):
 
         Args:
             kept: States, and results of mixing, at the places that `Cell.kept` and `Cell.inboxes` name.
-            states: How many results of their own clients' new states may have, beside the outcomes.
-            results: How many these, and the blocks of uploads to be mixed, may have.
+            states: The number of results, beside the outcomes, that may hold new states of clients.
+            results: The number of results that may hold these, and blocks of uploads to be mixed.
         """
         if states:
-            # What the call before gave lies in Ray's memory now.
+            # The results of the call before lie in Ray's memory now, so that theirs can be freed.
             give_back_memory(KEPT_BETWEEN_CALLS)
         before, began, outcomes = seconds_of_kernels(), working_clock(), []
         try:
-            with self._prints.captured(cells[0].round):
+            with self._prints.capture(cells[0].round):
                 for outcome in self.run_cells(job_id, [with_states(cell, kept) for cell in cells], shared):
                     if outcome is not None:
                         outcome.busy, began = working_clock() - began, working_clock()
@@ -120,26 +120,26 @@ class HostActor(Host):
             if outcome is not None:
                 outcome.memory, outcome.kernels = held, kernels / len(outcomes)
         if outcomes[0] is not None:
-            outcomes[0].printed = self._prints.taken()
+            outcomes[0].printed = self._prints.take()
         if not states:
             return outcomes
         trees = take_states(outcomes)
-        found: list[Any] = [*trees, *[None] * (states - len(trees))]
+        large: list[Any] = [*trees, *[None] * (states - len(trees))]
         for outcome in outcomes:
             if outcome is not None:
-                found += take_blocks(outcome, cells[0].up, len(found))
-        return [outcomes, *found, *[None] * (results - len(found))]
+                large += take_blocks(outcome, cells[0].up, len(large))
+        return [outcomes, *large, *[None] * (results - len(large))]
 
     def multiply(self, rows: Tensor, order: Sequence[int], gives: bool, threads: int, *blocks: Tensor) -> list[Any]:
-        """See `shoal.engine.cluster.mixing.multiplied`."""
+        """Multiplies as `shoal.engine.cluster.mixing.multiply_blocks` does, with so many threads."""
         torch.set_num_threads(threads)
         give_back_memory(KEPT_BETWEEN_CALLS)
-        return multiplied(rows, order, gives, blocks)
+        return multiply_blocks(rows, order, gives, blocks)
 
     def write_states(self, path: Path, address: str | None, items: Sequence[Item], *values: Any) -> str | None:
-        """Writes what clients keep into a file and gives its digest.
+        """Writes what clients keep into a file and returns its digest.
 
-        Where the folder is not on this machine, the file is sent to the address of the run; None: it has none.
+        If the folder is not on this machine, the file is sent to the address of the run; None: it has none.
         """
         tensors = tensors_of(items, values)
         if path.parent.is_dir():
@@ -163,7 +163,7 @@ class HostActor(Host):
 
 
 def _is_host(process: psutil.Process) -> bool:
-    """Whether a process is a host of any run, by the title that Ray gives it."""
+    """Returns whether a process is a host of any run, by the title that Ray gives it."""
     with suppress(psutil.Error):
         return "".join(process.cmdline()[:1]).startswith(f"ray::{HostActor.__name__}")
     return False
@@ -184,7 +184,7 @@ def start_hosts(count: int, cpus: float, gpus: float, server_gpus: float = 0.0, 
 
 
 def seconds_for_one(config: Config) -> float:
-    """Seconds in which a first host must come; where there is room it needs them, however few the others are given."""
+    """Returns the seconds in which a first host must come; it needs them even if others are given fewer."""
     return max(config.ray.start_timeout, START_SECONDS)
 
 
@@ -269,7 +269,7 @@ class RayBackend:
         shares = (share.cpus_per_host, share.gpus_per_host, share.server_gpus)
         self.hosts = start_hosts(config.engine.hosts, *shares, named=True)
         self._up = self._in_round = False
-        # Hosts that were not up at the last look, by their first call.
+        # The hosts that were not up at the last look, by their first call.
         self._late: dict[Any, int] = {}
         self._server: Any = None
         self._servers = 0
@@ -279,7 +279,7 @@ class RayBackend:
         self.end()
         self._health = ClusterHealth()
         if state is not None:
-            state.kept |= handed_over(state.clients)
+            state.kept |= hand_over_states(state.clients)
             hand_over_inboxes(state.inboxes)
         self._run = job.id
         self._server = self._start_server(job, plan, state)
@@ -288,7 +288,7 @@ class RayBackend:
         self._get(self._server.ready.remote(self._still_late()))
 
     def _still_late(self) -> set[int]:
-        """Hosts that never were up."""
+        """Returns the hosts that never were up."""
         for ping in ray.wait(list(self._late), num_returns=len(self._late), timeout=0)[0] if self._late else ():
             del self._late[ping]
         return set(self._late.values())
@@ -323,7 +323,7 @@ class RayBackend:
     def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
         try:
             late = self._still_late()
-            # In the midst of a round hosts are at work.
+            # Hosts are at work in the midst of a round, so that the driver writes.
             hosts = {} if self._in_round else {n: host for n, host in enumerate(self.hosts) if n not in late}
             return write_in_parallel(folder, state, hosts, self._config.engine.cell_timeout)
         except ObjectLostError as error:
@@ -341,7 +341,7 @@ class RayBackend:
         # On the driver's machine the server shares the driver's fate, and checkpoints stay on one machine.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         share = self._config.resources
-        # One that is killed may have its name for some time yet.
+        # A server that is killed keeps its name for some time, so that the next one has another.
         self._servers += 1
         actor = ray.remote(ServerActor).options(
             name=f"server-{self._servers}",
@@ -395,7 +395,7 @@ class ServerActor:
         try:
             engine, seconds = config.engine, seconds_for_one(config)
             self._pool = RayPool(hosts, job, engine.cell_timeout, engine.retries, own, seconds)
-            with self._prints.captured(0):
+            with self._prints.capture(0):
                 self._server = Server(job, plan, self._pool, state, server_device(config))
         except ShoalError as error:
             # An actor whose constructor raises counts as lost and would be started again; `ready` raises instead.
@@ -414,30 +414,30 @@ class ServerActor:
     def round(self) -> dict[str, Any]:
         """Runs one round; its line also has what server and hosts hold, did and printed, and the events of hosts."""
         work = self._pool.work = Work()
-        with self._prints.captured(self._server.state.round + 1):
+        with self._prints.capture(self._server.state.round + 1):
             line = self._server.round(self._watch)
         self._live = None
-        work.print(None, *self._prints.taken())
+        work.print(None, *self._prints.take())
         line["hosts"] |= work.end(line["seconds"]["round"], line["hosts"]["of"])
         hosts = {str(host): held for host, held in sorted(self._pool.memory.items())}
         line |= {"memory": {"server": resident(), "hosts": hosts}, "printed": work.printed}
         return {**line, "events": self._pool.events()}
 
     def sign(self, host: int) -> None:
-        """A host lives."""
+        """Notes that a host lives."""
         self._pool.signed[host] = time.monotonic()
 
     def _watch(self, live: Live) -> None:
         self._live = live
 
     def client_scores(self) -> Columns:
-        """The scores of every client after the last evaluation."""
+        """Returns the scores of every client after the last evaluation."""
         return self._server.client_scores()
 
     def state(self, on_disk: Collection[str]) -> FederationState:
-        """The state after the last committed round, without the models of these digests."""
+        """Returns the state after the last committed round, without the models of these digests."""
         return self._server.state.without_models(on_disk)
 
     def alive(self) -> Live | None:
-        """Progress of the round under way; a call that returns shows that the server is alive."""
+        """Returns the progress of the round under way; a call that returns shows that the server is alive."""
         return self._live

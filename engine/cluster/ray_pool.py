@@ -15,7 +15,7 @@ from shoal.engine.cluster.mixing import BLOCKS, mixes, take_blocks
 from shoal.engine.cluster.queues import Queues, Task, place
 from shoal.engine.cluster.reports import Work
 from shoal.engine.cluster.roster import Roster, plain_error
-from shoal.engine.cluster.states import LOST_STATES, SENT_WITH_A_CALL, handed_over, placed
+from shoal.engine.cluster.states import LOST_STATES, SENT_WITH_A_CALL, hand_over_states, place_refs
 from shoal.engine.hosts.backend import ServerLost
 from shoal.engine.hosts.device import give_back_memory
 from shoal.engine.messages.cell import Cell, Outcome, one_by_one
@@ -30,27 +30,27 @@ class Assembly:
     def __init__(self) -> None:
         """Starts with no cell split."""
         self._ids: dict[int, Sequence[int]] = {}
-        self._found: dict[int, dict[int, Outcome]] = {}
+        self._outcomes: dict[int, dict[int, Outcome]] = {}
 
     def split(self, task: Task) -> list[Task]:
-        """One task for each client of a cell."""
+        """Splits a cell into a task for each client."""
         if len(task.cell.ids) == 1:
             return [task]
         self._ids[task.position] = task.cell.ids
         return [Task(task.position, single, task.losses) for single in one_by_one(task.cell)]
 
     def join(self, task: Task, outcome: Outcome) -> Outcome | None:
-        """The outcome of the whole cell, with the bits of an unsplit run; None while clients of it are missing."""
+        """Joins the outcomes of a split cell, with the bits of an unsplit run; None while clients of it are missing."""
         ids = self._ids.get(task.position)
         if ids is None:
             return outcome
-        found = self._found.setdefault(task.position, {})
-        found[task.cell.ids[0]] = outcome
-        return merge([found[i] for i in ids]) if len(found) == len(ids) else None
+        outcome_of = self._outcomes.setdefault(task.position, {})
+        outcome_of[task.cell.ids[0]] = outcome
+        return merge([outcome_of[i] for i in ids]) if len(outcome_of) == len(ids) else None
 
 
 def few_cells(cells: Sequence[Cell], hosts: int) -> list[str]:
-    """A line where cells are fewer than hosts."""
+    """Returns a line if cells are fewer than hosts."""
     if len(cells) >= hosts:
         return []
     key = "cell_size" if any(len(cell.ids) > 1 for cell in cells) else "hosts"
@@ -58,16 +58,17 @@ def few_cells(cells: Sequence[Cell], hosts: int) -> list[str]:
 
 
 def most_common(home: Mapping[int, int], clients: Sequence[int]) -> int | None:
-    """The host that visited most of these clients last; None: they are new."""
+    """Returns the host that visited most of these clients last; None: they are new."""
     hosts = [home[i] for i in clients if i in home]
     return max(dict.fromkeys(hosts), key=hosts.count) if hosts else None
 
 
 CALLS_IN_FLIGHT = 2
-# Of states: what a call makes is in its host's memory until the call ends.
+# A task counts as no shorter than its states at this speed: a call's results stay in its host's memory until it ends,
+# so that calls with large states must have few tasks.
 BYTES_A_SECOND = 2**27
 SECONDS_OF_A_WAIT = 1.0
-# Seconds between two signs of life of a host, over those after which it counts as silent.
+# A host gives a sign of life after this share of the seconds after which it counts as silent.
 BETWEEN_SIGNS = 0.05
 LOSSES_OF_A_WHOLE_CELL = 2
 
@@ -79,8 +80,8 @@ class RayPool:
         retried: Number of tasks lost with their host so far.
         transfer: Seconds spent on sending cells and reading outcomes so far.
         memory: Resident bytes of every host after its newest cell, mapped files included.
-        work: What hosts did since the server last took it.
-        signed: When each host last gave a sign of life, by the monotonic clock.
+        work: The work of hosts since the server last took it.
+        signed: The time of each host's last sign of life, by the monotonic clock.
     """
 
     def __init__(
@@ -101,13 +102,13 @@ class RayPool:
         if server is not None:
             self.roster.signs = (server, cell_timeout * BETWEEN_SIGNS)
         self.job, self.timeout, self.retries, self.come_back = job, cell_timeout, retries, come_back
-        # Host that visited a client last; seconds per unit of cost, by phase.
+        # `home` has the host that visited a client last, `pace` seconds per unit of cost, by phase.
         self.home: dict[int, int] = {}
         self.pace: dict[str, float] = {}
         self.retried = 0
         self.transfer = 0.0
         self.memory: dict[int, int] = {}
-        # Downloads, states or uploads have been so large that states, and uploads to be mixed, stay with hosts.
+        # True once downloads, states or uploads were so large that states, and uploads to be mixed, stay with hosts.
         self.keeps = False
         self.work = Work()
         self.signed: dict[int, float] = {}
@@ -119,7 +120,7 @@ class RayPool:
         return len(self.roster.ready), len(self.roster.hosts)
 
     def events(self) -> list[str]:
-        """Losses and returns of hosts since the last call, a line each."""
+        """Returns losses and returns of hosts since the last call, a line each."""
         events, self.roster.events = self.roster.events, []
         return events
 
@@ -161,7 +162,7 @@ class RayPool:
 
 @dataclass
 class _Call:
-    """Tasks sent to a host, which runs them one after another; `states` are results that new states may become."""
+    """A call with tasks of a host, which runs them one after another; `states` are results for new states."""
 
     tasks: Sequence[Task]
     host: int
@@ -177,8 +178,8 @@ class _Phase:
         self._queues = Queues([], [], len(pool.roster.hosts))
         self._assembly = Assembly()
         self._calls: dict[Any, _Call] = {}
-        # Calls of every host, and hosts that may take another one; to look at all of them after each answer would take
-        # more than the work of many small cells.
+        # `_of_host` has the calls of every host, `_asking` the hosts that may take another one. To look at all hosts
+        # after each answer would take longer than the work of many small cells.
         self._of_host: dict[int, dict[Any, _Call]] = {host: {} for host in range(len(pool.roster.hosts))}
         self._asking: set[int] = set(pool.roster.ready)
         self._next_check = 0.0
@@ -213,13 +214,13 @@ class _Phase:
         self._queues = Queues(tasks, places, len(self._roster.hosts))
 
     def _as_readable(self, task: Task) -> list[Task]:
-        """The task, if one host can read all of its clients, else one task for each client."""
+        """Returns the task if a host can read all of its clients, else a task for each client."""
         return [task] if self._roster.hosts_with(task.cell.ids) else self._assembly.split(task)
 
     def _pace(self, task: Task) -> float:
-        """Expected seconds of a task, or more for large states; infinite before the first outcome of its phase."""
+        """Estimates the seconds of a task, more for large states; infinite before the first outcome of its phase."""
         seconds = self._pool.pace.get(task.cell.phase, math.inf) * task.cell.cost
-        return max(seconds, sum(one.nbytes for one in task.cell.kept.values()) / BYTES_A_SECOND)
+        return max(seconds, sum(state.nbytes for state in task.cell.kept.values()) / BYTES_A_SECOND)
 
     def _send(self) -> None:
         ready = self._roster.ready
@@ -235,12 +236,12 @@ class _Phase:
                 )
                 if not tasks:
                     break
-                ref, *states = self._sent(host, [task.cell for task in tasks])
+                ref, *states = self._call_host(host, [task.cell for task in tasks])
                 self._calls[ref] = calls[ref] = _Call(tasks, host, time.monotonic() + self._pool.timeout, states)
 
-    def _sent(self, host: int, cells: Sequence[Cell]) -> list[Any]:
-        """Calls a host; the call's results: the outcomes, and new states where these stay with hosts."""
-        cells, kept = placed(cells)
+    def _call_host(self, host: int, cells: Sequence[Cell]) -> list[Any]:
+        """Calls a host; returns references to the outcomes, and to new states if these stay with hosts."""
+        cells, kept = place_refs(cells)
         keeps = self._pool.keeps and cells[0].phase
         states = sum(len(cell.ids) for cell in cells) if keeps else 0
         results = states + (len(cells) * len(mixes(cells[0].up)) * BLOCKS if keeps else 0)
@@ -285,15 +286,15 @@ class _Phase:
 
     def _keep(self, outcome: Outcome, call: _Call, up: Mapping[str, Reduce]) -> None:
         """Takes what clients keep, and what is mixed: references to what is large, copies of other states."""
-        # The first ones come with the call.
+        # Blocks of the first calls come back with them, before `keeps` is set; they are put into the cluster's memory.
         here = [ray.put(t) for t in take_blocks(outcome, up)]
         for entry, (part,) in outcome.blocks.items():
             refs = [(here or call.states)[place] for place in part.refs]
             outcome.blocks[entry] = [replace(part, refs=refs, pool=self._pool)]
-        outcome.kept = {i: replace(one, ref=call.states[one.ref], host=call.host) for i, one in outcome.kept.items()}
-        outcome.kept |= handed_over(outcome.states, call.host)
+        outcome.kept = {i: replace(kept, ref=call.states[kept.ref], host=call.host) for i, kept in outcome.kept.items()}
+        outcome.kept |= hand_over_states(outcome.states, call.host)
         self._pool.keeps |= bool(outcome.kept or outcome.blocks)
-        # What stays after the round must not hold memory of the object store.
+        # States outlive the round, and must not hold memory of the object store.
         outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
 
     def _finish(self, task: Task, outcome: Outcome) -> None:
@@ -340,7 +341,7 @@ class _Phase:
         self._asking |= self._roster.ready.keys()
 
     def _deadline(self, call: _Call) -> float:
-        """When its host counts as silent: of a host that gives signs of life, a client may take the whole time."""
+        """Returns the time from which the host of a call counts as silent; every sign of life gives it more time."""
         signed = self._pool.signed.get(call.host, -math.inf)
         return max(call.deadline, signed + self._pool.timeout * (1 + BETWEEN_SIGNS))
 
@@ -350,7 +351,7 @@ class _Phase:
             return
         self._next_check = now + SECONDS_OF_A_WAIT
         for host in {call.host for call in self._calls.values() if now > self._deadline(call)}:
-            # A synchronous actor method cannot be cancelled.
+            # A synchronous actor method cannot be cancelled, so that the host is ended.
             ray.kill(self._roster.hosts[host], no_restart=False)
             for ref in list(self._of_host[host]):
                 self._lose(self._end(ref), f"silent for {self._pool.timeout:.0f} s")

@@ -10,9 +10,9 @@ import psutil
 from shoal.storage.errors import one_line
 
 LOG = Path("session_latest", "logs", "raylet.out")
-# A line of its log: date, severity, process and thread, name, place in its source; C is what ends it.
+# A line of its log has date, severity, process and thread, name, place in its source; an error of severity C ends it.
 LINE = re.compile(rb"^\[[^\]]* (?P<severity>[CE]) \d+ \d+\] (\(raylet\) )?\S+:\d+: *(?P<text>.*)$", re.MULTILINE)
-# What Ray puts in front of a condition that does not hold.
+# Ray writes these words in front of a condition that does not hold.
 CHECK = re.compile(r".*Check failed: \S+ *")
 LAST_BYTES, LONGEST = 1 << 18, 300
 OF_PORTS = re.compile(r"Timed out waiting for file \S*_port_\w+")
@@ -21,11 +21,11 @@ ENDED = "the process of Ray on this machine (raylet) has ended"
 
 
 class RayletEnded(Exception):
-    """The raylet of a Ray that starts here has ended."""
+    """An error that says that the raylet of a Ray that starts here has ended."""
 
 
 def has_ended(earlier: Collection[int]) -> bool:
-    """Whether a raylet that this process started has ended; `earlier` are children from before."""
+    """Returns whether a raylet that this process started has ended; `earlier` are children from before."""
     with suppress(psutil.Error):
         for child in psutil.Process().children():
             if child.pid not in earlier and child.name() == "raylet" and child.status() == psutil.STATUS_ZOMBIE:
@@ -34,14 +34,14 @@ def has_ended(earlier: Collection[int]) -> bool:
 
 
 def last_line(folder: Path) -> str | None:
-    """What the raylet of a session in Ray's folder wrote of its end, in one line; None: it wrote nothing of it."""
+    """Reads the last words of the raylet of a session in Ray's folder, in a line; None: it wrote none."""
     try:
         with (folder / LOG).open("rb") as file:
             file.seek(max(0, (folder / LOG).stat().st_size - LAST_BYTES))
             text = file.read()
     except OSError:
         return None
-    lines = [(found["severity"], found["text"].decode(errors="replace")) for found in LINE.finditer(text)]
+    lines = [(match["severity"], match["text"].decode(errors="replace")) for match in LINE.finditer(text)]
     fatal = [line for severity, line in lines if severity == b"C"] or [line for _, line in lines]
     if not fatal:
         return None
@@ -50,6 +50,6 @@ def last_line(folder: Path) -> str | None:
 
 
 def why_ended(folder: Path | None) -> str:
-    """One line for a raylet that has ended; without its own words, lack of memory is the usual reason."""
+    """Returns a line for a raylet that has ended; if it wrote none, lack of memory is the usual reason."""
     line = None if folder is None else last_line(folder)
     return f"{ENDED}; look for lack of memory" if line is None else f"{ENDED}: {line}"

@@ -1,4 +1,4 @@
-"""What a run shows of its hosts: busy time, slowest cells, prints of the user's code, Ray's metrics."""
+"""Reports of a run's hosts: busy time, slowest cells, prints of the user's code, Ray's metrics."""
 
 import io
 from collections import Counter
@@ -12,17 +12,17 @@ from typing import Any
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.storage.errors import ShoalError
 
-# Of what a process prints in a round, and of a line.
+# So many lines of a process are kept in a round, and so many characters of a line.
 MOST_LINES, LONGEST_LINE = 10, 500
-# Busy hosts need no look at their cells.
+# If hosts work less than this share of a round, its slowest cells are shown.
 BUSY, SLOWEST = 0.75, 3
 
 
 class Prints(io.TextIOBase):
-    """Takes what code prints in a process: the first lines of a round, and the number of others.
+    """A stream that takes the prints of code in a process: the first lines of a round, and the number of others.
 
     Attributes:
-        client: Who is visited; None: nobody is.
+        client: The client that is visited; None: there is none.
     """
 
     def __init__(self) -> None:
@@ -32,8 +32,8 @@ class Prints(io.TextIOBase):
         self._lines: list[tuple[int | None, str]] = []
 
     @contextmanager
-    def captured(self, number: int) -> Iterator[None]:
-        """Takes what is printed inside of the block, in a round; a ShoalError that ends the block gets it as detail."""
+    def capture(self, number: int) -> Iterator[None]:
+        """Takes prints inside of the block, in a round; a ShoalError that ends the block has them as detail."""
         if number != self._round:
             self._round, self._room = number, MOST_LINES
         self.client = None
@@ -41,7 +41,7 @@ class Prints(io.TextIOBase):
             with redirect_stdout(self), redirect_stderr(self):
                 yield
         except ShoalError as error:
-            if lines := [text for _, text in self.taken()[0]]:
+            if lines := [text for _, text in self.take()[0]]:
                 error.detail = "\n".join([error.detail.rstrip("\n"), "printed before:", *lines])
             raise
 
@@ -55,8 +55,8 @@ class Prints(io.TextIOBase):
         self._begun = begun[:LONGEST_LINE]
         return len(text)
 
-    def taken(self) -> tuple[list[tuple[int | None, str]], int]:
-        """Lines since the last call, each with its client, and how many more there were."""
+    def take(self) -> tuple[list[tuple[int | None, str]], int]:
+        """Takes the lines since the last call, each with its client, and the number of lines that were dropped."""
         if self._begun:
             self.write("\n")
         taken = self._lines, self._more
@@ -65,7 +65,7 @@ class Prints(io.TextIOBase):
 
 
 class Work:
-    """What hosts did in a round, by the outcomes of their cells.
+    """The work of hosts in a round, by the outcomes of their cells.
 
     Attributes:
         printed: Lines, each with its host, None for the server, and its client, None where none is known.
@@ -78,19 +78,21 @@ class Work:
         self._more: Counter[int | None] = Counter()
 
     def note(self, host: int, cell: Cell, outcome: Outcome) -> None:
-        """A cell came back."""
+        """Notes that a cell came back."""
         self._cells.append((outcome.busy, host, cell.ids[0], len(cell.ids), cell.phase))
         if any(outcome.printed):
             self.print(host, *outcome.printed)
 
     def print(self, host: int | None, lines: Sequence[tuple[int | None, str]], more: int) -> None:
-        """A process printed lines, and so many more that it did not keep."""
+        """Notes the lines that a process printed, and the number of lines that it dropped."""
         self.printed += [(host, *line) for line in lines]
         self._more[host] += more
 
     def end(self, seconds: float, hosts: int) -> dict[str, Any]:
-        """Ends a round of so many seconds: the share in which each host worked, the cells by phase, that of evaluations
-        empty, and the slowest if many hosts were idle.
+        """Ends a round of so many seconds.
+
+        Returns the share in which each host worked, cells by phase (empty for evaluations), and the slowest cells if
+        many hosts were idle.
         """
         self.printed += [(host, None, f"{more} more lines") for host, more in self._more.items() if more]
         busy = dict.fromkeys(map(str, range(hosts)), 0.0)

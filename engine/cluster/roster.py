@@ -23,7 +23,7 @@ from shoal.storage.store.store import DOMAINS, hops_path, shard_path, split_path
 
 @dataclass(frozen=True)
 class DataLocality:
-    """What a host reports when it opens a job: its machine's address, its environment, the clients it can read.
+    """The report of a host that opens a job: its machine's address, its environment, the clients it can read.
 
     `clients` has those whose files are there, and evaluated whole graphs.
     """
@@ -49,10 +49,10 @@ def local_clients(job: Job, machine: str) -> DataLocality:
 
 
 def _complete(store: Path, job: Job) -> ClientRanges:
-    """Clients of a store with all files here."""
+    """Returns the clients of a store of which all files are here."""
     wanted = [shard_path(0), split_path(job.split, 0), *([hops_path(job.hops_folder, 0)] if job.hops_folder else [])]
-    found = [_clients(store / path.parent) for path in wanted] if (store / NAME).exists() else []
-    return reduce(and_, found) if found else NONE
+    by_kind = [_clients(store / path.parent) for path in wanted] if (store / NAME).exists() else []
+    return reduce(and_, by_kind) if by_kind else NONE
 
 
 def _clients(folder: Path) -> ClientRanges:
@@ -71,9 +71,9 @@ class Roster:
         ready: Hosts that have opened the job, and the data each can read.
         entering: Hosts that are opening the job, by the call.
         events: Losses and returns of hosts, a line each.
-        answered: When a host last answered, by the monotonic clock.
+        answered: The time of the last answer of any host, by the monotonic clock.
         entered: Hosts that became ready since the pool last looked.
-        signs: For hosts that enter: the actor that they give signs of life, and the seconds between two.
+        signs: The actor that takes signs of life from hosts, and the seconds between two signs.
         late: Hosts that were not up when the run began.
     """
 
@@ -97,16 +97,16 @@ class Roster:
         self._next_call = dict.fromkeys(range(len(hosts)), 0.0)
 
     def hosts_with(self, clients: Iterable[int]) -> list[int]:
-        """Ready hosts that can read the data of all these clients; while none is ready, hosts that could before."""
+        """Returns ready hosts that can read the data of all these clients; while none is ready, hosts that could."""
         wanted = list(clients)
         able = tuple(readable for readable in self._groups() if all(client in readable for client in wanted))
-        # The same list for the same groups: `place` takes cells of one list together.
+        # Equal groups have the same list, since `place` takes cells of one list together.
         if able not in self._joined:
             self._joined[able] = [host for readable in able for host in self._groups()[readable]]
         return self._joined[able]
 
     def _groups(self) -> dict[ClientRanges, list[int]]:
-        """Ready hosts by the clients that they can read; the same lists until a host comes or goes."""
+        """Groups ready hosts by the clients that they can read; the lists stay the same until a host comes or goes."""
         if self._grouped is None:
             self._grouped, self._joined = {}, {}
             for host, locality in (self.ready or self._known).items():
@@ -114,7 +114,7 @@ class Roster:
         return self._grouped
 
     def unreadable(self, clients: Iterable[int]) -> set[int]:
-        """Clients whose data no ready host can read."""
+        """Returns the clients that no ready host can read."""
         readable = {locality.clients for locality in self.ready.values()}
         return ClientRanges(each for clients_of_one in readable for each in clients_of_one.ranges).missing(clients)
 
@@ -138,7 +138,7 @@ class Roster:
             time.sleep(SECONDS_BETWEEN_CALLS)
             return []
         done, others = ray.wait(refs, num_returns=1, timeout=seconds)
-        # What else is done by now: a look at all calls takes as long as one at the first.
+        # Other calls may be done by now, and a look at all takes as long as one at the first.
         done += ray.wait(others, num_returns=len(others), timeout=0)[0] if others else []
         entered = [ref for ref in done if ref in self.entering]
         for ref in entered:
@@ -152,7 +152,7 @@ class Roster:
         self._next_call[host] = 0.0
 
     def refusal(self, clients: Collection[int]) -> ShoalError:
-        """The error of clients that cannot run."""
+        """Makes the error for clients that cannot run."""
         if not self.ready:
             return ShoalError(
                 "engine.hosts",
@@ -178,20 +178,20 @@ class Roster:
         except RayTaskError as error:
             if came is None:
                 raise plain_error(error) from error
-            # Its fault does not end a run that other hosts can finish.
+            # The fault of a host does not end a run that other hosts can finish.
             self.events.append(f"host {host} {came} and stays idle: {plain_error(error)}")
             before = self._known.get(host, DataLocality("its machine", NONE, {}))
             self._is_ready(host, replace(before, clients=NONE))
             return
         except RayError as error:
-            # It is called again and again.
+            # A host is called again and again; its first failure alone is an event.
             if host in self.late - self._failed:
                 self._failed.add(host)
                 self.events.append(f"host {host} did not start yet: {' '.join(str(error).split())[:200]}")
             return
         if came is not None:
             self.events.append(f"host {host} {came}, on {locality.machine}")
-            # They share its memory with one host more.
+            # The hosts of a machine share its memory, now with one more.
             for other, there in self.ready.items():
                 if there.machine == locality.machine:
                     self._call(other)
@@ -211,7 +211,7 @@ class Roster:
 
 
 def plain_error(error: RayTaskError, where: str = "a host") -> ShoalError:
-    """The error that an actor raised, without Ray's wrapping."""
+    """Returns the error that an actor raised, without Ray's wrapping."""
     cause = error.cause
     if isinstance(cause, ShoalError):
         return ShoalError(*cause.args, detail=cause.detail)

@@ -1,7 +1,7 @@
 """States of clients in the memory of a cluster: they stay on the machine of the visit, and references travel.
 
-A state is a result of its own of the call that made it. Ray keeps it where it was made, and the server, who called,
-owns it: it outlives the host's process. What was on a machine that is lost is lost, and the run goes on from its newest
+Each state is a separate result of the call that made it. Ray keeps it on that machine, and the server, which called,
+owns it: it outlives the host's process. If a machine is lost, so are its states, and the run goes on from its newest
 checkpoint.
 """
 
@@ -26,37 +26,37 @@ from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import FetchError
 
 log = logging.getLogger(__name__)
-# Bytes that Ray sends with a call. Larger states stay where they are, larger downloads are put into memory once.
+# Ray sends so many bytes with a call. Larger states stay on their machine; larger downloads are put into memory once.
 SENT_WITH_A_CALL = 96_000
 LOST_STATES = "states of clients were lost with their machine"
 
 
-def placed(cells: Sequence[Cell]) -> tuple[list[Cell], list[Any]]:
-    """Cells whose states and results of mixing have places in a list of references, and this list."""
+def place_refs(cells: Sequence[Cell]) -> tuple[list[Cell], list[Any]]:
+    """Replaces states and results of mixing in cells by places in a list of references; returns cells and the list."""
     refs: list[Any] = []
 
-    def place(found: Sequence[Any]) -> tuple[int, ...]:
-        refs.extend(found)
-        return tuple(range(len(refs) - len(found), len(refs)))
+    def place(further: Sequence[Any]) -> tuple[int, ...]:
+        refs.extend(further)
+        return tuple(range(len(refs) - len(further), len(refs)))
 
-    def placed_box(box: Inbox) -> Inbox:
+    def place_box(box: Inbox) -> Inbox:
         return {e: replace(row, refs=place(row.refs)) if isinstance(row, Mixed) else row for e, row in box.items()}
 
-    found = []
+    placed_cells = []
     for cell in cells:
-        kept = {client: replace(one, ref=place([one.ref])[0]) for client, one in cell.kept.items()}
-        inboxes = {client: placed_box(box) for client, box in cell.inboxes.items()}
-        found.append(replace(cell, kept=kept, inboxes=inboxes) if kept or inboxes else cell)
-    return found, refs
+        kept = {client: replace(state, ref=place([state.ref])[0]) for client, state in cell.kept.items()}
+        inboxes = {client: place_box(box) for client, box in cell.inboxes.items()}
+        placed_cells.append(replace(cell, kept=kept, inboxes=inboxes) if kept or inboxes else cell)
+    return placed_cells, refs
 
 
 def with_states(cell: Cell, values: Sequence[Any]) -> Cell:
-    """A cell with what it names by places in `values`; without moments where clients are only evaluated."""
+    """Puts `values` into a cell that has their places; leaves out moments if clients are only evaluated."""
 
     def whole(row: Any) -> Tensor:
         return torch.cat([values[place] for place in row.refs]).reshape(row.shape) if isinstance(row, Mixed) else row
 
-    states: dict[int, Tree] = {client: values[one.ref] for client, one in cell.kept.items()}
+    states: dict[int, Tree] = {client: values[state.ref] for client, state in cell.kept.items()}
     if not cell.phase:
         states = {i: {name: t for name, t in tree.items() if not only_trains(name)} for i, tree in states.items()}
     inboxes = {client: {entry: whole(row) for entry, row in box.items()} for client, box in cell.inboxes.items()}
@@ -64,7 +64,7 @@ def with_states(cell: Cell, values: Sequence[Any]) -> Cell:
 
 
 def take_states(outcomes: Sequence[Outcome | None]) -> list[Tree]:
-    """Takes large states out of outcomes, which are left with their places in the list."""
+    """Takes large states out of outcomes, which keep their places in the list."""
     trees: list[Tree] = []
     for outcome in outcomes:
         if outcome is None:
@@ -76,7 +76,7 @@ def take_states(outcomes: Sequence[Outcome | None]) -> list[Tree]:
     return trees
 
 
-def handed_over(states: dict[int, Tree], host: int = -1) -> dict[int, Kept]:
+def hand_over_states(states: dict[int, Tree], host: int = -1) -> dict[int, Kept]:
     """Moves large states into the memory of the cluster, out of `states`."""
     sizes = {client: tree_bytes(tree) for client, tree in states.items()}
     large = {client: states.pop(client) for client, size in sizes.items() if size >= SENT_WITH_A_CALL}
@@ -96,9 +96,9 @@ class Item:
     """Tensors of a client in the memory of the cluster, to be written into a file.
 
     Attributes:
-        name: How their names in the file begin; the whole name of a result of mixing.
-        values: How many values hold them.
-        shape: Of a result of mixing, whose values are parts; None: a state, one value.
+        name: The begin of their names in the file; for a result of mixing the whole name.
+        values: The number of values that hold them.
+        shape: The shape of a result of mixing, whose values are parts; None for a state, which is a single value.
     """
 
     name: str
@@ -107,22 +107,22 @@ class Item:
 
 
 def tensors_of(items: Sequence[Item], values: Sequence[Any]) -> Tree:
-    """The tensors of items by their names in a file; `values` has those of all items."""
-    found: Tree = {}
+    """Returns the tensors of items by their names in a file; `values` has the values of all items in order."""
+    tensors: Tree = {}
     rest = iter(values)
     for item in items:
         parts = [next(rest) for _ in range(item.values)]
         if item.shape is None:
-            found |= {f"{item.name}/{name}": t for name, t in parts[0].items()}
+            tensors |= {f"{item.name}/{name}": t for name, t in parts[0].items()}
         else:
-            found[item.name] = torch.cat(parts).reshape(item.shape)
-    return found
+            tensors[item.name] = torch.cat(parts).reshape(item.shape)
+    return tensors
 
 
 def write_in_parallel(folder: Path, state: FederationState, hosts: Mapping[int, Any], seconds: float) -> dict[str, str]:
-    """Files of what a state has elsewhere, written by `hosts`, or here where there are none; gives their digests.
+    """Writes tensors of a state that are elsewhere into files, by `hosts`, or here without any; returns digests.
 
-    What a host has not written after `seconds` is written here.
+    Files that a host has not written after `seconds` are written here.
 
     Raises:
         ObjectLostError: States are lost with their machine.
@@ -134,7 +134,7 @@ def write_in_parallel(folder: Path, state: FederationState, hosts: Mapping[int, 
         for part in parts
         if hosts
     }
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     sizes: dict[str, int | None] = {}
     for part in parts:
         name, host = part.name, part.host
@@ -148,7 +148,7 @@ def write_in_parallel(folder: Path, state: FederationState, hosts: Mapping[int, 
             log.warning("%s; the driver writes what host %d has of a checkpoint", error.cause, host)
             digest = None
         except RayError:
-            # The host died, or is silent; its states outlive it.
+            # The host died or is silent; its states outlive it, so that they are written here.
             digest = None
         if digest is not None and not (folder / name).exists() and digest not in sizes:
             sizes = _sizes_at(address)
@@ -156,16 +156,16 @@ def write_in_parallel(folder: Path, state: FederationState, hosts: Mapping[int, 
                 log.warning("host %d sees another folder or address; the driver writes what it has", host)
                 digest = None
         if digest is None:
-            # Under another name: a silent host may go on writing.
+            # The file has another name, since a silent host may go on writing its own.
             (folder / name).unlink(missing_ok=True)
             name = f"here-{name}"
             digest = write_clients(folder / name, tensors_of(part.items, ray.get(part.refs)))
-        found[name] = digest
-    return found
+        digests[name] = digest
+    return digests
 
 
 def _sizes_at(address: str | None) -> dict[str, int | None]:
-    """Files at the address of a run, if it has one and that answers."""
+    """Returns the files at the address of a run, if it has one and that answers."""
     if address is None:
         return {}
     from shoal.engine.records.remote_parts import sizes_at
@@ -178,7 +178,7 @@ def _sizes_at(address: str | None) -> dict[str, int | None]:
 
 @dataclass
 class _Part:
-    """A file."""
+    """A file of a checkpoint: its name, and the host, the items and the references that it is written from."""
 
     name: str
     host: int
@@ -188,7 +188,7 @@ class _Part:
 
 
 def _parts(state: FederationState, hosts: Collection[int]) -> list[_Part]:
-    """Files of a bounded size, in an order in which all hosts begin at once."""
+    """Divides tensors into files of a bounded size, in an order in which all hosts begin at once."""
     of_host: dict[int, list[_Part]] = {}
     for host, item, refs, nbytes in _elsewhere(state, sorted(hosts) or [0]):
         parts = of_host.setdefault(host, [])
@@ -202,10 +202,10 @@ def _parts(state: FederationState, hosts: Collection[int]) -> list[_Part]:
 
 
 def _elsewhere(state: FederationState, hosts: Sequence[int]) -> Iterator[tuple[int, Item, Sequence[Any], int]]:
-    """The host that has it, or any, the item, its references and bytes, of what a state has elsewhere."""
-    for client, one in sorted(state.kept.items()):
-        host = one.host if one.host in hosts else hosts[client % len(hosts)]
-        yield host, Item(f"client/{client}"), [one.ref], one.nbytes
+    """Yields what a state has elsewhere: the host that has it, or any, the item, its references, and bytes."""
+    for client, kept in sorted(state.kept.items()):
+        host = kept.host if kept.host in hosts else hosts[client % len(hosts)]
+        yield host, Item(f"client/{client}"), [kept.ref], kept.nbytes
     for client, box in sorted(state.inboxes.items()):
         for entry, row in box.items():
             if isinstance(row, Mixed):

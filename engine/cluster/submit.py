@@ -12,10 +12,10 @@ from shoal.engine.config.config import Config
 from shoal.engine.records.run_folder import RunFolder
 from shoal.storage.errors import ShoalError
 
-# As Kubernetes and SLURM wait. Ray's default is 3 s, in which the checkpoint of a large run may not be written.
+# Kubernetes and SLURM wait as long. Ray's default is 3 s, too short to write the checkpoint of a large run.
 SECONDS_TO_STOP = 30
 CONNECT_SECONDS = 10
-# Ray would take these for the address.
+# Ray would read the address from these variables.
 OTHER_ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 
@@ -26,17 +26,17 @@ def submit(config: Config, run: str, address: str) -> str:
 
     Args:
         run: Name of the run folder, with which the id begins.
-        address: Of the dashboard of the head, e.g. `http://HEAD:8265`.
+        address: The address of the dashboard of the head, e.g. `http://HEAD:8265`.
 
     Raises:
-        ShoalError: Nothing takes jobs there, or the config has what a job cannot.
+        ShoalError: Nothing takes jobs there, or the config names something that a job cannot have.
     """
     if "working_dir" in config.ray.runtime_env:
         raise ShoalError("ray.runtime_env.working_dir", "is for `shoal run`; a submitted run has a folder of its own")
     _require_listener(address)
     for name in OTHER_ADDRESSES:
         os.environ.pop(name, None)
-    # Loads much of Ray: only once something listens.
+    # These modules load much of Ray, which waits until something listens.
     from ray.exceptions import RayError
     from ray.job_submission import JobSubmissionClient
 
@@ -50,7 +50,7 @@ def submit(config: Config, run: str, address: str) -> str:
                 submission_id=f"{run}-{secrets.token_hex(3)}",
                 runtime_env={"working_dir": folder, "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(SECONDS_TO_STOP)}},
             )
-        # The last three are what Ray's client raises of itself and of `requests`.
+        # Ray's client raises the last three, some of them for `requests`.
         except (RayError, RuntimeError, ValueError, OSError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ShoalError(

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from omegaconf import OmegaConf
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
 
 from shoal.algorithms.methods.registry.names import require_method_name
 from shoal.algorithms.models.names import ModelSpec, require_backbone_name
@@ -35,15 +35,7 @@ from shoal.engine.config.overrides import (
     sections_of,
     with_long_forms,
 )
-from shoal.engine.config.round_sections import (
-    AggregationOptions,
-    AttackOptions,
-    CommunicationOptions,
-    ParticipationOptions,
-    PrivacyOptions,
-    ScheduleOptions,
-    SecureOptions,
-)
+from shoal.engine.config.round_sections import ParticipationOptions, ScheduleOptions
 from shoal.engine.config.sections import (
     DataConfig,
     EngineConfig,
@@ -54,6 +46,7 @@ from shoal.engine.config.sections import (
     RunConfig,
 )
 from shoal.engine.config.sizes import machine_memory
+from shoal.engine.sections.sections import SECTIONS
 from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
@@ -67,6 +60,7 @@ ONE, SEVERAL = "one model", "list of models"
 # Every host builds them all.
 MOST_MODELS = 1000
 MOST_CALLBACKS = 100
+MOST_STAGES = 20
 Models = Annotated[
     Annotated[ModelSpec, Tag(ONE)]
     | Annotated[tuple[ModelSpec, ...], Field(min_length=1, max_length=MOST_MODELS), Tag(SEVERAL)],
@@ -74,17 +68,8 @@ Models = Annotated[
 ]
 
 
-class Config(BaseModel):
-    """A whole config; the sections are the keys of the file. Unknown keys are refused, values do not change.
-
-    Attributes:
-        name: The run's name, with which its folder begins.
-        seed: Seed of parameters, cohorts, batches and all that methods draw.
-        task: `node`, `edge` or `graph`: what is predicted.
-        rounds: Rounds.
-        algorithm: The method: its name, or a mapping of `name` and options.
-        callbacks: A list of callbacks: names, or mappings of `name` and options.
-    """
+class ConfigOfRounds(BaseModel):
+    """The first sections of a config, before those of features."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -103,15 +88,38 @@ class Config(BaseModel):
     algorithm: Named
     participation: ParticipationOptions = ParticipationOptions()
     schedule: ScheduleOptions = ScheduleOptions()
-    communication: CommunicationOptions = CommunicationOptions()
-    attack: AttackOptions = AttackOptions()
-    aggregation: AggregationOptions = AggregationOptions()
-    privacy: PrivacyOptions = PrivacyOptions()
-    secure: SecureOptions = SecureOptions()
+
+
+if TYPE_CHECKING:
+    # A section of a feature is read by `Section.of`, which knows its type.
+    ConfigOfFeatures = ConfigOfRounds
+else:
+    ConfigOfFeatures = create_model(
+        "ConfigOfFeatures",
+        __base__=ConfigOfRounds,
+        **{one.name: (one.options, one.options()) for one in SECTIONS if one.options is not None},
+    )
+
+
+class Config(ConfigOfFeatures):
+    """A whole config; the sections are the keys of the file. Unknown keys are refused, values do not change.
+
+    Attributes:
+        name: The run's name, with which its folder begins.
+        seed: Seed of parameters, cohorts, batches and all that methods draw.
+        task: `node`, `edge` or `graph`: what is predicted.
+        rounds: Rounds.
+        algorithm: The method: its name, or a mapping of `name` and options.
+        stages: A list of stages of uploads, `my_file.py:Name`, or mappings of `name` and options.
+        callbacks: A list of callbacks: names, or mappings of `name` and options.
+    """
+
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     ray: RayConfig = RayConfig()
+    # Between attacks and all else that acts on uploads, in their order.
+    stages: Annotated[tuple[Named, ...], Field(max_length=MOST_STAGES)] = ()
     # Called at the start, after each round and evaluation, and at the end.
     callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS)] = ()
     # Made anew, for its folder is relative to where the process is then.

@@ -1,6 +1,7 @@
 """When a key has an effect: one table of keys that another key's value leaves without one."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -9,37 +10,11 @@ from pydantic import BaseModel
 from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL, READ_HOPS_THEMSELVES, READ_NO_EDGES
 from shoal.algorithms.models.names import READ_HOPS, READ_SUMS
 from shoal.engine.config.round_sections import FEDASYNC, TIERS, ParticipationOptions
+from shoal.engine.sections.rules import OWN, Rule, one_of
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_address, is_own
-
-OWN = "my_file.py:Name"
-
-
-class Rule(NamedTuple):
-    """Keys that have an effect only where something `holds` of a config: another key has certain `values`, in words.
-
-    Beside its default a key may have the value `given`, which says what is the case without it. `by_words`: the values
-    are words of the other key.
-    """
-
-    keys: tuple[str, ...]
-    other: str
-    values: str
-    holds: Callable[[Any], bool]
-    given: Any = None
-    by_words: bool = False
-
-
-def _one_of(keys: str, other: str, *values: str) -> Rule:
-    """Keys for some words of another key; where that has a list, for one of its entries."""
-
-    def holds(config: Any) -> bool:
-        found = attrgetter(other)(config)
-        names = found if isinstance(found, tuple) else (found,)
-        return any(str(name).lower() in values or (OWN in values and is_own(str(name))) for name in names)
-
-    return Rule(tuple(keys.split()), other, ", ".join(values), holds, by_words=True)
 
 
 def _several_models(config: Any) -> bool:
@@ -85,26 +60,26 @@ def _last_is_another(config: Any) -> bool:
 CROSS = ("data.cross_edges",)
 PARTICIPATION = [key.replace("ability", "ability.kind") for key in ParticipationOptions.__dataclass_fields__]
 RULES = (
-    _one_of("data.path", "data.dataset", "files"),
+    one_of("data.path", "data.dataset", "files"),
     Rule(("data.name",), "data.dataset", "files, one graph", lambda c: str(c.data.dataset).lower() == "files"),
     Rule(("data.overlay",), "data.store", "in a folder", lambda c: not is_address(c.data.store)),
     Rule(("data.cache", "data.cache_limit"), "data.store", "at an address", lambda c: is_address(c.data.store)),
-    _one_of("data.split_seed data.fractions", "data.split", "stratified", "per_client"),
-    _one_of("data.split_file", "data.split", "file"),
-    _one_of("data.features.width", "data.features.kind", "degree", "random", "spectral"),
-    _one_of("data.features.seed", "data.features.kind", "random"),
+    one_of("data.split_seed data.fractions", "data.split", "stratified", "per_client"),
+    one_of("data.split_file", "data.split", "file"),
+    one_of("data.features.width", "data.features.kind", "degree", "random", "spectral"),
+    one_of("data.features.seed", "data.features.kind", "random"),
     Rule(("data.sparsity.seed",), "data.sparsity", "with a share above 0", _masks),
-    _one_of("data.inductive", "task", "node"),
-    _one_of(
+    one_of("data.inductive", "task", "node"),
+    one_of(
         "partition.seed", "partition.method",
         "metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", OWN,
     ),
-    _one_of("partition.resolution partition.balance", "partition.method", "louvain"),
-    _one_of("partition.imbalance", "partition.method", "metis", "kaminpar", "semi-external"),
-    _one_of("partition.file", "partition.method", "file"),
-    _one_of("partition.chunks", "partition.method", "index"),
-    _one_of("partition.alpha", "partition.method", "dirichlet"),
-    _one_of("partition.options", "partition.method", OWN),
+    one_of("partition.resolution partition.balance", "partition.method", "louvain"),
+    one_of("partition.imbalance", "partition.method", "metis", "kaminpar", "semi-external"),
+    one_of("partition.file", "partition.method", "file"),
+    one_of("partition.chunks", "partition.method", "index"),
+    one_of("partition.alpha", "partition.method", "dirichlet"),
+    one_of("partition.options", "partition.method", OWN),
     Rule(
         ("propagation.r", "propagation.dtype", "propagation.keep", "propagation.max_degree"),
         "propagation.hops", "above 0", lambda c: c.propagation.hops > 0,
@@ -112,13 +87,13 @@ RULES = (
     Rule(
         ("propagation.r", "propagation.max_degree"), "model", f"that reads hops ({', '.join(READ_HOPS)})", _reads_hops
     ),
-    _one_of(
+    one_of(
         "data.cross_share data.cross_seed data.cross_min_neighbours", "data.cross_edges", "hops", "one_hop", "two_hop"
     ),
     # With two hops a client learns sums of single neighbours.
-    _one_of("data.cross_hidden", "data.cross_edges", "hops", "one_hop"),
+    one_of("data.cross_hidden", "data.cross_edges", "hops", "one_hop"),
     Rule(CROSS, "propagation.hops", "above 0", lambda c: c.data.cross_edges != "hops" or c.propagation.hops > 0),
-    _one_of(*CROSS, "propagation.keep", "all"),
+    one_of(*CROSS, "propagation.keep", "all"),
     Rule(CROSS, "propagation.max_degree", "null", lambda c: c.propagation.max_degree is None),
     Rule(
         CROSS, "model", f"that reads hops ({', '.join(READ_HOPS)})",
@@ -135,11 +110,11 @@ RULES = (
     Rule(CROSS, "data.dataset", "as one graph", lambda c: not _several_graphs(c)),
     Rule(CROSS, "data.inductive", "false", lambda c: not c.data.inductive),
     Rule(CROSS, "data.sparsity", "that keeps edges", lambda c: not c.data.sparsity.edges),
-    _one_of(*CROSS, "task", "node"),
+    one_of(*CROSS, "task", "node"),
     Rule(("heterogeneity.rule", "heterogeneity.seed", "heterogeneity.clients"), "model", "as a list", _several_models),
-    _one_of("heterogeneity.seed", "heterogeneity.rule", "random"),
-    _one_of("heterogeneity.clients", "heterogeneity.rule", "explicit"),
-    _one_of("train.momentum", "train.optimizer", "sgd"),
+    one_of("heterogeneity.seed", "heterogeneity.rule", "random"),
+    one_of("heterogeneity.clients", "heterogeneity.rule", "explicit"),
+    one_of("train.momentum", "train.optimizer", "sgd"),
     Rule(
         (*(f"participation.{key}" for key in PARTICIPATION), "evaluation.clients", "data.newcomers"),
         "algorithm.name",
@@ -155,11 +130,11 @@ RULES = (
         lambda c: c.participation.trace is not None or c.participation.availability.kind != "always",
     ),
     Rule(("participation.availability.kind",), "participation.trace", "null", lambda c: c.participation.trace is None),
-    _one_of(
+    one_of(
         "participation.availability.period participation.availability.share",
         "participation.availability.kind", "periodic", "weibull",
     ),
-    _one_of("participation.availability.shape", "participation.availability.kind", "weibull"),
+    one_of("participation.availability.shape", "participation.availability.kind", "weibull"),
     Rule(("participation.devices",), "participation.network", "given", lambda c: c.participation.network is not None),
     Rule(
         ("participation.network", "participation.deadline", "participation.over_selection"),
@@ -169,11 +144,10 @@ RULES = (
         ("participation.seed",), "participation.devices", "given, or participation.availability periodic or weibull",
         lambda c: c.participation.devices or c.participation.availability.kind in ("periodic", "weibull"),
     ),
-    _one_of("participation.candidates", "participation.selection", "power_of_choice"),
-    _one_of("participation.ratio participation.count", "schedule.name", "synchronous", TIERS, OWN),
+    one_of("participation.candidates", "participation.selection", "power_of_choice"),
+    one_of("participation.ratio participation.count", "schedule.name", "synchronous", TIERS, OWN),
     Rule(
-        (*(f"participation.{key}" for key in PARTICIPATION[2:]), "communication.upload", "attack.kind",
-         "aggregation.kind", "privacy.unit", "secure.kind", "data.newcomers", "engine.on_client_error"),
+        (*(f"participation.{key}" for key in PARTICIPATION[2:]), "data.newcomers", "engine.on_client_error"),
         "schedule.name", "synchronous", lambda c: c.schedule.synchronous,
     ),
     Rule(
@@ -181,46 +155,14 @@ RULES = (
         lambda c: c.algorithm.name in AVERAGE_ONE_MODEL or is_own(c.algorithm.name) or is_own(c.schedule.name),
     ),
     Rule(("schedule.name",), "data.cross_edges", "drop or hops", lambda c: c.data.cross_edges not in READ_SUMS),
-    _one_of("schedule.devices schedule.network schedule.seed", "schedule.name", FEDASYNC, "fedbuff", TIERS),
-    _one_of("schedule.concurrency schedule.staleness schedule.a schedule.b", "schedule.name", FEDASYNC, "fedbuff"),
-    _one_of("schedule.tiers", "schedule.name", TIERS),
-    _one_of("schedule.buffer", "schedule.name", "fedbuff"),
-    _one_of("schedule.mixing", "schedule.name", FEDASYNC),
-    _one_of("schedule.a", "schedule.staleness", "polynomial", "hinge"),
-    _one_of("schedule.b", "schedule.staleness", "hinge"),
-    Rule(
-        ("communication.upload", "attack.kind", "aggregation.kind", "privacy.unit", "secure.kind"), "algorithm.name",
-        "with uploads",
-        lambda c: c.algorithm.name not in ("local", "global"),
-    ),
-    _one_of("attack.share", "attack.kind", "label_flip", "backdoor", "sign_flip", "gaussian", "scaled", OWN),
-    _one_of("attack.target attack.poison attack.nodes", "attack.kind", "backdoor"),
-    _one_of("attack.scale", "attack.kind", "sign_flip", "gaussian", "scaled", OWN),
-    _one_of("aggregation.share", "aggregation.kind", "trimmed", "krum", "multi_krum", "bulyan"),
-    _one_of("aggregation.bound", "aggregation.kind", "norm_bound"),
-    _one_of("aggregation.root", "aggregation.kind", "fltrust"),
-    _one_of("privacy.clip privacy.noise privacy.epsilon privacy.delta", "privacy.unit", "client", "node"),
-    _one_of("privacy.where", "privacy.unit", "client"),
-    # Nodes of a client are read by others there.
-    _one_of("privacy.unit", "data.cross_edges", "drop"),
-    _one_of("privacy.mechanism privacy.quantile", "privacy.unit", "client"),
-    _one_of("privacy.mechanism privacy.quantile", "privacy.where", "server"),
-    # A client must not take part more often than noise has bands.
-    _one_of("privacy.mechanism", "participation.draw", "cyclic"),
-    _one_of("privacy.bands", "privacy.mechanism", "banded"),
-    _one_of("secure.threshold", "secure.kind", "masks", "homomorphic"),
-    Rule(
-        ("secure.kind",), "data.cross_edges", "drop, or data.cross_hidden true",
-        lambda c: c.data.cross_edges == "drop" or c.data.cross_hidden,
-    ),
-    _one_of("secure.kind", "aggregation.kind", "mean"),
-    _one_of("communication.upload", "secure.kind", "none"),
-    _one_of("data.newcomers", "secure.kind", "none"),
-    _one_of("run.keep_digests", "secure.kind", "none"),
-    _one_of("communication.ratio", "communication.upload", "topk"),
-    _one_of("communication.error_feedback", "communication.upload", "topk", "int8"),
-    _one_of("data.newcomers", "data.cross_edges", "drop"),
-    _one_of("data.newcomers", "attack.kind", "none"),
+    one_of("schedule.devices schedule.network schedule.seed", "schedule.name", FEDASYNC, "fedbuff", TIERS),
+    one_of("schedule.concurrency schedule.staleness schedule.a schedule.b", "schedule.name", FEDASYNC, "fedbuff"),
+    one_of("schedule.tiers", "schedule.name", TIERS),
+    one_of("schedule.buffer", "schedule.name", "fedbuff"),
+    one_of("schedule.mixing", "schedule.name", FEDASYNC),
+    one_of("schedule.a", "schedule.staleness", "polynomial", "hinge"),
+    one_of("schedule.b", "schedule.staleness", "hinge"),
+    one_of("data.newcomers", "data.cross_edges", "drop"),
     Rule(
         ("evaluation.last",), "evaluation.clients",
         "cohort or a number, or, for none, where evaluation.every does not divide rounds", _last_is_another,
@@ -228,8 +170,9 @@ RULES = (
     Rule(("evaluation.newcomer_epochs",), "data.newcomers", "above 0", lambda c: c.data.newcomers > 0),
     Rule(("evaluation.domains",), "data.dataset", "as a list", _several_graphs),
     Rule(("engine.hosts",), "engine.backend", "ray", lambda c: c.engine.backend == "ray", given=1),
-    _one_of("ray.address", "engine.backend", "ray"),
-    _one_of("ray.runtime_env", "engine.backend", "ray"),
+    one_of("ray.address", "engine.backend", "ray"),
+    one_of("ray.runtime_env", "engine.backend", "ray"),
+    *chain.from_iterable(section.rules for section in SECTIONS),
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ PLACES = (
     ("data", "dataset"),
     ("attack", "kind"),
     ("participation", "selection"),
+    ("stages", "name"),
     ("schedule", "name"),
     ("evaluation", "metrics"),
     ("callbacks", "name"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import field
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
@@ -9,6 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from shoal.algorithms.methods.registry.names import GENERATES_NEIGHBOURS
 from shoal.algorithms.models.names import WIDEST
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.sources.source import EdgeWeights
 from shoal.storage.options.masking import Sparsity
@@ -34,8 +36,6 @@ LONGEST_WAIT = 1e9
 
 # Metrics of a run; those that rank items, as tables call them.
 ACCURACY, F1, ROC_AUC, AVERAGE_PRECISION = "accuracy", "f1", "roc_auc", "average_precision"
-# Of an attack: rates of the target among test nodes of other classes, with its trigger, and without.
-BACKDOOR = ("backdoor", "untriggered")
 RANKINGS = {ROC_AUC: "ROC-AUC", AVERAGE_PRECISION: "average precision"}
 # Macro-F1 of clients among the numbers of a part, where `f1` is that of all items; and the metric that chooses.
 MACRO_F1, CHOSEN_BY = "macro_f1", "metric"
@@ -44,7 +44,7 @@ TAKEN = frozenset(
     (
         *("accuracy", "auc", "average_precision", "balanced", "client", "clients", "constant", "constant_class"),
         *("correct", "domains", "f1", "f1_clients", "macro_f1", "majority", "max", "median", "metric", "min", "nodes"),
-        *("part", "roc_auc", "round", "rows", "scope", *BACKDOOR),
+        *("part", "roc_auc", "round", "rows", "scope", *chain.from_iterable(feature.metrics for feature in SECTIONS)),
     )
 )
 # Scopes of clients that never take part: what they are given, and after their local training.

@@ -21,8 +21,8 @@ from shoal.algorithms.client import Client, ClientModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.protocol import MODEL, Reduce, Tree, Upload, only_trains
-from shoal.algorithms.training.batched.batched_inputs import batched_inputs, numbers_of_row, padded, size_groups
-from shoal.algorithms.training.batched.batched_training import evaluated, outputs
+from shoal.algorithms.training.batched.batched_inputs import batched_inputs, numbers_of_row, pad, size_groups
+from shoal.algorithms.training.batched.batched_training import evaluate_models, outputs
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.costs import working_clock
@@ -426,8 +426,8 @@ def _predicted(held: Sequence[Held], part: str) -> list[Predicted]:
     for group in _groups(held, part):
         labels = [class_label(one.client.data, part) for one in group]
         model = group[0].client.model.pattern
-        hops = [padded(list(rows), 0) for rows in zip(*(one.client.model.gathered(part) for one in group))]
-        logits_BNC = evaluated(model, torch.stack([one.w for one in group]), hops)
+        hops = [pad(list(rows), 0) for rows in zip(*(one.client.model.gathered(part) for one in group))]
+        logits_BNC = evaluate_models(model, torch.stack([one.w for one in group]), hops)
         class_BN, best_BN = logits_BNC.argmax(2), logits_BNC.amax(2)
         found += [Predicted(y, c[: len(y)], best[: len(y)]) for y, c, best in zip(labels, class_BN, best_BN)]
     return found
@@ -452,7 +452,7 @@ def _predicted_on_graphs(held: Sequence[Held]) -> list[tuple[Predicted, ...]]:
 def _chosen(group: Sequence[Held], part: str, class_BN: Tensor, best_BN: Tensor) -> list[Predicted]:
     """Of predictions for all nodes those of a part."""
     labels = [class_label(one.client.data, part) for one in group]
-    row_BT = padded([getattr(one.client.data, part) for one in group], 0)
+    row_BT = pad([getattr(one.client.data, part) for one in group], 0)
     class_BT, best_BT = class_BN.gather(1, row_BT), best_BN.gather(1, row_BT)
     return [Predicted(y, c[: len(y)], best[: len(y)]) for y, c, best in zip(labels, class_BT, best_BT)]
 

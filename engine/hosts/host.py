@@ -17,7 +17,7 @@ from torch import Tensor
 from shoal.algorithms.base import Received, overrides, trains_plainly
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
 from shoal.algorithms.method_errors import OURS, file_of, raise_named
-from shoal.algorithms.protocol import COMPRESSION, MODEL, Tree, Upload, parameters_key
+from shoal.algorithms.protocol import COMPRESSION, MODEL, OF_STAGES, Tree, Upload, parameters_key
 from shoal.algorithms.rng import CPU, copied, creating_on, key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
@@ -102,11 +102,12 @@ class OpenedJob:
         self.algorithm = job.algorithm()
         # A block that sets a default device delays every call of torch, and plain training creates nothing on it.
         self.training = creating_on(CPU if trains_plainly(self.algorithm) else device)
-        self.guarded = checks_always(self.algorithm) or bool(job.texts)
+        self.stages = make_stages(job)
+        own = bool(job.texts) or any(stage.guarded for stage in self.stages)
+        self.guarded = checks_always(self.algorithm) or own
         self.begins: Callable[[int], None] = lambda client: None
         self._first_rounds: dict[str, int] = {}
         self.measures = measures_of(job.metrics, job.own_metrics)
-        self.stages = make_stages(job)
         self.view: Callable[..., View] = partial(job.view, store, cache=cache, device=device)
         # A machine that has none of the whole graphs is never asked for one.
         graphs = job.open_graphs(store) if (store.path / DOMAINS / NAME).exists() else None
@@ -223,7 +224,7 @@ class Visit:
         self.predicted: dict[str, np.ndarray] | None = {} if opened.job.predictions else None
         self._guards = [] if guard is None else [guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox")]
         received, self._had = {**shared, **private}, {**shared, **private, **inbox}
-        self._kept = {name: state.pop(name) for name in list(state) if name.startswith(COMPRESSION)}
+        self._kept = {name: state.pop(name) for name in list(state) if name.startswith((COMPRESSION, OF_STAGES))}
         # What stages send to the server beside the upload.
         self.notes: dict[str, Any] = {}
         models = {}

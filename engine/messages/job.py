@@ -20,12 +20,13 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import own_among, read_all
-from shoal.engine.config.round_sections import PrivacyOptions
-from shoal.engine.config.sections import ACCURACY, BACKDOOR
+from shoal.engine.config.sections import ACCURACY
 from shoal.engine.config.sizes import machine_memory, size
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
 from shoal.engine.messages.trainers import AUTOGRAD, Clients, trainers_of
+from shoal.engine.sections.section import load as load_place
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import PropagationOptions, propagation_of
 from shoal.storage.store.store import Store
@@ -63,7 +64,7 @@ class Job:
         metrics: What models are evaluated by, accuracy always; the first chooses rounds.
         own_metrics: The user's functions among them, by name.
         predictions: A callback asks for what evaluated clients predict.
-        stages: Options of what happens to uploads, by the names of `shoal.engine.config.stage_order.STAGES`.
+        stages: Options of what happens to uploads, by the names of features, see `shoal.engine.sections`.
         user_code: The user's functions that these name.
         clipped_rows: Clip and noise of training rows, as of `ClippedRows`; None: they have none.
         in_round: Number of clients in a round where all are online.
@@ -301,6 +302,8 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
     method = describe(config.algorithm.name, config.algorithm.options)
     domains, graphs = _graphs(config, store, method)
     remote = store.remote
+    scoring = [one for one in SECTIONS if one.is_on(config) and one.scores(one.of(config))]
+    of_stages = [metric for one in scoring for metric in one.metrics]
     return Job(
         id=job_id,
         store=str(Path(store.path).resolve() if remote is None else store.path.relative_to(remote.path)),
@@ -326,10 +329,15 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         domains=domains,
         graphs=graphs,
         training=_training(config, store),
-        metrics=(*config.evaluation.metrics, *(BACKDOOR if config.attack.kind == "backdoor" else ())),
+        metrics=(*config.evaluation.metrics, *of_stages),
         own_metrics=own_among("evaluation.metrics", config.evaluation.metrics),
-        stages=_stages(config),
-        user_code=own_among("attack.kind", [config.attack.kind]),
+        stages=_options_of_stages(config),
+        user_code={
+            name: code
+            for one in SECTIONS
+            if one.own
+            for name, code in own_among(f"{one.name}.{one.own}", [getattr(one.of(config), one.own)]).items()
+        },
         clipped_rows=_clipped_rows(config, store),
         # Clients of a run that is not synchronous train one by one.
         in_round=config.participation.size(store.clients) if config.schedule.synchronous else 1,
@@ -338,34 +346,18 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
     )
 
 
-def _stages(config: Config) -> dict[str, Any]:
+def _options_of_stages(config: Config) -> dict[str, Any]:
     options = {
-        "attack": None if config.attack.kind == "none" else config.attack,
-        "privacy": _hidden_clients(config) if config.privacy.unit == "client" else None,
-        "communication": None if config.communication.upload == "none" else config.communication,
-        "aggregation": None if config.aggregation.kind == "mean" else config.aggregation,
-        "secure": None if config.secure.kind == "none" else config.secure,
-        "digests": config.run.keep_digests or None,
+        one.called or one.name: load_place(one.on_hosts)(config) if one.on_hosts else one.of(config)
+        for one in SECTIONS
+        if one.is_on(config)
     }
-    return {name: one for name, one in options.items() if one is not None}
-
-
-def _hidden_clients(config: Config) -> PrivacyOptions:
-    private = config.privacy
-    if private.where == "server":
-        return private
-    from shoal.engine.stages.privacy.accounting import noise_at_clients
-
-    return replace(private, noise=noise_at_clients(config), epsilon=None)
+    return {name: of_hosts for name, of_hosts in options.items() if of_hosts is not None}
 
 
 def _clipped_rows(config: Config, store: Store) -> tuple[float | None, float] | None:
-    if config.privacy.unit != "node":
-        return None
-    from shoal.engine.stages.privacy.node_privacy import noise_of_node, require_small_delta
-
-    require_small_delta(config, store.manifest.clients.count("nodes"))
-    return config.privacy.clip, noise_of_node(config)
+    clips = (load_place(one.clipped_rows)(config, store) for one in SECTIONS if one.clipped_rows and one.is_on(config))
+    return next((clip for clip in clips if clip is not None), None)
 
 
 def _training(config: Config, store: Store) -> str:

@@ -19,18 +19,18 @@ from shoal.engine.studies.figure_data import ClientNumbers, Curve
 from shoal.storage.files.digest import text_digest
 from shoal.storage.plain_text import plain_text
 
-# After Okabe and Ito (2008), each at least 3 to 1 on white; marks and dashes differ, too.
+# Colours follow Okabe and Ito (2008), each with a contrast of at least 3 to 1 on white; marks and dashes differ, too.
 COLOURS = ("#0072b2", "#d55e00", "#00805e", "#aa4499", "#8a6a00", "#444444", "#cc2f4a", "#2b8cbe")
 DASHES = ("-", (0, (3.5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oo", "--")
-# Inches: a column of a paper. Letters of a line of its text.
+# A figure is as wide as a column of a paper, in inches, and a line of its text has so many letters.
 WIDTH, HEIGHT, LETTERS = 3.3, 2.4, 46
 MOST_BARS, MOST_NAMED, LONGEST = 24, 20, 200
-# From so much between the smallest and the largest value on, an axis has powers.
+# An axis has powers if its largest value is so many times the smallest.
 POWERS = 8
 PERCENT = "(%)"
-# The dash of a line that was not measured.
+# This dash marks a line that was not measured.
 IDEAL = -1
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 STYLE: Any = {
@@ -56,7 +56,7 @@ class Drawing:
     drawn: Any
 
     def file(self, kind: str) -> bytes:
-        """Its file as `svg`, `png` or `pdf`; the last, with its letters, takes most of a figure's time."""
+        """Returns its file as `svg`, `png` or `pdf`; the last, with its fonts, takes most of a figure's time."""
         import matplotlib as mpl
 
         if kind == "svg":
@@ -70,10 +70,10 @@ class Drawing:
 
 @contextmanager
 def _figure(
-    found: list[Drawing], name: str, title: str, text: str, panels: int = 1, height: float = HEIGHT, a_row: int = 2
+    drawings: list[Drawing], name: str, title: str, text: str, panels: int = 1, height: float = HEIGHT, a_row: int = 2
 ) -> Iterator[list[Any]]:
-    """Axes, so many a row if there are several; the drawing is appended at the end."""
-    # It takes a second of every process that imports it. Without pyplot there is no window and no global state.
+    """Yields the axes of panels, `a_row` in a row; appends the drawing at the end."""
+    # Matplotlib takes a second to import. Without pyplot there is no window and no global state.
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -86,7 +86,7 @@ def _figure(
         grid = list(figure.subplots(rows, columns, squeeze=False, sharex=panels > 1, sharey=panels > 1).flat)
         for empty in grid[panels:]:
             empty.remove()
-        # A panel above an empty place has the numbers of its axis.
+        # The numbers of a shared axis stand below the last panel of a column, and above an empty place, too.
         for axes in grid[panels - columns : panels]:
             axes.xaxis.set_tick_params(labelbottom=True)
         yield grid[:panels]
@@ -95,11 +95,11 @@ def _figure(
         svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     text_of = svg.getvalue()
-    found.append(Drawing(_plain(name), title, text, text_of[text_of.index("<svg") :], figure))
+    drawings.append(Drawing(_plain(name), title, text, text_of[text_of.index("<svg") :], figure))
 
 
-def curves(found: list[Drawing], name: str, title: str, panels: Panels[Curve], x: str, y: str) -> None:
-    """A number over rounds, bytes or seconds; a band of a standard deviation to each side."""
+def curves(drawings: list[Drawing], name: str, title: str, panels: Panels[Curve], x: str, y: str) -> None:
+    """Draws a number over rounds, bytes or seconds; a band of a standard deviation to each side."""
     heads = {"round": "round", "bytes": "total traffic, both ways", "seconds": "elapsed seconds in rounds"}
     heads["simulated"] = "simulated seconds"
     every = [look for looks in panels.values() for look in looks]
@@ -111,7 +111,7 @@ def curves(found: list[Drawing], name: str, title: str, panels: Panels[Curve], x
     totals = [look.shown.x[x][-1] for look in every]
     log = x != "round" and min(look.shown.x[x][0] for look in every) > 0 and max(totals) >= POWERS * min(totals)
     per, shown_in = _unit(max(totals)) if x == "bytes" and not log else (1, "")
-    with _figure(found, name, title, f"{title}: {ends}", len(panels)) as grid:
+    with _figure(drawings, name, title, f"{title}: {ends}", len(panels)) as grid:
         for axes, (panel, looks) in zip(grid, panels.items()):
             axes.set_title(_text(panel), fontsize=7)
             for look in looks:
@@ -136,9 +136,9 @@ Point = tuple[float, float, float]
 
 
 def over_key(
-    found: list[Drawing], name: str, title: str, panels: Panels[list[Point]], x: str, y: str, scale: float = 100
+    drawings: list[Drawing], name: str, title: str, panels: Panels[list[Point]], x: str, y: str, scale: float = 100
 ) -> None:
-    """A number over the values of a key, each with its deviation; what is `IDEAL` has a dotted line."""
+    """Draws a number over the values of a key, each with its deviation; what is `IDEAL` has a dotted line."""
     every = [look for looks in panels.values() for look in looks]
     text = "; ".join(
         f"{look.label or y}: " + ", ".join(f"{at:g} gives {scale * value:.3g}" for at, value, _ in look.shown)
@@ -146,7 +146,7 @@ def over_key(
     )
     values = sorted({at for look in every for at, _, _ in look.shown})
     title += " (bars: ± standard deviation)" if any(d for look in every for _, _, d in look.shown) else ""
-    with _figure(found, name, title, f"{title}: {text}", len(panels)) as grid:
+    with _figure(drawings, name, title, f"{title}: {text}", len(panels)) as grid:
         for axes, (panel, looks) in zip(grid, panels.items()):
             axes.set_title(_text(panel), fontsize=7)
             for look in looks:
@@ -168,9 +168,9 @@ def over_key(
 
 
 def points(
-    found: list[Drawing], name: str, title: str, looks: Sequence[Look[tuple[float, float | None]]], x: str
+    drawings: list[Drawing], name: str, title: str, looks: Sequence[Look[tuple[float, float | None]]], x: str
 ) -> None:
-    """Shares below each other, each with its deviation and its number."""
+    """Draws shares below each other, each with its deviation and its number."""
     shown = looks[:MOST_BARS]
     numbers = [
         f"{100 * middle:.1f}" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
@@ -180,7 +180,7 @@ def points(
     title += f" (the first {MOST_BARS} of {len(looks)})" if len(looks) > MOST_BARS else ""
     text = "; ".join(f"{look.label or x}: {number} %" for look, number in zip(shown, numbers))
     places, height = _rows([look.label for look in shown])
-    with _figure(found, name, title, f"{title}: {text}", height=0.5 + height) as (axes,):
+    with _figure(drawings, name, title, f"{title}: {text}", height=0.5 + height) as (axes,):
         for place, look, number in zip(places, shown, numbers):
             middle, deviation = look.shown
             style = {**_line(look), "linestyle": "none"}
@@ -189,8 +189,8 @@ def points(
         _bare(axes, x, height)
 
 
-def sorted_clients(found: list[Drawing], name: str, panels: Panels[np.ndarray], score: str) -> None:
-    """Accuracy of single clients in ascending order, a line for each combination."""
+def sorted_clients(drawings: list[Drawing], name: str, panels: Panels[np.ndarray], score: str) -> None:
+    """Draws accuracy of single clients in ascending order, a line for each combination."""
     every = [look for looks in panels.values() for look in looks]
     title = f"Clients sorted by {score}"
     text = "; ".join(
@@ -198,7 +198,7 @@ def sorted_clients(found: list[Drawing], name: str, panels: Panels[np.ndarray], 
         f"median {100 * np.median(look.shown):.1f} %, highest {100 * look.shown.max():.1f} %"
         for look in every
     )
-    with _figure(found, name, title, f"{title}: {text}", len(panels)) as grid:
+    with _figure(drawings, name, title, f"{title}: {text}", len(panels)) as grid:
         for axes, (panel, looks) in zip(grid, panels.items()):
             axes.set_title(_text(panel), fontsize=7)
             for look in looks:
@@ -209,12 +209,12 @@ def sorted_clients(found: list[Drawing], name: str, panels: Panels[np.ndarray], 
         _legend(grid[0].figure, every)
 
 
-def histogram(found: list[Drawing], name: str, panels: Panels[np.ndarray], score: str) -> None:
-    """How many clients have which accuracy."""
+def histogram(drawings: list[Drawing], name: str, panels: Panels[np.ndarray], score: str) -> None:
+    """Draws how many clients have which accuracy."""
     every = [look for looks in panels.values() for look in looks]
     title = f"How many clients have which {score}"
     text = "; ".join(f"{look.label or 'all'}: {(look.shown < 0.5).sum()} clients below 50 %" for look in every)
-    with _figure(found, name, title, f"{title}: {text}", len(panels)) as grid:
+    with _figure(drawings, name, title, f"{title}: {text}", len(panels)) as grid:
         for axes, (panel, looks) in zip(grid, panels.items()):
             axes.set_title(_text(panel), fontsize=7)
             for look in looks:
@@ -226,9 +226,9 @@ def histogram(found: list[Drawing], name: str, panels: Panels[np.ndarray], score
 
 
 def size_against(
-    found: list[Drawing], name: str, panels: Panels[tuple[np.ndarray, np.ndarray]], score: str, items: str
+    drawings: list[Drawing], name: str, panels: Panels[tuple[np.ndarray, np.ndarray]], score: str, items: str
 ) -> None:
-    """Accuracy of single clients over their sizes, a panel for each combination."""
+    """Draws accuracy of single clients over their sizes, a panel for each combination."""
     title = f"Size of a client against its {score}"
     looks = [look for several in panels.values() for look in several]
     text = "; ".join(
@@ -236,9 +236,9 @@ def size_against(
         for look in looks
         for sizes in [look.shown[0]]
     )
-    with _figure(found, name, title, f"{title}: {text}", len(looks)) as grid:
+    with _figure(drawings, name, title, f"{title}: {text}", len(looks)) as grid:
         for axes, look in zip(grid, looks):
-            axes.set_title(_text(_wrapped(look.label, LETTERS // 2)), fontsize=7)
+            axes.set_title(_text(_wrap(look.label, LETTERS // 2)), fontsize=7)
             sizes, accuracy = look.shown
             style = _line(look)
             axes.scatter(
@@ -252,8 +252,8 @@ def size_against(
         _labels(grid, f"{items} of a client", f"{score} (%)")
 
 
-def of_classes(found: list[Drawing], panels: Panels[ClientNumbers], classes: Sequence[str]) -> None:
-    """F1 of every class over all test items, the most frequent class first; of many classes in ascending order."""
+def of_classes(drawings: list[Drawing], panels: Panels[ClientNumbers], classes: Sequence[str]) -> None:
+    """Draws F1 of every class over all test items, the most frequent class first; if there are many, in order of F1."""
     every = [look for looks in panels.values() for look in looks]
     few = len(classes) <= MOST_NAMED
     title = "F1 of each class, the most frequent first" if few else f"F1 of {len(classes)} classes, ascending"
@@ -263,11 +263,11 @@ def of_classes(found: list[Drawing], panels: Panels[ClientNumbers], classes: Seq
         f"{look.label or 'all'}: lowest {100 * look.shown.f1[c]:.1f} % in class {classes[c]}"
         for look, c in zip(every, lowest)
     )
-    with _figure(found, "classes", title, f"{title}: {text}", len(panels)) as grid:
+    with _figure(drawings, "classes", title, f"{title}: {text}", len(panels)) as grid:
         for axes, (panel, looks) in zip(grid, panels.items()):
             axes.set_title(_text(panel), fontsize=7)
             for look in looks:
-                # Classes that neither occur nor are predicted are NaN, and come last.
+                # F1 is NaN for classes that neither occur nor are predicted; sorting puts these last.
                 f1 = 100 * (look.shown.f1[order] if few else np.sort(look.shown.f1))
                 style = _line(look) | ({"linestyle": "none"} if few else {"markevery": max(1, len(f1) // 8)})
                 axes.plot(range(len(f1)), f1, **style)
@@ -278,13 +278,13 @@ def of_classes(found: list[Drawing], panels: Panels[ClientNumbers], classes: Seq
 
 
 def matrix(
-    found: list[Drawing], name: str, title: str, panels: Mapping[str, np.ndarray], heads: tuple[str, str], text: str,
+    drawings: list[Drawing], name: str, title: str, panels: Mapping[str, np.ndarray], heads: tuple[str, str], text: str,
     ticks: Sequence[str] = (), scale: tuple[float, float, str] = (0, 1, ""),
 ) -> None:  # fmt: skip
-    """Matrices in grey, a panel each; rows by `heads[0]` from the top down, columns by `heads[1]`."""
+    """Draws matrices in grey, a panel each; rows by `heads[0]` from the top down, columns by `heads[1]`."""
     low, high, unit = scale
     shown = f"{title} (white: {low:g}{unit}, black: {high:.3g}{unit})"
-    with _figure(found, name, shown, f"{shown}: {text}", len(panels), a_row=3) as grid:
+    with _figure(drawings, name, shown, f"{shown}: {text}", len(panels), a_row=3) as grid:
         for axes, (panel, matrix_RC) in zip(grid, panels.items()):
             axes.imshow(matrix_RC, cmap="Greys", vmin=low, vmax=high, interpolation="nearest", aspect="auto")
             axes.grid(visible=False)
@@ -297,8 +297,8 @@ def matrix(
         _labels(grid, heads[1], heads[0])
 
 
-def label_counts(found: list[Drawing], counts_BC: np.ndarray) -> None:
-    """Labels of clients: the share of every class, clients of one largest class together; of many classes, how many.
+def label_counts(drawings: list[Drawing], counts_BC: np.ndarray) -> None:
+    """Draws the share of every class in clients, ordered by their largest class; with many classes, their numbers.
 
     `counts_BC` has the labelled items, int64.
     """
@@ -310,28 +310,28 @@ def label_counts(found: list[Drawing], counts_BC: np.ndarray) -> None:
     )
     if classes <= 50:
         order = np.lexsort((-largest_B, share_BC.argmax(1)))
-        # Beyond the dots of the figure a column is the mean of neighbours.
+        # A figure has fewer dots than many clients, so that a column may be the mean of neighbours.
         blocks = np.array_split(share_BC[order], min(clients, 300))
         block_KC = np.array([block.mean(0) for block in blocks])
         title = f"Labels of {clients:,} clients in {classes} classes, clients of one largest class together"
         heads = ("class", "client" if clients <= 300 else "clients (sorted)")
-        matrix(found, "labels", title, {"": 100 * block_KC.T}, heads, text, scale=(0, 100, " %"))
+        matrix(drawings, "labels", title, {"": 100 * block_KC.T}, heads, text, scale=(0, 100, " %"))
         return
     held_B = np.sort((counts_BC > 0).sum(1))
     title = f"Classes that each of {clients:,} clients has labels of, out of {classes}"
-    with _figure(found, "labels", title, f"{title}: {held_B[0]} to {held_B[-1]}; {text}") as (axes,):
+    with _figure(drawings, "labels", title, f"{title}: {held_B[0]} to {held_B[-1]}; {text}") as (axes,):
         axes.plot(np.arange(1, clients + 1), held_B, color=COLOURS[0], linewidth=1.4)
         _labels([axes], "clients, the fewest classes first", "classes")
 
 
-def bars(found: list[Drawing], name: str, title: str, unit: str, parts: Mapping[str, Mapping[str, float]]) -> None:
-    """Stacked bars: by combination, the parts of a whole."""
+def bars(drawings: list[Drawing], name: str, title: str, unit: str, parts: Mapping[str, Mapping[str, float]]) -> None:
+    """Draws stacked bars: by combination, the parts of a whole."""
     names = list(parts)[:MOST_BARS]
     kinds = list(next(iter(parts.values())))
     text = "; ".join(f"{row}: " + ", ".join(f"{kind} {parts[row][kind]:.3g}" for kind in kinds) for row in names)
     title += f" ({MOST_BARS} of {len(parts)})" if len(parts) > MOST_BARS else ""
     places, height = _rows(names)
-    with _figure(found, name, title, f"{title}, in {unit}: {text}", height=0.6 + height) as (axes,):
+    with _figure(drawings, name, title, f"{title}, in {unit}: {text}", height=0.6 + height) as (axes,):
         left = np.zeros(len(names))
         for number, kind in enumerate(kinds):
             values = np.array([parts[row][kind] for row in names])
@@ -347,14 +347,16 @@ def bars(found: list[Drawing], name: str, title: str, unit: str, parts: Mapping[
 
 
 def parallel(
-    found: list[Drawing],
+    drawings: list[Drawing],
     name: str,
     title: str,
     axes_T: Mapping[str, Sequence[float]],
     ends: Mapping[str, tuple[str, str]],
 ) -> None:
-    """Parallel coordinates: T trials as lines through vertical axes with their ends; the best tenth of the last axis
-    has a colour."""
+    """Draws parallel coordinates: T trials as lines through vertical axes with their ends.
+
+    The best tenth of the last axis has a colour.
+    """
     table_TA = np.array(list(axes_T.values()), dtype=float).T
     low_A, spread_A = table_TA.min(0), np.ptp(table_TA, axis=0)
     at_TA = np.where(spread_A > 0, (table_TA - low_A) / np.where(spread_A > 0, spread_A, 1), 0.5)
@@ -362,7 +364,7 @@ def parallel(
     best = set(order[-max(1, len(order) // 10) :])
     title += " (colour: the best tenth)"
     text = "; ".join(f"{axis} from {low} to {high}" for axis, (low, high) in ends.items())
-    with _figure(found, name, title, f"{title}: {text}") as (axes,):
+    with _figure(drawings, name, title, f"{title}: {text}") as (axes,):
         for trial in order:
             style = {"color": COLOURS[1], "linewidth": 1.3} if trial in best else {"color": COLOURS[5], "alpha": 0.3}
             axes.plot(at_TA[trial], **{"linewidth": 0.7, **style})
@@ -375,11 +377,11 @@ def parallel(
         axes.set_xticks(range(len(ends)), [_text(textwrap.fill(axis, 12)) for axis in ends])
 
 
-def prototypes(found: list[Drawing], name: str, title: str, point_P2: np.ndarray, class_P: np.ndarray) -> None:
-    """Prototypes of all clients in two dimensions, the number of its class at each class's mean."""
+def prototypes(drawings: list[Drawing], name: str, title: str, point_P2: np.ndarray, class_P: np.ndarray) -> None:
+    """Draws prototypes of all clients in two dimensions, the number of its class at each class's mean."""
     classes = np.unique(class_P)
     text = f"{title}: {len(point_P2)} prototypes of {len(classes)} classes, by their two largest principal components"
-    with _figure(found, name, title, text) as (axes,):
+    with _figure(drawings, name, title, text) as (axes,):
         for place, c in enumerate(classes):
             own = class_P == c
             style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKS[place // len(COLOURS) % len(MARKS)]}
@@ -389,13 +391,13 @@ def prototypes(found: list[Drawing], name: str, title: str, point_P2: np.ndarray
 
 
 def _unit(most: float) -> tuple[int, str]:
-    """The largest unit of bytes of which there is one at least."""
+    """Returns the largest unit of bytes that is not above `most`: its bytes, and its name."""
     power = min(len(UNITS) - 1, max(0, int(np.log2(max(most, 1)) // 10)))
     return 1024**power, UNITS[power]
 
 
 def _powers(axes: Any, most: int, of_bytes: bool = False) -> None:
-    """A horizontal axis of powers of two, with plain numbers at so many of them."""
+    """Makes the horizontal axis one of powers of two, with plain numbers at `most` of them."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_xscale("log", base=2)
@@ -414,47 +416,47 @@ def _named_ticks(axes: Any, axis: str, names: Sequence[str]) -> None:
 
 
 def _text(name: str) -> str:
-    """A name that matplotlib shows as it is: text between two dollars would be a formula."""
+    """Escapes a name, since Matplotlib would show text between two dollars as a formula."""
     return plain_text(name).replace("$", r"\$")
 
 
-def _wrapped(name: str, letters: int = LETTERS) -> str:
+def _wrap(name: str, letters: int = LETTERS) -> str:
     return "\n".join(textwrap.wrap(name, letters)) or name
 
 
 def _plain(name: str) -> str:
-    """A name as a part of that of a file, which has at most 255 bytes."""
+    """Makes a name fit into that of a file, which has at most 255 bytes."""
     plain = re.sub(r"[^\w.-]+", "-", name)
     return plain if len(plain.encode()) <= LONGEST else f"{plain[: LONGEST // 4]}-{text_digest(name)[:8]}"
 
 
 def _line(look: Look[Any]) -> dict[str, Any]:
     if look.dash == IDEAL:
-        return {"color": "#000000", "linestyle": (0, (1, 2)), "linewidth": 1, "label": _text(_wrapped(look.label))}
+        return {"color": "#000000", "linestyle": (0, (1, 2)), "linewidth": 1, "label": _text(_wrap(look.label))}
     colours = len(COLOURS)
     return {
         "color": COLOURS[look.colour % colours], "linestyle": DASHES[look.dash % len(DASHES)],
         "marker": MARKS[(look.colour + look.colour // colours) % len(MARKS)], "markersize": 3.5, "linewidth": 1.3,
-        "label": _text(_wrapped(look.label)),
+        "label": _text(_wrap(look.label)),
     }  # fmt: skip
 
 
 def _rows(names: Sequence[str]) -> tuple[np.ndarray, float]:
-    """Places of bars with their names above them, in inches from the bottom, and the height of all."""
-    heights = np.array([0.2 + 0.12 * (_wrapped(name).count("\n") + 1) for name in names])
+    """Places bars with names above them; returns inches from the bottom, and the height of all."""
+    heights = np.array([0.2 + 0.12 * (_wrap(name).count("\n") + 1) for name in names])
     below = np.cumsum(heights)
     return below[-1] - below + 0.1, float(below[-1])
 
 
 def _above(axes: Any, place: float, name: str, number: str) -> None:
-    """The name of a bar above its left end, and its number at the right."""
+    """Writes the name of a bar above its left end, and its number at the right."""
     style = {"fontsize": 7, "transform": axes.get_yaxis_transform(), "va": "bottom"}
-    axes.text(0, place + 0.08, _text(_wrapped(name)), ha="left", **style)
+    axes.text(0, place + 0.08, _text(_wrap(name)), ha="left", **style)
     axes.text(1, place + 0.08, number, ha="right", **style)
 
 
 def _bare(axes: Any, x: str, height: float) -> None:
-    """An axis below bars that have their names above them, of so many inches."""
+    """Leaves the axis below bars that have their names above them; `height` is in inches."""
     axes.set_ylim(-0.05, height)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
@@ -462,7 +464,7 @@ def _bare(axes: Any, x: str, height: float) -> None:
 
 
 def _labels(grid: Sequence[Any], x: str, y: str) -> None:
-    """Names of the axes; of several panels once."""
+    """Writes the names of the axes; those of several panels once."""
     if len(grid) == 1:
         grid[0].set_xlabel(x)
         grid[0].set_ylabel(y)
@@ -472,7 +474,7 @@ def _labels(grid: Sequence[Any], x: str, y: str) -> None:
 
 
 def _legend(figure: Any, entries: Sequence[Look[Any]] | tuple[list[Any], list[str]]) -> None:
-    """A legend above all axes, in as many columns as it has room for; none of a single entry.
+    """Draws a legend above all axes, in as many columns as fit; none for a single entry.
 
     The figure grows by its height, so that no name takes room from the axes or is cut off.
     """

@@ -28,25 +28,25 @@ from shoal.engine.studies.sweep_folder import is_sweep, sweep_of
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.types import is_address
 
-# Values of a key, and names in a title.
+# A head lists at most so many values of a key, and a title at most so many names.
 MOST_VALUES, MOST_IN_TITLE = 8, 4
 
 
 def standing_figure(groups: Sequence[Group]) -> str:
-    """The score that stands for runs: the test of deployed models at best validation, or what comes next to it."""
+    """Returns the score that stands for runs: the test of deployed models at best validation, or else of others."""
     known = {figure for group in groups for row in group.rows for figure in row.figures}
     scores = [f"{scope}.{moment}.test" for moment in ("best", "final") for scope in ("deployed", *SCOPES)]
     return next((score for score in scores if score in known), scores[0])
 
 
 def best_of(groups: Sequence[Group], figure: str) -> Group:
-    """The group with the highest mean of a figure, of equals the first."""
+    """Returns the group with the highest mean of a figure, of equals the first."""
     means = [spread_of(group.values(figure), "mean") for group in groups]
     return max(zip(groups, means), key=lambda pair: -1.0 if pair[1] is None else pair[1].middle)[0]
 
 
 def head_of(path: Path, rows: Sequence[Row], looks: Looks, scaling: bool) -> Head:
-    """The head of a page of a run, or of a sweep or several runs that begin with a folder."""
+    """Returns the head of a page of a run, or of a sweep or several runs that begin with a folder."""
     groups, names = looks.groups, looks.names
     first = next(row.path for row in groups[0].rows if row.figures)
     config, summary = load_config(first), read_summary(first)
@@ -64,7 +64,7 @@ def head_of(path: Path, rows: Sequence[Row], looks: Looks, scaling: bool) -> Hea
     command, texts = _command(path, first, config, scaling)
     title = _title(config, looks, summary)
     if scaling:
-        numbers = (f"{_joined(_values(looks, key))} {names.key(key)}" for key in looks.keys)
+        numbers = (f"{_join_names(_values(looks, key))} {names.key(key)}" for key in looks.keys)
         title = f"Scaling of {Path(sweep_of(path)['config']).stem}: {', '.join(numbers)}"
     facts = tuple(_facts(rows, looks, config, summary).items())
     badge = "synthetic data" if summary["synthetic"] else ""
@@ -72,21 +72,21 @@ def head_of(path: Path, rows: Sequence[Row], looks: Looks, scaling: bool) -> Hea
 
 
 def _values(looks: Looks, key: str) -> list[str]:
-    found = dict.fromkeys(group.columns[key] for group in looks.groups if key in group.columns)
-    return [looks.names.value(key, value) for value in found]
+    values = dict.fromkeys(group.columns[key] for group in looks.groups if key in group.columns)
+    return [looks.names.value(key, value) for value in values]
 
 
-def _listed(values: Sequence[str], most: int = MOST_VALUES) -> str:
+def _shorten(values: Sequence[str], most: int = MOST_VALUES) -> str:
     return ", ".join(values) if len(values) <= most else f"{', '.join(values[: most - 1])}, … ({len(values)})"
 
 
 def _of_key(looks: Looks, keys: Sequence[str], alone: str) -> list[str]:
-    """Names of the values of the first of some keys that varies, else of one."""
+    """Returns names of the values of the first of some keys that varies, else of one."""
     varying = next((key for key in keys if key in looks.keys), None)
     return [alone] if varying is None else list(dict.fromkeys(_values(looks, varying)))
 
 
-def _joined(values: Sequence[str]) -> str:
+def _join_names(values: Sequence[str]) -> str:
     return values[0] if len(values) < 2 else f"{', '.join(values[:-1])} and {values[-1]}"
 
 
@@ -97,19 +97,19 @@ def _title(config: Config, looks: Looks, summary: Mapping[str, Any]) -> str:
     who = f"{len(methods)} methods" if len(methods) > MOST_IN_TITLE else ", ".join(methods)
     data = _of_key(looks, ["data.dataset"], summary["dataset"])
     others = [names.key(key) for key in shown if key not in (*METHOD, "data.dataset") and not key.startswith(METHOD[0])]
-    by = f", by {_listed(others, MOST_IN_TITLE)}" if others else ""
-    return f"{who} on {_listed(data, MOST_IN_TITLE)}{by}"
+    by = f", by {_shorten(others, MOST_IN_TITLE)}" if others else ""
+    return f"{who} on {_shorten(data, MOST_IN_TITLE)}{by}"
 
 
 def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[str, Any]) -> dict[str, str]:
-    """What was run by what it is; what varies is named with its values, and left out where one of these would stand."""
+    """Returns the facts of a head by name; a key that varies is a fact with all its values, and no part of others."""
     names, keys = looks.names, looks.keys
     models = [model.name for model in config.models()]
     varied_sections = {key.partition(".")[0] for key in keys}
     facts = {
-        "Method": _listed(_of_key(looks, METHOD, display_name(config.algorithm.name))),
-        "Model": _listed(_of_key(looks, MODEL, ", ".join(value_names("model", models).values()))),
-        "Dataset": _listed(_of_key(looks, ["data.dataset"], summary["dataset"])),
+        "Method": _shorten(_of_key(looks, METHOD, display_name(config.algorithm.name))),
+        "Model": _shorten(_of_key(looks, MODEL, ", ".join(value_names("model", models).values()))),
+        "Dataset": _shorten(_of_key(looks, ["data.dataset"], summary["dataset"])),
     }
     manifest = None if varied_sections & {"data", "partition"} else manifest_of(rows[0].path)
     clients, partition = f"{summary['clients']:,}", config.partition.method
@@ -137,7 +137,7 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
     )
     if repeats:
         facts["Repeats"] = str(len(repeats))
-    facts["Seeds"] = _listed(list(seeds) or [str(config.seed)])
+    facts["Seeds"] = _shorten(list(seeds) or [str(config.seed)])
     if "engine" not in varied_sections:
         hosts = len(summary.get("busy_seconds") or ()) or config.engine.hosts
         on_ray = f"{hosts} host{'s' if hosts > 1 else ''} on Ray"
@@ -155,23 +155,23 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
     if len(rows) == 1 and (parent := parent_of(rows[0].path)):
         facts["Fork of"] = f"{name_of_parent(parent)}, after round {parent['round']}"
     named = (*METHOD, *MODEL, "data.dataset", "name")
-    facts |= {names.key(key).capitalize(): _listed(_values(looks, key)) for key in keys if key not in named}
+    facts |= {names.key(key).capitalize(): _shorten(_values(looks, key)) for key in keys if key not in named}
     return facts
 
 
 def _time(seconds: float) -> str:
-    """A duration for people."""
+    """Writes a duration in words."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _command(path: Path, first: Path, config: Config, scaling: bool) -> tuple[str, list[tuple[str, str]]]:
-    """The command that makes the same again, and the config that it reads."""
+    """Returns the command that makes the same again, and the config that it reads."""
     if not is_sweep(path):
         if parent := parent_of(first):
             return _of_fork(parent, config), []
-        # No config that a reader has is called so: without this one the command runs nothing.
+        # The reader has no config of this name, so that the page must show the file that the command reads.
         file = Path(f"{first.name}.yaml")
         return shlex.join(["shoal", "run", str(file)]), [(f"the config: save it as {file}", _own_keys(config))]
     study = sweep_of(path)
@@ -187,7 +187,7 @@ def _command(path: Path, first: Path, config: Config, scaling: bool) -> tuple[st
 
 
 def _of_fork(parent: Mapping[str, Any], config: Config) -> str:
-    """The command of a run that went on from another one; its changes where that one is there."""
+    """Returns the command of a run that went on from another one; its changes where that one is there."""
     remote = is_address(parent["run"])
     place = parent["run"] if remote else _near(parent["run"])
     words = ["shoal", "fork", place, "--round", str(parent["round"])]
@@ -200,7 +200,7 @@ def _of_fork(parent: Mapping[str, Any], config: Config) -> str:
 
 
 def _of_scaling(study: Mapping[str, Any]) -> list[str]:
-    """The command of a scaling study, whose axes are the columns of its runs, and then its overrides."""
+    """Returns the command of a scaling study: the columns of its runs are the axes, and overrides come after them."""
     columns = [run["columns"] for run in study["runs"]]
     words = ["shoal", "scale", _near(study["config"])]
     values = {key: list(dict.fromkeys(of_run.get(key, "") for of_run in columns)) for key in columns[0]}
@@ -218,23 +218,23 @@ def _of_scaling(study: Mapping[str, Any]) -> list[str]:
 
 
 def _near(path: str) -> str:
-    """A path from the working directory, where it is below it; of a config that is known by name its name."""
+    """Returns a path relative to the working directory if it is below it, or the name of a config of ours."""
     return path.removeprefix(f"{Path.cwd()}{os.sep}") if Path(path).exists() else Path(path).name
 
 
 def _own_keys(config: Config) -> str:
-    """The keys of a config that are not at their defaults, as YAML."""
-    found = _differing(config.plain(), usual().plain())
-    return yaml.safe_dump(found, sort_keys=False).replace(f"{Path.cwd()}{os.sep}", "")
+    """Writes the keys of a config that are not at their defaults, as YAML."""
+    keys = _differing(config.plain(), usual().plain())
+    return yaml.safe_dump(keys, sort_keys=False).replace(f"{Path.cwd()}{os.sep}", "")
 
 
 def _differing(plain: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    differing: dict[str, Any] = {}
     for key, value in plain.items():
         default = defaults.get(key)
         if isinstance(value, dict) and isinstance(default, dict):
             if inner := _differing(value, default):
-                found[key] = inner
+                differing[key] = inner
         elif value != default or key not in defaults:
-            found[key] = value
-    return found
+            differing[key] = value
+    return differing

@@ -13,7 +13,7 @@ from shoal.storage.files.atomic import replacing
 from shoal.storage.files.names import place_in
 from shoal.storage.plain_text import plain_text
 
-# In the order of the figures' colours, each at least 7 to 1 on the dark background.
+# Colours of figures on the dark background, in the order of the light ones; each has a contrast of at least 7 to 1.
 DARK = ("#56b4e9", "#ff8c42", "#2dc79c", "#e38ac8", "#e5c04a", "#c4c4c4", "#ff7a8c", "#9bd3f0")
 
 
@@ -92,7 +92,8 @@ figcaption a { margin-left: .4rem; }
 }
 """
 )
-# Sorts a table by a column whose head is pressed, numbers with units of bytes as numbers; opens all parts in print.
+# The script sorts a table when the head of a column is pressed, sizes in bytes as numbers, and opens all parts in
+# print.
 SCRIPT = """
 const units = {KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40}
 const number = text => parseFloat(text.replaceAll(",", "")) * (units[(text.match(/[KMGT]iB/) || [""])[0]] || 1)
@@ -131,7 +132,7 @@ class Section:
         title: Its heading; none for the figures below the head.
         texts: Plain texts by what they are, folded.
         note: A line below the heading; `alarm` one that must not be missed.
-        folded: Whether only the heading shows until it is pressed.
+        folded: Show only the heading until it is pressed.
         links: Addresses, relative to the page, of cells of the tables, by the text of these.
     """
 
@@ -146,7 +147,7 @@ class Section:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing in it."""
+        """Returns whether there is nothing in it."""
         return not (self.drawings or self.tables or self.texts or self.alarm)
 
 
@@ -167,7 +168,7 @@ class Head:
 
 
 def write_page(folder: Path, head: Head, sections: Sequence[Section], kinds: Sequence[str] = KINDS) -> Path:
-    """Writes a page of sections that are not empty, and figures beside it in files of some kinds; gives it."""
+    """Writes a page of sections that are not empty, and figures beside it in files of some kinds; returns its path."""
     shown = [section for section in sections if section.note or not section.empty]
     for drawing in (drawing for section in shown for drawing in section.drawings):
         for kind in kinds:
@@ -179,7 +180,7 @@ def write_page(folder: Path, head: Head, sections: Sequence[Section], kinds: Seq
 
 
 def _page(head: Head, sections: Sequence[Section], kinds: Sequence[str]) -> str:
-    """The page as text."""
+    """Writes the page as text."""
     body = "\n".join(_section(section, kinds) for section in sections)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -220,7 +221,7 @@ def _section(section: Section, kinds: Sequence[str]) -> str:
         title = f"<h3>{in_html(heading)}</h3>\n" if heading else ""
         below = (*table.notes, *table.legend("bold", "underlined"))
         notes = "".join(f'<p class="note">{in_html(note)}</p>' for note in below)
-        parts.append(f'{title}<div class="wide" tabindex="0">{_linked(table.html(), section.links)}</div>\n{notes}')
+        parts.append(f'{title}<div class="wide" tabindex="0">{_add_links(table.html(), section.links)}</div>\n{notes}')
     if section.drawings:
         parts += ['<div class="figures">', *(_figure(drawing, kinds) for drawing in section.drawings), "</div>"]
     parts += map(_text, section.texts)
@@ -232,8 +233,8 @@ def _section(section: Section, kinds: Sequence[str]) -> str:
     return f"<section>\n{body}\n</section>"
 
 
-def _linked(table: str, links: Mapping[str, str]) -> str:
-    """A table whose cells with the texts of links are these."""
+def _add_links(table: str, links: Mapping[str, str]) -> str:
+    """Turns the cells of a table that have the texts of links into links."""
 
     def link(cell: re.Match[str]) -> str:
         address = links.get(html.unescape(cell[2].strip()))

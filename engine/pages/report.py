@@ -39,7 +39,7 @@ from shoal.engine.studies.figure_data import (
     score_in,
 )
 from shoal.engine.studies.forecast import forecast_table
-from shoal.engine.studies.groups import Group, Row, grouped, spread_of
+from shoal.engine.studies.groups import Group, Row, group_runs, spread_of
 from shoal.engine.studies.means import MEANS, SCOPES, by_one_mean
 from shoal.engine.studies.plain_names import METHOD, MODELS, PlainNames
 from shoal.engine.studies.study_table import Layout, table_of
@@ -50,9 +50,9 @@ from shoal.storage.files.reading import read_text
 
 COMPARISON = "comparison"
 MIB = 1 << 20
-# Clients of which a histogram says more than single ones, and panels of single clients.
+# With so many clients a histogram says more than single ones. At most so many panels show single clients.
 MANY_CLIENTS, MOST_SCATTERED = 100, 6
-# Of the highest score, which methods need how much to reach.
+# A table shows what methods need to reach this share of the highest score.
 TARGET = 0.9
 # Display names of the parts of a host's and the server's work.
 OF_HOSTS = {"train": "training", "upload": "preparing uploads", "evaluate": "evaluating"}
@@ -62,7 +62,7 @@ OF_SERVER = {"aggregate": "aggregating", SCORING: "scoring", "transfer": "sendin
 def report(
     paths: Sequence[Path], out: Path | None, labels: Sequence[tuple[str, str]] = (), kinds: Sequence[str] = KINDS
 ) -> Path:
-    """Writes the page of runs and sweeps to a folder, by default `report` in the first of them; gives the page.
+    """Writes the page of runs and sweeps to a folder, by default `report` in the first of them; returns its path.
 
     Args:
         labels: Display names of values, keys and figures, which come before the usual ones.
@@ -70,11 +70,11 @@ def report(
     """
     read = [row for row in rows_of(paths) if row.state != "not chosen"]
     rows, mean = by_one_mean(read)
-    groups = [group for group in grouped(rows) if any(row.figures for row in group.rows)]
+    groups = [group for group in group_runs(rows) if any(row.figures for row in group.rows)]
     if not groups:
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
     folder = out or page_folder(paths[0])
-    alone = display_name(load_config(_finished(groups[0])[0]).algorithm.name)
+    alone = display_name(load_config(_runs_of(groups[0])[0]).algorithm.name)
     looks = Looks(groups, PlainNames(groups, (standing_figure(groups),), labels), alone)
     scaling = is_scaling(rows)
     head = head_of(paths[0], rows, looks, scaling)
@@ -89,23 +89,23 @@ def report(
     return write_page(folder, head, [*sections, runs, _how(looks)], kinds)
 
 
-def _finished(group: Group) -> list[Path]:
+def _runs_of(group: Group) -> list[Path]:
     return [row.path for row in group.rows if row.figures]
 
 
 class _Accuracies:
-    """What a page shows of scores: the figures of three sections and the tables, from metrics that are read once."""
+    """The parts of a page on scores: figures of three sections and tables, from metrics that are read once."""
 
     def __init__(self, looks: Looks, mean: str) -> None:
         self.looks, self.mean, self.groups = looks, mean, looks.groups
         self.figure = standing_figure(self.groups)
         self.scope = self.figure.partition(".")[0]
         self.score = looks.names.figure(self.figure, short=True)
-        self.lines: list[list[list[Line]]] = [[read_metrics(run) for run in _finished(group)] for group in self.groups]
+        self.lines: list[list[list[Line]]] = [[read_metrics(run) for run in _runs_of(group)] for group in self.groups]
 
     def sections(self, read: Sequence[Row]) -> list[Section]:
-        """All sections; the first has no heading and the three figures that say most."""
-        # Keys of settings before options of methods.
+        """Makes all sections; the first has no heading and the three figures that say most."""
+        # Keys of settings come before options of methods, which only some runs have.
         numeric = sorted(self._numeric(), key=lambda key: key.startswith(METHOD[0]))
         first: list[Drawing] = []
         for key in numeric:
@@ -145,31 +145,31 @@ class _Accuracies:
         return "; ".join(notes)
 
     def _apart(self) -> list[str]:
-        """A line for every reason why `deployed` and `global` differ, of the first run of each combination."""
-        found: dict[str, list[str]] = {}
+        """Returns a line for every reason why `deployed` and `global` differ, by the first run of each combination."""
+        by_reason: dict[str, list[str]] = {}
         for group in self.groups:
-            first = _finished(group)[0]
+            first = _runs_of(group)[0]
             points, why = scopes_apart(read_summary(first), load_config(first))
             if why:
                 label = self.looks.label(group)
-                found.setdefault(why, []).append(f"{points:.1f} points" + (f" in {label}" if label else ""))
-        return [f"deployed and global are apart, {', '.join(these)}: {why}" for why, these in found.items()]
+                by_reason.setdefault(why, []).append(f"{points:.1f} points" + (f" in {label}" if label else ""))
+        return [f"deployed and global are apart, {', '.join(these)}: {why}" for why, these in by_reason.items()]
 
     def _scopes(self) -> list[str]:
         known = {name.partition(".")[0] for group in self.groups for row in group.rows for name in row.figures}
         return [scope for scope in SCOPES if scope in known]
 
     def _numeric(self) -> list[str]:
-        """Keys whose values are numbers that differ."""
-        found = []
+        """Returns the keys with numbers as values that differ."""
+        keys = []
         for key in self.looks.keys:
             values = [group.columns[key] for group in self.groups if key in group.columns]
             if len(numbers_in(values)) > 1:
-                found.append(key)
-        return found
+                keys.append(key)
+        return keys
 
-    def _over_key(self, found: list[Drawing], key: str) -> None:
-        """The score over the values of a numeric key."""
+    def _over_key(self, figures: list[Drawing], key: str) -> None:
+        """Draws the score over the values of a numeric key."""
         points: dict[str, tuple[Group, list[drawings.Point]]] = {}
         others = [other for other in self.looks.keys if other != key]
         for group in sorted((g for g in self.groups if key in g.columns), key=lambda g: float(g.columns[key])):
@@ -180,16 +180,16 @@ class _Accuracies:
             name, title = self.looks.names.key(key), self.looks.names.figure(self.figure)
             panels = self.looks.panels(list(points.values()), key)
             title = f"{_capital(title.replace(' (%)', ''))}, by {name}"
-            drawings.over_key(found, f"{self.figure}-by-{key}".replace(".", "-"), title, panels, name, self.score)
+            drawings.over_key(figures, f"{self.figure}-by-{key}".replace(".", "-"), title, panels, name, self.score)
 
-    def _points(self, found: list[Drawing]) -> None:
+    def _points(self, figures: list[Drawing]) -> None:
         spreads = [(group, spread_of(group.values(self.figure), "mean")) for group in self.groups]
         shown = [(group, (spread.middle, spread.low)) for group, spread in spreads if spread is not None]
         title = _capital(self.looks.names.figure(self.figure).replace(" (%)", ""))
-        drawings.points(found, COMPARISON, title, self.looks.each(shown), self.score)
+        drawings.points(figures, COMPARISON, title, self.looks.each(shown), self.score)
 
-    def _curves(self, found: list[Drawing], x: str, scope: str = "") -> None:
-        """Scores over rounds, bytes or seconds; of a single combination all scopes in one figure."""
+    def _curves(self, figures: list[Drawing], x: str, scope: str = "") -> None:
+        """Draws scores over rounds, bytes or seconds; for a single combination all scopes in one figure."""
         by = {"round": "round", "bytes": "total traffic", "seconds": "elapsed seconds"}[x]
         scope = scope or self.scope
         test = self.score if scope == self.scope else self.looks.names.figure(f"{scope}.best.test", short=True)
@@ -202,19 +202,19 @@ class _Accuracies:
             several = [curve_of(lines, score_in(scope, "test", self.mean)) for lines in self.lines]
             panels = self.looks.panels([(group, curve) for group, curve in zip(self.groups, several) if curve])
             title = f"{_capital(test.replace(' (%)', ''))} {MODELS[scope]} by {by}"
-        of_all = [look.shown.x[x] for of in panels.values() for look in of]
+        of_all = [look.shown.x[x] for looks in panels.values() for look in looks]
         # One evaluated round is no curve; a method that sends nothing has no traffic.
         points = x != "round" and len(self.groups) > 1
         if any(at[-1] > 0 and (len(at) > 1 or points) for at in of_all):
-            drawings.curves(found, f"{scope}-test-by-{x}", title, panels, x, test)
+            drawings.curves(figures, f"{scope}-test-by-{x}", title, panels, x, test)
 
-    def _loss(self, found: list[Drawing]) -> None:
+    def _loss(self, figures: list[Drawing]) -> None:
         several = [(group, curve_of(lines, loss_in)) for group, lines in zip(self.groups, self.lines)]
         if panels := self.looks.panels([(group, curve) for group, curve in several if curve]):
-            drawings.curves(found, "loss-by-round", "Training loss by round", panels, "round", "training loss")
+            drawings.curves(figures, "loss-by-round", "Training loss by round", panels, "round", "training loss")
 
     def _of_scopes(self) -> TextTable:
-        """Scores of a single combination: a row for each model that is scored."""
+        """Makes the table of scores of a single combination: a row for each model that is scored."""
         (group,) = self.groups
         columns = {
             "final round": "final.test", "at best validation": "best.test", "macro-F1": "final.test.f1",
@@ -230,7 +230,7 @@ class _Accuracies:
         return TextTable(("models", *columns), tuple(rows), 1, title=self.score, notes=tuple(notes))
 
     def _targets(self) -> list[TextTable]:
-        """Rounds, traffic and seconds until a share of the highest score, if there are several combinations."""
+        """Makes a table of rounds, traffic and seconds until a share of the highest score, if combinations differ."""
         curves = [curve_of(lines, score_in(self.scope, "test", self.mean)) for lines in self.lines]
         known = [(group, curve) for group, curve in zip(self.groups, curves) if curve]
         if len(known) < 2:
@@ -239,9 +239,9 @@ class _Accuracies:
         rows = []
         for group, curve in known:
             values = (self.looks.names.value(key, group.columns.get(key, "-")) for key in self.looks.keys)
-            at = curve.reached(target)
-            reached = ("-",) * 3 if at is None else (f"{at['round']:.0f}", size(at["bytes"]), f"{at['seconds']:.2f}")
-            rows.append((*values, *reached))
+            at = curve.first_reaching(target)
+            costs = ("-",) * 3 if at is None else (f"{at['round']:.0f}", size(at["bytes"]), f"{at['seconds']:.2f}")
+            rows.append((*values, *costs))
         heads = (*map(self.looks.names.key, self.looks.keys), "rounds", "total traffic", "seconds")
         score = self.score.replace(" (%)", "")
         title = f"To reach {100 * target:.1f} % {score} {MODELS[self.scope]}"
@@ -250,7 +250,7 @@ class _Accuracies:
         return [TextTable(heads, tuple(rows), len(self.looks.keys), title=title, notes=tuple(notes))]
 
     def _representatives(self) -> list[Group]:
-        """The best combination of each method, or of each value of what has colours."""
+        """Returns the best combination of each method, or of each value of the key that has colours."""
         main = self.looks.main()
         by_value: dict[str | None, list[Group]] = {}
         for group in self.groups:
@@ -265,45 +265,45 @@ class _Accuracies:
 
     def _numbers(self) -> Iterator[tuple[Group, ClientNumbers]]:
         for group in self._representatives():
-            if (numbers := client_numbers(_finished(group)[0], self.scope)) is not None:
+            if (numbers := client_numbers(_runs_of(group)[0], self.scope)) is not None:
                 yield group, numbers
 
-    def _of_clients(self, found: list[Drawing]) -> None:
+    def _of_clients(self, figures: list[Drawing]) -> None:
         panels = self.looks.panels([(group, numbers.accuracy) for group, numbers in self._numbers()])
         if panels:
-            drawings.sorted_clients(found, "clients", panels, "test accuracy")
+            drawings.sorted_clients(figures, "clients", panels, "test accuracy")
 
     def _clients(self) -> list[Drawing]:
-        found: list[Drawing] = []
+        figures: list[Drawing] = []
         numbers = list(self._numbers())
         if len(self.groups) > 1:
-            self._of_clients(found)
-        if numbers and max(len(of.client) for _, of in numbers) >= MANY_CLIENTS:
-            panels = self.looks.panels([(group, of.accuracy) for group, of in numbers])
-            drawings.histogram(found, "clients-histogram", panels, "test accuracy")
+            self._of_clients(figures)
+        if numbers and max(len(scores.client) for _, scores in numbers) >= MANY_CLIENTS:
+            panels = self.looks.panels([(group, scores.accuracy) for group, scores in numbers])
+            drawings.histogram(figures, "clients-histogram", panels, "test accuracy")
         sized = []
-        for group, of in numbers[:MOST_SCATTERED]:
-            manifest = manifest_of(_finished(group)[0])
-            if manifest is not None and len(manifest.clients) > of.client.max():
-                sized.append((group, (manifest.clients.columns["nodes"][of.client], of.accuracy)))
+        for group, scores in numbers[:MOST_SCATTERED]:
+            manifest = manifest_of(_runs_of(group)[0])
+            if manifest is not None and len(manifest.clients) > scores.client.max():
+                sized.append((group, (manifest.clients.columns["nodes"][scores.client], scores.accuracy)))
         if sized:
-            drawings.size_against(found, "clients-by-size", self.looks.panels(sized), "test accuracy", "nodes")
-        manifest = manifest_of(_finished(self.groups[0])[0])
+            drawings.size_against(figures, "clients-by-size", self.looks.panels(sized), "test accuracy", "nodes")
+        manifest = manifest_of(_runs_of(self.groups[0])[0])
         if manifest is not None:
-            drawings.label_counts(found, manifest.clients.columns["classes"])
-        return found
+            drawings.label_counts(figures, manifest.clients.columns["classes"])
+        return figures
 
     def _classes(self) -> list[Drawing]:
-        found: list[Drawing] = []
+        figures: list[Drawing] = []
         numbers = list(self._numbers())
         if numbers:
-            manifest = manifest_of(_finished(numbers[0][0])[0])
+            manifest = manifest_of(_runs_of(numbers[0][0])[0])
             classes = numbers[0][1].counts.shape[1]
             names = (manifest.label_names if manifest is not None else None) or [str(c) for c in range(classes)]
-            same = [(group, of) for group, of in numbers if of.counts.shape[1] == classes]
-            drawings.of_classes(found, self.looks.panels(same), names)
+            same = [(group, scores) for group, scores in numbers if scores.counts.shape[1] == classes]
+            drawings.of_classes(figures, self.looks.panels(same), names)
         for group, _ in numbers:
-            if (exported := confusion(_finished(group)[0], self.scope)) is not None:
+            if (exported := confusion(_runs_of(group)[0], self.scope)) is not None:
                 counts_CC, names = exported
                 share_CC = 100 * counts_CC / np.maximum(counts_CC.sum(1, keepdims=True), 1)
                 label = self.looks.label(group)
@@ -313,15 +313,15 @@ class _Accuracies:
                 )
                 heads = ("label", "predicted")
                 drawings.matrix(
-                    found, f"confusion-{label}".rstrip("-"), title, {"": share_CC}, heads, text, names, (0, 100, " %")
+                    figures, f"confusion-{label}".rstrip("-"), title, {"": share_CC}, heads, text, names, (0, 100, " %")
                 )
-        return found
+        return figures
 
     def _records(self) -> list[Drawing]:
-        """Of the best combination of each method that kept records."""
-        found: list[Drawing] = []
+        """Draws mixing weights and prototypes of the best combination of each method that kept records."""
+        figures: list[Drawing] = []
         for group in self._representatives():
-            run, label = _finished(group)[0], self.looks.name(group)
+            run, label = _runs_of(group)[0], self.looks.name(group)
             if mixing := recorded_mixing(run):
                 most = max(float(weight_BB.max()) for weight_BB in mixing.values())
                 text = "; ".join(
@@ -331,15 +331,15 @@ class _Accuracies:
                 panels = {f"round {number}": weight_BB for number, weight_BB in mixing.items()}
                 title = f"Aggregation weights, {label}"
                 heads = ("receiver", "sender")
-                drawings.matrix(found, f"mixing-{label}", title, panels, heads, text, scale=(0, most, ""))
+                drawings.matrix(figures, f"mixing-{label}", title, panels, heads, text, scale=(0, most, ""))
             if (last := recorded_prototypes(run)) is not None:
                 title = f"Prototypes after round {last[0]}, {label}"
-                drawings.prototypes(found, f"prototypes-{label}", title, *last[1:])
-        return found
+                drawings.prototypes(figures, f"prototypes-{label}", title, *last[1:])
+        return figures
 
 
 def numbers_in(values: Sequence[str]) -> set[float]:
-    """Texts as numbers; none if one of them is no number."""
+    """Reads texts as numbers; none if one of them is no number."""
     try:
         return {float(value) for value in values}
     except ValueError:
@@ -351,7 +351,7 @@ def _deviation(share: float | None) -> str:
 
 
 def _words(scope: str) -> str:
-    """`deployed models`, for a scope."""
+    """Returns the name of a scope in words, as `deployed models`."""
     return MODELS[scope].removeprefix("of ").removeprefix("the ")
 
 
@@ -360,8 +360,8 @@ def _capital(text: str) -> str:
 
 
 def _costs(looks: Looks) -> Section:
-    """Seconds by part, hosts at work, memory: means over the runs, those of hosts summed over hosts."""
-    found: list[Drawing] = []
+    """Makes the section of costs: seconds by part, hosts at work, memory; means over runs, summed over hosts."""
+    figures: list[Drawing] = []
 
     def parts(names: Mapping[str, str]) -> dict[str, dict[str, float]]:
         return {
@@ -369,18 +369,18 @@ def _costs(looks: Looks) -> Section:
             for group in looks.groups
         }
 
-    drawings.bars(found, "seconds-of-hosts", "Client-side time, all rounds and hosts", "seconds", parts(OF_HOSTS))
-    drawings.bars(found, "seconds-of-server", "Server time, all rounds", "seconds", parts(OF_SERVER))
-    # Of the first run of each combination.
+    drawings.bars(figures, "seconds-of-hosts", "Client-side time, all rounds and hosts", "seconds", parts(OF_HOSTS))
+    drawings.bars(figures, "seconds-of-server", "Server time, all rounds", "seconds", parts(OF_SERVER))
+    # Hosts of repetitions differ, so that the first run of each combination is shown.
     at_work = {}
     for group in looks.groups:
-        summary = read_summary(_finished(group)[0])
+        summary = read_summary(_runs_of(group)[0])
         for host, busy in summary.get("busy_seconds", {}).items():
             name = ", ".join(filter(None, (looks.label(group), f"host {host}")))
             at_work[name] = {"busy": busy, "idle": max(summary["seconds"]["rounds"] - busy, 0.0)}
     if at_work:
         least_first = dict(sorted(at_work.items(), key=lambda host: host[1]["busy"]))
-        drawings.bars(found, "busy-hosts", "Busy and idle hosts, the least busy first", "seconds", least_first)
+        drawings.bars(figures, "busy-hosts", "Busy and idle hosts, the least busy first", "seconds", least_first)
     for name, figure, title in (
         ("memory", "peak_memory_bytes", "Peak memory of all processes"),
         ("memory-of-host", "resident_bytes.host", "Peak memory of the largest host, with shared pages"),
@@ -388,12 +388,12 @@ def _costs(looks: Looks) -> Section:
         known = [group for group in looks.groups if group.values(figure)]
         if known:
             held = {looks.name(group): {"memory": fmean(group.values(figure)) / MIB} for group in known}
-            drawings.bars(found, name, title, "MiB", held)
-    return Section("Time and memory", found, folded=True)
+            drawings.bars(figures, name, title, "MiB", held)
+    return Section("Time and memory", figures, folded=True)
 
 
 def _runs(rows: Sequence[Row], folder: Path, looks: Looks) -> Section:
-    """Every run with its state, and a link to its page, or to its folder."""
+    """Makes the section of runs, each with its state, and a link to its page, or to its folder."""
     keys = list(dict.fromkeys(key for row in rows for key in row.columns))
     keys = [key for key in keys if len({row.columns.get(key) for row in rows}) > 1]
     cells, links = [], {}
@@ -408,8 +408,8 @@ def _runs(rows: Sequence[Row], folder: Path, looks: Looks) -> Section:
 
 
 def _how(looks: Looks) -> Section:
-    """Environment and resolved config of the first run."""
-    first = _finished(looks.groups[0])[0]
+    """Makes the section with environment and resolved config of the first run."""
+    first = _runs_of(looks.groups[0])[0]
     summary = read_summary(first)
     traffic = summary["bytes"]
     facts = TextTable(

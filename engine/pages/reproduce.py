@@ -34,7 +34,7 @@ from shoal.engine.studies.papers import (
 )
 from shoal.engine.studies.plain_names import key_names, score_name
 from shoal.engine.studies.study import Selection
-from shoal.engine.studies.study_table import Place, marked, on_screen
+from shoal.engine.studies.study_table import Place, mark_best, on_screen
 from shoal.engine.studies.sweep import Sweep, store_keys
 from shoal.engine.studies.sweep_folder import root_of, row_of
 from shoal.engine.studies.sweep_view import span
@@ -53,9 +53,9 @@ NOISE = (
 SMALLEST = "three rounds of one seed: they show that it runs, and measure nothing"
 CHANGED = "with {}: other runs than the paper's, so there is no gap, and the paper's figures are of another setting"
 MEGABYTE = 1e6
-# The column with our figures.
+# Our figures are in this column of the table.
 OURS = 4
-# Keys that change the last digits of numbers, and nothing that a paper describes.
+# These keys change the last digits of numbers, and nothing that a paper describes.
 OF_THE_MACHINE = (
     *("engine.cell_size", "engine.device", "engine.trainer", "engine.threads"),
     "resources.server_gpus",
@@ -65,7 +65,7 @@ LONGEST = 60
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user asked for: names of blocks, columns and rows, seeds, the smallest look, and keys over all others."""
+    """The options of a reproduction: names of blocks, columns and rows, seeds, the smallest look, and overrides."""
 
     only: Collection[str] = ()
     seeds: int | None = None
@@ -92,7 +92,7 @@ class Asked:
         """Returns the end of a title, with the changed keys; empty where there are none."""
         return f", with {', '.join(self.changed)}" if self.changed else ""
 
-    def named(self, name: str, *more: str) -> str:
+    def file_name(self, name: str, *more: str) -> str:
         """Returns the name of a file or folder, with `more` and the changed keys in it."""
         parts = [name, *more, *self.changed]
         whole = "-".join(re.sub(r"[^\w.]+", "-", part).strip("-") for part in parts)
@@ -101,10 +101,10 @@ class Asked:
     def folder(self, paper: Paper, tables: Sequence[str]) -> str:
         """Returns the name of the folder of a page; what shows a part of some table has one of its own."""
         if self.smallest:
-            return self.named(f"{paper.name}-smallest")
+            return self.file_name(f"{paper.name}-smallest")
         few = self.seeds is not None and any(self.seeds < paper.tables[name].seeds for name in tables)
         only = ["only", *dict.fromkeys(self.only)] if self.only else []
-        return self.named(paper.name, *only, *(["seeds", str(self.seeds)] if few else []))
+        return self.file_name(paper.name, *only, *(["seeds", str(self.seeds)] if few else []))
 
 
 def _keys(override: str) -> list[str]:
@@ -113,7 +113,7 @@ def _keys(override: str) -> list[str]:
     try:
         return [*flatten({key: safe_load(value) if value.startswith("{") else value})]
     except YAMLError:
-        # The config refuses it in one line.
+        # The config refuses such a text, and says why.
         return [key]
 
 
@@ -131,10 +131,10 @@ def cells_of(paper: Paper, table: str, asked: Asked) -> list[PaperCell]:
 
 
 class TableRuns:
-    """The runs of a table: every cell's, and why some cannot be.
+    """The runs of a table, and the reasons why some cells have none.
 
-    Of the `cells` that were asked for, `study` has the possible runs; `places` and `rows` are the place of the cell,
-    and state and figures, of every run. `why_not` has the reasons for cells without runs.
+    `study` has the possible runs of the `cells` that were asked for. For every run, `places` has the place of its cell,
+    and `rows` state and figures. `why_not` has the reasons for cells without runs.
     """
 
     def __init__(self, paper: Paper, name: str, asked: Asked) -> None:
@@ -144,7 +144,7 @@ class TableRuns:
         self.cells = cells_of(paper, name, asked)
         self.why_not = {cell.label: cell.cannot for cell in self.cells if cell.cannot is not None}
         self._seeds = 1 if asked.smallest else asked.seeds or self.read.seeds
-        found: list[tuple[int, Selection, RunPlan, Row]] = []
+        runs: list[tuple[int, Selection, RunPlan, Row]] = []
         faults: dict[str, ShoalError] = {}
         for place, cell in enumerate(self.cells):
             if cell.cannot is not None:
@@ -156,21 +156,21 @@ class TableRuns:
             except ShoalError as error:
                 faults[cell.label] = error
                 continue
-            found += zip([place] * len(rows), study.choices, plans, rows)
-        if faults and not found:
-            # A row that was named comes before the one that stays beside it.
+            runs += zip([place] * len(rows), study.choices, plans, rows)
+        if faults and not runs:
+            # `Local` stays beside rows that the user named; the fault of one of these says more.
             raise faults[min(faults, key=lambda label: label.rpartition(", ")[2] == LOCAL)]
         self.why_not |= {label: error.line for label, error in faults.items()}
         # The first repetition of all cells comes before the second of any.
-        found.sort(key=lambda run: int(run[1].columns["seed"]))
-        self.places = [place for place, _, _, _ in found]
-        self.plans = [plan for _, _, plan, _ in found]
+        runs.sort(key=lambda run: int(run[1].columns["seed"]))
+        self.places = [place for place, _, _, _ in runs]
+        self.plans = [plan for _, _, plan, _ in runs]
         if any(isinstance(plan.place, str) for plan in self.plans):
             raise ShoalError(
                 "run.root", "is an address; tables of a paper are kept in a folder of this machine; set one"
             )
-        self.rows = [row for _, _, _, row in found]
-        selections = tuple(selection for _, selection, _, _ in found)
+        self.rows = [row for _, _, _, row in runs]
+        selections = tuple(selection for _, selection, _, _ in runs)
         self.study = replace(study_of(paper, name, [], self._seeds), selections=selections)
 
     @property
@@ -204,19 +204,19 @@ class TableRuns:
                     self.rows[at] = row_of(row.columns, row.path, now.state, now.error)
 
     def _finished_rivals(self) -> list[int]:
-        """Runs that are finished and that a choice reads."""
+        """Returns the places of finished runs by which validation chooses."""
         if self.study.choose is None:
             return []
-        found: dict[Path, int] = {}
+        places: dict[Path, int] = {}
         for at, plan in enumerate(self.plans):
             if self.study.choose in self.study.selections[at].columns and finished(plan.folder):
-                found.setdefault(plan.folder, at)
-        return list(found.values())
+                places.setdefault(plan.folder, at)
+        return list(places.values())
 
     def values(self, place: int) -> tuple[list[float], str]:
-        """What the runs of a cell found, in the unit of its table, and the value that validation chose, if one did."""
+        """Returns the figures of the runs of a cell, in the unit of its table, and the value that validation chose."""
         cell = self.cells[place]
-        rows = [row for row, of in zip(self.rows, self.places) if of == place and row.figures]
+        rows = [row for row, of_cell in zip(self.rows, self.places) if of_cell == place and row.figures]
         chosen, choose = "", self.read.choose
         if choose is not None and any(choose.key in row.columns for row in rows):
             first = [row for row in rows if int(row.columns["seed"]) < choose.seeds]
@@ -226,30 +226,30 @@ class TableRuns:
             chosen = max(scores, key=scores.__getitem__)
             rows = [row for row in rows if row.columns[choose.key] == chosen]
         figures = [figures_by(row.path, self.read.mean) for row in rows]
-        return [_in_unit(found[cell.score], cell.score) for found in figures if cell.score in found], chosen
+        return [_in_unit(of_run[cell.score], cell.score) for of_run in figures if cell.score in of_run], chosen
 
     def table(self) -> TextTable:
-        """Every cell that was asked for: the paper's figure, ours, the gap, and how it compares with `Local`."""
+        """Makes a table of the cells: the paper's figure, ours, the gap, and how it compares with `Local`."""
         rows: list[tuple[str, ...]] = []
         shares: dict[tuple[str, str], dict[Place, float]] = {}
         local = {(c.block, c.column): self.values(at)[0] for at, c in enumerate(self.cells) if c.row == LOCAL}
         for place, cell in enumerate(self.cells):
             values, chosen = self.values(place)
-            of = local.get((cell.block, cell.column), [])
+            of_local = local.get((cell.block, cell.column), [])
             name = f"{cell.row} ({chosen})" if chosen else cell.row
             printed = cell.printed if self.asked.compares else None
-            numbers = (_shown(values), _gap(values, printed), verdict(values, printed, self.read.runs))
-            over = f"{fmean(values) - fmean(of):+.2f}" if values and of and cell.row != LOCAL else "-"
+            numbers = (_format(values), _gap(values, printed), verdict(values, printed, self.read.runs))
+            over = f"{fmean(values) - fmean(of_local):+.2f}" if values and of_local and cell.row != LOCAL else "-"
             if values and is_share(cell.score):
                 shares.setdefault((cell.block, cell.column), {})[len(rows), OURS] = fmean(values)
             text = "-" if cell.printed is None else cell.printed.text
             rows.append((cell.block, cell.column, name, text, *numbers, over, str(len(values) or "-")))
         heads = ("block", "column", "row", "paper", "ours", "gap", "noise", "over Local", "seeds")
-        # A table without blocks or columns has no such column.
+        # The names of blocks and columns are left out if no row has one.
         shown = [at for at in range(len(heads)) if at > 1 or any(row[at] for row in rows)]
-        # Of each block and column, of other data or models, alone.
+        # Blocks and columns have other data or models, so that the best is marked in each of them.
         both = [
-            marked(of_column, lambda *two: len({f"{each:.2f}" for each in two}) == 1, lambda *_: False)
+            mark_best(of_column, lambda *two: len({f"{each:.2f}" for each in two}) == 1, lambda *_: False)
             for of_column in shares.values()
         ]
         best, second = (frozenset((r, shown.index(c)) for pair in both for r, c in pair[at]) for at in (0, 1))
@@ -259,15 +259,15 @@ class TableRuns:
         )  # fmt: skip
 
     def drawings(self) -> list[Drawing]:
-        """A figure of each block whose columns are values of one numeric key: ours, a line for each row."""
+        """Draws our figures, a line for each row, for each block that has values of a numeric key as columns."""
         keys = {key for column in self.read.columns.values() for key in column.set}
-        found: list[Drawing] = []
+        figures: list[Drawing] = []
         if len(keys) != 1 or not all(is_share(cell.score) for cell in self.cells):
-            return found
+            return figures
         (key,) = keys
         values = [column.set.get(key) for column in self.read.columns.values()]
         if len(values) < 2 or not all(isinstance(value, int | float) for value in values):
-            return found
+            return figures
         for block in dict.fromkeys(cell.block for cell in self.cells):
             lines: dict[str, list[Point]] = {}
             for place, cell in enumerate(self.cells):
@@ -279,11 +279,11 @@ class TableRuns:
                 figure = "-".join(filter(None, (self.name, block.lower().replace(" ", "-"))))
                 x, y = key_names([key])[key], score_name(self.read.score, {}, short=True)
                 title = f"{score_name(self.read.score, {})} by {x} {block}".strip() + self.asked.title
-                over_key(found, figure, title, in_panels(list(lines.items())), x, y)
-        return found
+                over_key(figures, figure, title, in_panels(list(lines.items())), x, y)
+        return figures
 
     def notes(self) -> list[str]:
-        """What is compared, what the table leaves open, and why cells have no runs."""
+        """Returns notes that say what is compared, what the table leaves open, and why cells have no runs."""
         scores = ", ".join(dict.fromkeys(cell.score for cell in self.cells))
         notes = [f"ours: {scores}, mean ± sample standard deviation; scores: {MEANS[self.read.mean]}"]
         notes += [NOISE] if self.asked.compares else []
@@ -299,11 +299,11 @@ class TableRuns:
         for row in self.rows:
             if row.error:
                 reasons.setdefault(row.error, []).append(row.label)
-        return [*notes, *(f"no runs: {_listed(labels)}: {reason}" for reason, labels in reasons.items())]
+        return [*notes, *(f"no runs: {_shorten(labels)}: {reason}" for reason, labels in reasons.items())]
 
 
 def _fault(plan: RunPlan) -> str:
-    """Why the store of a run cannot be made; empty if it can."""
+    """Returns the reason why the store of a run cannot be made; empty if it can."""
     try:
         plan.prepare()
     except ShoalError as error:
@@ -312,11 +312,11 @@ def _fault(plan: RunPlan) -> str:
 
 
 def _in_unit(value: float, score: str) -> float:
-    """In %, MB or seconds."""
+    """Converts a figure to %, MB or seconds."""
     return 100 * value if is_share(score) else value / MEGABYTE if "bytes" in score else value
 
 
-def _shown(values: Sequence[float]) -> str:
+def _format(values: Sequence[float]) -> str:
     if not values:
         return "-"
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
@@ -327,7 +327,7 @@ def _gap(values: Sequence[float], printed: Printed | None) -> str:
 
 
 def verdict(values: Sequence[float], printed: Printed | None, runs: int | None) -> str:
-    """Whether the difference of a mean and a paper's figure is within the noise: by Welch's t-test over repetitions.
+    """Returns whether the difference of a mean and a paper's figure is noise, by Welch's t-test over repetitions.
 
     A paper's figure without a deviation, or without a number of runs, counts as exact. `-` where there is no figure, or
     fewer than two values.
@@ -341,34 +341,34 @@ def verdict(values: Sequence[float], printed: Printed | None, runs: int | None) 
     variance = sum(part for part, _ in parts)
     if variance == 0:
         return WITHIN if gap == 0 else OUTSIDE
-    freedom = variance**2 / sum(part**2 / of for part, of in parts)
-    # It takes a second of every process that imports it.
+    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)
+    # SciPy's statistics take a second to import, so only a table that needs them does.
     from scipy.stats import t
 
     return WITHIN if abs(gap) <= t.ppf((1 + LEVEL) / 2, freedom) * variance**0.5 else OUTSIDE
 
 
-def _listed(labels: Sequence[str], most: int = 3) -> str:
+def _shorten(labels: Sequence[str], most: int = 3) -> str:
     more = f" and {len(labels) - most} more" if len(labels) > most else ""
     return "; ".join(labels[:most]) + more
 
 
 def tables_of(paper: Paper, names: Sequence[str]) -> list[str]:
-    """The tables that are named, or all; raises ShoalError for a name that the paper has not."""
+    """Returns the tables that are named, or all. Raises ShoalError: the paper has no table of a name."""
     if wrong := next((name for name in names if name not in paper.tables), None):
         raise ShoalError(wrong, f"{paper.name} has no such table; it has {', '.join(paper.tables)}")
     return list(names) or list(paper.tables)
 
 
 def named_in(paper: Paper, tables: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """Names of blocks, columns and rows in texts, with commas between them; a ShoalError names an unknown one."""
+    """Reads names of blocks, columns and rows from texts, with commas between. Raises ShoalError: one is unknown."""
     known = [name for table in tables_of(paper, tables) for name in known_names(paper.cells(table))]
-    found = []
+    names_found = []
     for text in texts:
-        found += [text] if text in known else [name.strip() for name in text.split(",") if name.strip()]
-    if wrong := next((name for name in found if name not in known), None):
+        names_found += [text] if text in known else [name.strip() for name in text.split(",") if name.strip()]
+    if wrong := next((name for name in names_found if name not in known), None):
         raise ShoalError("--only", f"no table has {wrong!r}; there are {', '.join(dict.fromkeys(known))}")
-    return found
+    return names_found
 
 
 def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
@@ -394,7 +394,7 @@ def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
                 without.setdefault(tuple(missing), []).append(f"{name}: {group}")
     for files, groups in without.items():
         notes.append(
-            f"not there: {_listed([*map(str, files)])}; put there what cannot be downloaded: {_listed(groups)}"
+            f"not there: {_shorten([*map(str, files)])}; put there what cannot be downloaded: {_shorten(groups)}"
         )
     notes += [CHANGED.format(", ".join(asked.changed))] if asked.changed else []
     unknown = "; of runs whose data is there" if without else ""
@@ -403,27 +403,27 @@ def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
 
 
 def _missing(plan: RunPlan) -> list[Path]:
-    """Published files that a run reads and that are not there."""
+    """Returns the published files that a run reads and that are not there."""
     return [path for source in sources(plan.config) for path in missing_files(source)]
 
 
 def _by_column(runs: TableRuns) -> Mapping[str, list[int]]:
-    """Places of different runs by block and column; of several values to choose from, one counts where none is."""
-    found: dict[str, list[int]] = {}
-    seen = set()
+    """Returns places of different runs by block and column; runs among which validation will choose count once."""
+    places: dict[str, list[int]] = {}
+    counted = set()
     rivals = runs.study.rivals
     for at, plan in enumerate(runs.plans):
         key = rivals.get(at, plan.folder)
-        if key in seen:
+        if key in counted:
             continue
-        seen.add(key)
+        counted.add(key)
         cell = runs.cells[runs.places[at]]
-        found.setdefault(", ".join(part for part in (cell.block, cell.column) if part), []).append(at)
-    return found
+        places.setdefault(", ".join(part for part in (cell.block, cell.column) if part), []).append(at)
+    return places
 
 
 def _seconds(runs: TableRuns, places: Sequence[int], to_go: Sequence[int], missing: bool) -> float | None:
-    """The time of the runs to go: as the finished ones took, or as measured on the first; None without the data."""
+    """Estimates the time of the runs to go from finished ones, or by measuring the first; None without the data."""
     took = [runs.rows[at].figures["seconds.rounds"] for at in places if runs.rows[at].figures]
     if took:
         return len(to_go) * fmean(took)
@@ -433,8 +433,8 @@ def _seconds(runs: TableRuns, places: Sequence[int], to_go: Sequence[int], missi
 def reproduce(paper: Paper, names: Sequence[str], asked: Asked, at_once: int) -> tuple[Path | None, bool]:
     """Runs what is missing of the tables, prints them, and writes a page, Markdown and a CSV of each.
 
-    Gives the page, None if no table has runs, and whether no run failed. A ShoalError names a wrong name, or says that
-    no config of a table can be read.
+    Returns the page, None if no table has runs, and whether no run failed. Raises ShoalError: a name is wrong, or no
+    config of a table can be read.
     """
     chosen = tables_of(paper, names)
     for name in chosen:
@@ -465,7 +465,7 @@ def write_results(
     asked: Asked,
     earlier: dict[str, TableRuns | str],
 ) -> Path | None:
-    """Writes what there is of the tables to a folder beside the runs; gives the page.
+    """Writes the results so far of the tables to a folder beside the runs; returns the page.
 
     The page of whole tables has all of the paper. A table of which a CSV is there from before stays: its runs, or why
     they cannot be read, are kept in `earlier`.
@@ -474,7 +474,7 @@ def write_results(
     if root is None:
         return None
     folder = root / "papers" / asked.folder(paper, names)
-    files = {name: folder / f"{asked.named(name)}.csv" for name in paper.tables}
+    files = {name: folder / f"{asked.file_name(name)}.csv" for name in paper.tables}
     by_name: dict[str, TableRuns | str] = {runs.name: runs for runs in done}
     for name, file in files.items():
         if name not in by_name and name not in earlier and file.exists():

@@ -1,4 +1,4 @@
-"""What a page shows of searches: the best so far over rounds, which keys matter, all trials in parallel coordinates."""
+"""The sections of searches: the best so far over rounds, importance of keys, all trials in parallel coordinates."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ VALIDATION = "validation accuracy (%)"
 
 
 def chosen_table(plain: Mapping[str, Any]) -> TextTable:
-    """What every search took, and the options that it chose."""
+    """Makes the table of searches: the costs of each, and the options that it chose."""
     rows = []
     for search in plain["searches"]:
         complete = sum(trial["state"] == "complete" for trial in search["trials"])
@@ -41,7 +41,7 @@ def chosen_table(plain: Mapping[str, Any]) -> TextTable:
 
 
 def read_search(folder: Path) -> dict[str, Any] | None:
-    """The search in the folder of a sweep, as `Search.plain` gave it; None where there is none.
+    """Reads the search in the folder of a sweep, in the form of `Search.plain`; None if there is none.
 
     Raises ShoalError: its file is damaged.
     """
@@ -54,23 +54,23 @@ def read_search(folder: Path) -> dict[str, Any] | None:
 
 
 def search_sections(folder: Path) -> list[Section]:
-    """The sections of the search in a folder; none where there is none. Raises as `read_search`."""
+    """Makes the sections of the search in a folder; none if there is none. Raises as `read_search`."""
     if (plain := read_search(folder)) is None:
         return []
-    found: list[Drawing] = []
+    figures: list[Drawing] = []
     searches = plain["searches"]
     looks = [
         Look(search["label"], place, 0, [(float(at), best, 0.0) for at, best in search["progress"]])
         for place, search in enumerate(searches)
     ]
-    drawings.over_key(found, "best-so-far", "Best validation so far", {"": looks}, "rounds trained", VALIDATION)
+    drawings.over_key(figures, "best-so-far", "Best validation so far", {"": looks}, "rounds trained", VALIDATION)
     trials = []
     for place, search in enumerate(searches):
         names, label = key_names(search["keys"]), search["label"]
         if shares := search["importance"]:
             parts = {names[key]: {"share": 100 * share} for key, share in shares.items()}
-            drawings.bars(found, f"importance-{place}", f"Importance of keys, {label}", "%", parts)
-        _coordinates(found, f"trials-{place}", label, search, dict(text.split("=", 1) for text in plain["space"]))
+            drawings.bars(figures, f"importance-{place}", f"Importance of keys, {label}", "%", parts)
+        _coordinates(figures, f"trials-{place}", label, search, dict(text.split("=", 1) for text in plain["space"]))
         rows = [
             (str(trial["number"] + 1), *(trial["values"][key] for key in names), trial["state"], _rounds(trial),
              f"{100 * _score(trial):.2f}" if trial["scores"] else trial["error"])
@@ -79,11 +79,11 @@ def search_sections(folder: Path) -> list[Section]:
         heads = ("trial", *names.values(), "state", "rounds", "validation (%)")
         trials.append(TextTable(heads, tuple(rows), len(heads), title=label))
     note = "importance: share of each key in how trials differ at the first rung (PED-ANOVA)"
-    return [Section("Search", found, [chosen_table(plain)], note=note), Section("Trials", tables=trials, folded=True)]
+    return [Section("Search", figures, [chosen_table(plain)], note=note), Section("Trials", tables=trials, folded=True)]
 
 
 def _score(trial: Mapping[str, Any]) -> float:
-    """Validation at the last rung of a trial."""
+    """Returns the validation at the last rung of a trial."""
     return float(list(trial["scores"].values())[-1])
 
 
@@ -92,7 +92,7 @@ def _rounds(trial: Mapping[str, Any]) -> str:
 
 
 def _coordinates(
-    found: list[Drawing], name: str, label: str, search: Mapping[str, Any], space: Mapping[str, str]
+    figures: list[Drawing], name: str, label: str, search: Mapping[str, Any], space: Mapping[str, str]
 ) -> None:
     trials = [trial for trial in search["trials"] if trial["scores"]]
     scores = [100 * _score(trial) for trial in trials]
@@ -107,4 +107,4 @@ def _coordinates(
         values = [math.log(value) for value in values] if space[key].endswith(":log") else values
         axes[shown], ends[shown] = values, (order[0], order[-1])
     axes["validation (%)"], ends["validation (%)"] = scores, (f"{min(scores):.1f}", f"{max(scores):.1f}")
-    drawings.parallel(found, name, f"Trials, {label}", axes, ends)
+    drawings.parallel(figures, name, f"Trials, {label}", axes, ends)

@@ -16,6 +16,7 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import bring, run
 from shoal.engine.screen.progress import say
+from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
@@ -47,36 +48,36 @@ def fork(parent: Path, number: int, changes: Sequence[str]) -> Path:
     """
     past = PastRun(parent)
     past.require_round(number)
-    plan = forked(past, changes, number)
+    plan = plan_fork(past, changes, number)
     begin(past, plan, number)
     return run(plan, resume=True)
 
 
 def begin(past: PastRun, plan: RunPlan, number: int) -> None:
-    """Gives a fork that has not begun the first rounds of its parent, maybe none. Raises as `fork`."""
+    """Copies the first `number` rounds of its parent, maybe none, into a fork that has not begun. Raises as `fork`."""
     if plan.config.rounds <= number:
         raise ShoalError("rounds", f"{plan.config.rounds}, and the fork begins after round {number}; set rounds higher")
     plan.bring()
     if not number:
         return
-    of = {"run": past.place, "round": number}
+    origin = {"run": past.place, "round": number}
     if not (started(plan.folder) or finished(plan.folder)):
-        found = past.after(number)
-        assert found is not None
-        require_same_state(plan, past.plan, past.store, found.state.server)
+        checkpoint = past.after(number)
+        assert checkpoint is not None
+        require_same_state(plan, past.plan, past.store, checkpoint.state.server)
         with closing(RunFolder(plan.folder, plan.config.run.log_format)) as folder:
             # The same fork may have begun in another process meanwhile.
             if not (folder.started or folder.finished):
-                note_parent(folder.path, of)
-                # Files of the fork may be others, of its method for one.
-                bring(past.path, replace(found, inputs=found.inputs | plan.inputs), folder)
+                note_parent(folder.path, origin)
+                # The fork may read files that its parent does not, such as its method's.
+                bring(past.path, replace(checkpoint, inputs=checkpoint.inputs | plan.inputs), folder)
                 say(f"its first {number} rounds are those of {past.place}")
-    if parent_of(plan.folder) != of:
+    if parent_of(plan.folder) != origin:
         raise ShoalError(plan.place, "holds another run; give the fork another name, as name=mine")
 
 
-def forked(past: PastRun, changes: Sequence[str], number: int) -> RunPlan:
-    """The plan of a run with other options after a round. Raises ShoalError: a key is wrong, or cannot change."""
+def plan_fork(past: PastRun, changes: Sequence[str], number: int) -> RunPlan:
+    """Plans a run with other options after a round. Raises ShoalError: a key is wrong, or cannot change."""
     named = any(change.startswith("name=") for change in changes)
     config = load_config(past.path, [*changes, *([] if named else [f"name={past.path.name}-at-{number}"])])
     require_changeable(past.config, config)
@@ -85,7 +86,7 @@ def forked(past: PastRun, changes: Sequence[str], number: int) -> RunPlan:
 
 def list_changeable(config: Config) -> tuple[str, ...]:
     """Returns the keys and sections that a fork of a run may change: with privacy those that epsilon does not count."""
-    private = config.privacy
+    private = PRIVACY.of(config)
     if private.unit == "none":
         return CHANGEABLE
     rounds = ("rounds",) if private.epsilon is None else ()
@@ -111,7 +112,7 @@ def require_changeable(parent: Config, config: Config) -> None:
 
 
 def require_same_state(plan: RunPlan, parent: RunPlan, store: Store, kept: Tree | None = None) -> None:
-    """Refuses a method, or options of one, that keeps other tensors than `kept`, by default its parent's first ones.
+    """Refuses a method, or options of it, that keeps other tensors than `kept`, by default its parent's first ones.
 
     Raises ShoalError: names the method.
     """

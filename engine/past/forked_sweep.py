@@ -30,7 +30,7 @@ def sweep_of(
     sampler: str = Asked.sampler,
     prune: str = Asked.prune,
 ) -> Sweep | Search:
-    """The sweep that was asked for, with the options of `shoal sweep`: a grid, forks of shared rounds, or a search.
+    """Makes the sweep that the options of `shoal sweep` ask for: a grid, forks of shared rounds, or a search.
 
     Raises ShoalError: an option has a wrong value, or does not go with another one; or as the sweep.
     """
@@ -61,7 +61,10 @@ class ForkedSweep(Sweep):
     """
 
     def __init__(self, study: Study, at: int, at_once: int = 1) -> None:
-        """As `Sweep`. Raises ShoalError, too: a run has no rounds after `at`, or differs in what a fork cannot."""
+        """Makes the bases and their forks; the other arguments are those of `Sweep`.
+
+        Raises ShoalError: a run has no rounds after `at`, or differs in a key that a fork cannot change; or as `Sweep`.
+        """
         self._at, config = at, study.configs[0]
         place, bases, base_of = study.folder(root_of(config), config.name), list[Selection](), list[int]()
         for choice, config in zip(study.choices, study.configs):
@@ -69,16 +72,16 @@ class ForkedSweep(Sweep):
             bases += [base] * (base not in bases)
             base_of.append(bases.index(base))
         chosen = (study.choose, study.choose_seeds, study.choose_by)
-        listed = partial(Selected, study.config, study.axes, *chosen, fork_at=at, place=place)
-        first, forks = Sweep(listed(selections=tuple(bases)), at_once, until=at), []
+        study_of = partial(Selected, study.config, study.axes, *chosen, fork_at=at, place=place)
+        first, forks = Sweep(study_of(selections=tuple(bases)), at_once, until=at), []
         for choice, config, number in zip(study.choices, study.configs, base_of):
             base_plan = first.plans[number]
             if (fewest := min(config.rounds, base_plan.config.rounds)) <= at:
                 raise ShoalError("--fork-at", f"{at}, and a run has {fewest} rounds; take fewer, or set rounds higher")
             require_changeable(base_plan.config, config)
-            # As `shoal fork` calls it.
+            # `shoal fork` gives a fork the same name by default.
             forks.append(Selection(choice.columns, (*choice.overrides, f"name={base_plan.folder.name}-at-{at}")))
-        super().__init__(listed(selections=tuple(forks)), at_once)
+        super().__init__(study_of(selections=tuple(forks)), at_once)
         self._first, self._base_of = first, base_of
         self.shares = [1 - at / plan.config.rounds for plan in self.plans]
         needed, view = {base_of[place] for place in self._new()}, SweepView(first.rows, len(bases))
@@ -89,11 +92,11 @@ class ForkedSweep(Sweep):
         ]
 
     def _new(self) -> list[int]:
-        """Combinations that have not begun."""
+        """Returns the places of combinations that have not begun."""
         return [place for place, plan in enumerate(self.plans) if not (started(plan.folder) or finished(plan.folder))]
 
     def _require_set_up(self) -> None:
-        """As that of a sweep; refuses a method that keeps another state than that of the shared rounds, too."""
+        """Prepares as a sweep does, and refuses a method that keeps another state than that of the shared rounds."""
         super()._require_set_up()
         for place in self._new():
             base, plan = self._first.plans[self._base_of[place]], self.plans[place]
@@ -113,8 +116,8 @@ class ForkedSweep(Sweep):
         for place in new:
             base = self._first.rows[self._base_of[place]]
             if base.state == FAILED:
-                self._failed(place, base.error)
-            if base.state == FAILED or not self._tried(place, partial(self._fork, past, base.path, place)):
+                self._note_failure(place, base.error)
+            if base.state == FAILED or not self._try(place, partial(self._fork, past, base.path, place)):
                 self._end(place)
         ready = [place for place in places if self.rows[place].state != FAILED and place not in self._busy]
         super()._all_of(ready, hosts)
@@ -124,10 +127,10 @@ class ForkedSweep(Sweep):
 
 
 def _base(choice: Selection, config: Config) -> Selection:
-    """A combination without the keys that a fork can change; it has its places and hosts."""
+    """Returns a combination without the keys that a fork can change; keys of places and hosts stay."""
 
-    def kept(key: str) -> bool:
+    def belongs_to_base(key: str) -> bool:
         return key != "name" and not (changes_numbers(key) and may_change(key, config))
 
-    columns = {key: value for key, value in choice.columns.items() if kept(key)}
-    return Selection(columns, tuple(text for text in choice.overrides if kept(text.partition("=")[0])))
+    columns = {key: value for key, value in choice.columns.items() if belongs_to_base(key)}
+    return Selection(columns, tuple(text for text in choice.overrides if belongs_to_base(text.partition("=")[0])))

@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.hosts.backend import Backend
-from shoal.engine.past.fork import begin, forked
+from shoal.engine.past.fork import begin, plan_fork
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.records.checkpoint import load_last
 from shoal.engine.records.metrics import read_metrics
@@ -54,7 +54,7 @@ def influence(path: Path, clients: Sequence[int] = (), scope: str | None = None)
     scope = scope or known[0]
     if scope not in known:
         raise ShoalError(path, "--scope", f"{scope} is none of its scopes; there are {', '.join(known)}")
-    rounds, found = len(past.lines), list[Influence]()
+    rounds, influences = len(past.lines), list[Influence]()
     before = _test_counts(path, scope, number, rounds)
     items_NC = before[:, 0]
     names = past.store.manifest.label_names or [str(c) for c in range(items_NC.shape[1])]
@@ -71,33 +71,36 @@ def influence(path: Path, clients: Sequence[int] = (), scope: str | None = None)
                 raise
             trained = (logged := len(read_metrics(folder))) - shared
             gain_NC = before[:, 1] - _test_counts(folder, scope, number, logged)[:, 1]
-            items, gains = ([of[client], of.sum(0) - of[client]] for of in (items_NC, gain_NC))
-            counts = ([each.tolist() for each in both] for both in (items, gains))
-            found.append(each := Influence(client, first.get(client, 0), trained, folder, *counts))
+            items, gains = ([x_NC[client], x_NC.sum(0) - x_NC[client]] for x_NC in (items_NC, gain_NC))
+            counts = ([x_C.tolist() for x_C in own_and_others] for own_and_others in (items, gains))
+            influences.append(latest := Influence(client, first.get(client, 0), trained, folder, *counts))
             done = f"[{place}/{len(ordered)}] without client {client}"
-            say(f"{done}: {trained} rounds trained, {each.on_others:+.2f} on others")
-    return Influences(scope, rounds, names, found)
+            say(f"{done}: {trained} rounds trained, {latest.on_others:+.2f} on others")
+    return Influences(scope, rounds, names, influences)
 
 
 def _without(past: PastRun, client: int, shared: int, backend: Backend, command: str) -> Path:
     """Runs a run without a client to its end, from its first rounds, which are shared; gives the folder."""
     left_out = sorted({*past.config.participation.without, client})
     changes = [f"participation.without={left_out}", f"name={past.path.name}-without-{client}"]
-    plan = forked(past, changes, shared)
+    plan = plan_fork(past, changes, shared)
     begin(past, plan, shared)
     return run(plan, resume=started(plan.folder), backend=backend, go_on=command)
 
 
 def first_visits(past: PastRun) -> dict[int, int]:
-    """The round in which each client was asked for the first time; clients without one are missing."""
-    found: dict[int, int] = {}
+    """Returns by client the round in which it was asked for the first time; clients without one are missing."""
+    first: dict[int, int] = {}
     for number in range(len(past.lines), 0, -1):
-        found.update(dict.fromkeys(past.cohort(number), number))
-    return found
+        first.update(dict.fromkeys(past.cohort(number), number))
+    return first
 
 
 def _test_counts(run: Path, scope: str, clients: int, rounds: int) -> np.ndarray:
-    """Test items of all clients after the last round, by class, and how many are predicted right, int64 `[N, 2, C]`."""
+    """Reads test items of all clients after the last round by class, and how many are predicted right.
+
+    Int64 `[N, 2, C]`.
+    """
     table = load_last(run / CHECKPOINTS, rounds).state.scores[scope]
     counts_BKC = np.concatenate(list(table.blocks()))[:, PARTS.index("test")]
     counts_N2C = np.zeros((clients, 2, counts_BKC.shape[2]), dtype=np.int64)

@@ -34,13 +34,14 @@ from shoal.engine.past.seen_uploads import RELEASED, UPLOAD, Sent, seen_round
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 
-# Steps of the search, and its rates: of rows in their mean size, of a GCN's features, and of its edges' logits.
+# The search takes `STEPS` steps. `ROWS_RATE` is in units of the rows' mean size; a GCN has a rate for its features and
+# another one for the logits of its edges.
 STEPS, ROWS_RATE, FEATURES_RATE, EDGES_RATE = 500, 0.05, 0.01, 0.05
-# Logit of an edge at the start: graphs are sparse.
+# Every edge starts from this logit: graphs are sparse.
 NO_EDGE = -3.0
-# What is added to Adam's root, in root mean squares of the gradient: its steps, near to signs, would have no slope.
+# Adam's steps are near to signs, which have no slope. So many root mean squares of the gradient are added to its root.
 SMOOTH = 0.1
-# Other clients that say what chance is, and numbers of features, or of pairs, that are looked for at most.
+# Chance is measured on at most `OTHERS` other clients. The search is for at most `MOST` numbers, features or pairs.
 OTHERS, MOST = 50, 2**24
 HEADS = ("rows", "cosine", "of training nodes", "AUC of edges")
 
@@ -71,22 +72,22 @@ def inversion(run: Path, number: int, client: int | None = None) -> TextTable:
     rng.manual_seed(key(past.job.seed, client, "inversion"))
     drawn = sorted(trained.keys() - {client}, key=lambda i: key(past.job.seed, client, i))[:OTHERS]
     others_MF = torch.cat([rows_of(seen.client(i)) for i in drawn])
-    found = [
-        (UPLOAD if one.client is not None else RELEASED, *attack.search(rng))
-        for one in (*seen.sent, seen.released)
-        if (attack := Attack.on(one, victim, train, bool((others_MF >= 0).all())))
+    guesses = [
+        (UPLOAD if message.client is not None else RELEASED, *attack.search(rng))
+        for message in (*seen.sent, seen.released)
+        if (attack := Attack.on(message, victim, train, bool((others_MF >= 0).all())))
     ]
-    if not found:
+    if not guesses:
         raise ShoalError(run, "--kind", f"no model comes and goes in round {number}, to be inverted; take membership")
     some = torch.randperm(len(others_MF), generator=rng)[: len(true_NF)]
     chance = (("of others", others_MF[some], None), ("mean of others", others_MF.mean(0).expand_as(true_NF), None))
-    rows = tuple((name, *_success(victim, true_NF, of, edges)) for name, of, edges in (*found, *chance))
+    rows = tuple((name, *_success(victim, true_NF, guess, edges)) for name, guess, edges in (*guesses, *chance))
     title = f"inversion of client {client} in round {number} (%): {len(victim.data.train)} training nodes of "
     return TextTable(HEADS, rows, 1, title=f"{title}{victim.info.nodes}", notes=seen.notes)
 
 
 def rows_of(client: Client) -> Tensor:
-    """What is looked for: of a decoupled model the hops of training nodes, beside each other, of a GCN all features.
+    """Returns what the attack looks for: hops of a decoupled model's training nodes, concatenated, or a GCN's features.
 
     Float32 `[N, F]`. Raises ShoalError: the attack does not know the model, or these are too many numbers.
     """
@@ -118,11 +119,12 @@ def _success(client: Client, true_NF: Tensor, found_NF: Tensor, edges_NN: Tensor
 
 @dataclass(frozen=True)
 class Attack:
-    """What an attacker knows: nothing of the client's data but its numbers of nodes, and F.
+    """The knowledge of an attacker: of the client's data its numbers of nodes and F alone.
 
     Attributes:
-        model: Of the client, whatever its parameters.
-        start_P: Parameters that the client received; `change_P` is theirs.
+        model: The client's model; its parameters are not read.
+        start_P: Parameters that the client received.
+        change_P: The change of these parameters that it sent.
         label_n: Guessed labels of training nodes, int64, ascending.
         shape: N and F.
         positive: Features are at least 0, as those of others are.
@@ -138,22 +140,23 @@ class Attack:
 
     @classmethod
     def on(cls, sent: Sent, client: Client, train: TrainOptions, positive: bool) -> "Attack | None":
-        """On one message; None: no whole model came and went."""
+        """Makes the attack on one message; None: no whole model came and went."""
         flat, info = client.model.pattern, client.info
-        if (found := sent.change(len(flat.w))) is None:
+        if (start_and_change := sent.change(len(flat.w))) is None:
             return None
         # The shares that the bias tells, at n quantiles.
         ends_C = dict(guesses_of(sent, client))["classifier's bias"][1].cumsum()
         label_n = torch.from_numpy(np.searchsorted(ends_C[:-1], (np.arange(info.train) + 0.5) / info.train))
         shape = info.train if flat.coupled is None else info.nodes, client.data.features * len(flat.inputs)
-        return cls(flat, found[0].float(), found[1].float(), label_n, shape, train, positive)
+        start_P, change_P = (t.float() for t in start_and_change)
+        return cls(flat, start_P, change_P, label_n, shape, train, positive)
 
     def search(self, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
-        """The rows `[N, F]` of the best match, and of a GCN the probability of each edge, `[N, N]`."""
+        """Finds the rows `[N, F]` of the best match, and of a GCN the probability of each edge, `[N, N]`."""
         is_gcn, row_NF = self.model.coupled is not None, self._first_rows(rng).requires_grad_()
         rate = FEATURES_RATE if is_gcn else ROWS_RATE * float(row_NF.detach().abs().mean())
         groups, best = [{"params": [row_NF], "lr": rate}], float("inf")
-        found: tuple[Tensor, Tensor | None] = row_NF.detach().clone(), None
+        match: tuple[Tensor, Tensor | None] = row_NF.detach().clone(), None
         if is_gcn:
             logit_NN = (NO_EDGE + 0.1 * torch.randn(len(row_NF), len(row_NF), generator=rng)).requires_grad_()
             groups.append({"params": [logit_NN], "lr": EDGES_RATE})
@@ -162,23 +165,23 @@ class Attack:
         for _ in range(STEPS):
             read_NF = row_NF.clamp(min=0) if self.positive else row_NF
             edges_NN = ((logit_NN + logit_NN.T) / 2).sigmoid() * (1 - torch.eye(len(row_NF))) if is_gcn else None
-            loss = 1 - F.cosine_similarity(self.simulated(self.inputs(read_NF, edges_NN)), self.change_P, dim=0)
+            loss = 1 - F.cosine_similarity(self.simulate_training(self.inputs(read_NF, edges_NN)), self.change_P, dim=0)
             if (value := float(loss.detach())) < best:
-                best, found = value, (read_NF.detach().clone(), None if edges_NN is None else edges_NN.detach())
+                best, match = value, (read_NF.detach().clone(), None if edges_NN is None else edges_NN.detach())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        return found
+        return match
 
-    def simulated(self, inputs: Inputs) -> Tensor:
-        """The change of all parameters by local training on these inputs, `[P]`, differentiable; without dropout.
+    def simulate_training(self, inputs: Inputs) -> Tensor:
+        """Returns the change of all parameters by local training on inputs, `[P]`, differentiable; without dropout.
 
         Moments start at zero, as in a client's first round, and Adam's root is smoothed.
         """
         train, w_P = self.train, self.start_P.requires_grad_()
         first_P = second_P = torch.zeros_like(w_P)
         for step in range(1, train.epochs + 1):
-            logits_nC = functional_call(self.model.module, self._named(w_P), (inputs,)).logits_NC
+            logits_nC = functional_call(self.model.module, self._by_name(w_P), (inputs,)).logits_NC
             (g_P,) = torch.autograd.grad(F.cross_entropy(logits_nC, self.label_n), w_P, create_graph=True)
             g_P = g_P + train.weight_decay * w_P
             if train.optimizer == "sgd":
@@ -191,18 +194,18 @@ class Attack:
         return w_P - self.start_P
 
     def inputs(self, row_NF: Tensor, edges_NN: Tensor | None) -> Inputs:
-        """What the model reads of rows, and of a symmetric adjacency without loops."""
+        """Makes the inputs of the model from rows, and from a symmetric adjacency without loops."""
         if edges_NN is None:
             return list(row_NF.chunk(len(self.model.inputs), 1))
         loops_NN = edges_NN + torch.eye(len(edges_NN))
         root_N = loops_NN.sum(1).rsqrt()
         matrix: Any = root_N[:, None] * loops_NN * root_N
-        # Nodes have no order: the first ones train.
+        # Nodes have no order, so the first ones may stand for those that train.
         return Neighbourhood(row_NF, (matrix,) * self.model.coupled.depth, torch.arange(len(self.label_n)))
 
     def _first_rows(self, rng: torch.Generator) -> Tensor:
-        """Changes of weights over those of the bias, of a class's unit or of the next of many; or random rows."""
-        change = self._named(self.change_P)
+        """Returns rows to start from: a unit's change of weights over that of its bias; or random rows without one."""
+        change = self._by_name(self.change_P)
         name = next((name for name, t in change.items() if t.shape[1:] == self.shape[1:]), "")
         bias_H = change.get(name.removesuffix("weight") + "bias")
         if self.model.coupled is not None or bias_H is None:
@@ -213,5 +216,5 @@ class Attack:
         row_NF = (change[name][unit_N] / bias_H[unit_N, None]).nan_to_num(0.0, 0.0, 0.0)
         return row_NF.clamp(min=0) if self.positive else row_NF
 
-    def _named(self, w_P: Tensor) -> Tree:
+    def _by_name(self, w_P: Tensor) -> Tree:
         return dict(zip((name for name, _ in self.model.module.named_parameters()), self.model.parts(w_P)))

@@ -1,4 +1,4 @@
-"""What left each client of a run: entries, bytes, times, what hid in a mean, and epsilon where changes were hidden.
+"""A ledger of what left each client of a run: entries, bytes, times, what hid in a mean, and epsilon with privacy.
 
 Entries are those of one round, which is made again in this process; bytes and times are as the run logged them.
 """
@@ -12,17 +12,17 @@ import numpy as np
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Tree
-from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.rounds.costs import CLIENT_BYTES, unwatched
 from shoal.engine.rounds.server import Server
 from shoal.engine.stages.privacy.privacy import bound_of, drawn_of, epsilon_of
+from shoal.engine.stages.privacy.section import PRIVACY, PrivacyOptions
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 
-# Rounds that the table of epsilon has at most.
+# The table of epsilon shows at most this many rounds.
 MOST_ROUNDS = 10
 HIDDEN = "a sum of bounded changes with noise: what it says of a client is bounded by epsilon"
 NOISY = "an upload with noise of its own: what it says of a client, to the server, too, is bounded by epsilon"
@@ -49,7 +49,7 @@ class Sent:
     by_row: bool
 
     def reveals(self, classes: int, private: PrivacyOptions, in_sum: bool = False) -> str:
-        """What it tells of a client, a sentence."""
+        """Returns a sentence that says what the entry tells of a client."""
         hidden = private.unit == "client"
         if private.unit == "node" or (hidden and private.where == "client"):
             return OF_ROWS if private.unit == "node" else NOISY
@@ -77,7 +77,7 @@ class _Noting(LocalBackend):
 
 
 def _shapes(outcome: Outcome, entry: str, how: Reduce, rows: bool) -> tuple[list[tuple[int, ...]], bool]:
-    """Shapes of an entry, and whether each of its rows has a weight."""
+    """Returns the shapes of an entry, and whether each of its rows has a weight."""
     if how is Reduce.GATHER:
         return [tuple(t.shape) for t in outcome.lists[entry]], False
     if how is Reduce.MEAN and not rows:
@@ -90,15 +90,15 @@ def _shapes(outcome: Outcome, entry: str, how: Reduce, rows: bool) -> tuple[list
 
 @dataclass(frozen=True)
 class Ledger:
-    """What left the clients of a run.
+    """The ledger of a run: the numbers that left its clients.
 
     Attributes:
         sent: Entries of one round, with what each tells.
         times: Messages of every client, int64 `[clients]`, one for each round that it took part in.
-        bytes: That every client sent, int64 `[clients]`.
-        epsilons: By round epsilon of a client or a node, to the delta of the config; empty: nothing was hidden.
-        bound: What epsilon is of.
-        unit: Of it, a client or a node.
+        bytes: Bytes that every client sent, int64 `[clients]`.
+        epsilons: Epsilon after rounds, at the delta of the config; empty: nothing was hidden.
+        bound: A sentence that says what epsilon bounds.
+        unit: The unit that epsilon protects, a client or a node.
     """
 
     sent: Sequence[tuple[Sent, str]]
@@ -109,24 +109,24 @@ class Ledger:
     unit: str = "client"
 
     def tables(self) -> dict[str, TextTable]:
-        """By name of a file: entries, clients, and epsilon after rounds if there is one."""
+        """Returns tables by name of a file: entries, clients, and epsilon after rounds if there is one."""
         entries = tuple(
             (sent.phase, sent.entry, f"{int(np.prod(sent.shape)):,}", sent.how.name.lower(), says)
             for sent, says in self.sent
         )
         clients = tuple(
-            (name, f"{int(of(self.times)):,}", f"{int(of(self.bytes)):,}")
-            for name, of in (("least", np.min), ("median", np.median), ("most", np.max), ("together", np.sum))
+            (name, f"{int(reduce(self.times)):,}", f"{int(reduce(self.bytes)):,}")
+            for name, reduce in (("least", np.min), ("median", np.median), ("most", np.max), ("together", np.sum))
         )
         heads = ("phase", "entry", "numbers", "reduced as", "what it tells of a client")
-        found = {
+        tables = {
             "entries": TextTable(heads, entries, 5, title="what a client sends in a round"),
             "clients": TextTable(("of a client", "rounds", "bytes sent"), clients, 1, title="how often, and how much"),
         }
         if self.epsilons:
             rows = tuple((str(number), f"{epsilon:.4g}") for number, epsilon in self.epsilons.items())
-            found["epsilon"] = TextTable(("after round", f"epsilon of a {self.unit}"), rows, 1, title=self.bound)
-        return found
+            tables["epsilon"] = TextTable(("after round", f"epsilon of a {self.unit}"), rows, 1, title=self.bound)
+        return tables
 
     def write(self, folder: Path) -> Path:
         """Writes each table as CSV, and what every client sent; gives the folder."""
@@ -139,18 +139,18 @@ class Ledger:
 
 
 def ledger(run: Path, number: int = 1) -> Ledger:
-    """The ledger of a run, with the entries of a round of it, which is made again.
+    """Makes the ledger of a run; the entries are those of one round, which is made again.
 
     Raises ShoalError: the run logged no such round, nothing was sent in it, or dp-accounting is not installed.
     """
     past = PastRun(run)
-    # Of a fork, its parent made the first rounds, with other options.
+    # The first rounds of a fork were made by its parent, with other options.
     source = past.of_round(number)
     source.require_read(number)
     before = source.after(number - 1)
     backend = _Noting()
     backend.found = {}
-    # Whoever hides what it sends sends other shapes.
+    # Masked uploads have other shapes than those that the ledger lists.
     job = source.job.without_stage("secure")
     backend.enter(job)
     state = None if before is None else before.state
@@ -158,7 +158,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
     if not backend.found:
         raise ShoalError(run, f"no client sent anything in round {number}; --round names another")
     # No fork changes what epsilon counts.
-    private, classes = past.config.privacy, past.store.manifest.classes
+    private, classes = PRIVACY.of(past.config), past.store.manifest.classes
     times, sizes = np.zeros(past.store.clients, np.int64), np.zeros(past.store.clients, np.int64)
     for line in past.lines:
         _add(line, times, sizes)
@@ -169,7 +169,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
             epsilons[after] = epsilon_of(past.config, after)
         bound = f"{bound_of(past.config, last)}; {drawn} of {clients} clients a round"
     return Ledger(
-        [(one, one.reveals(classes, private, source.config.secure.kind != "none")) for one in backend.found.values()],
+        [(entry, entry.reveals(classes, private, "secure" in source.job.stages)) for entry in backend.found.values()],
         times,
         sizes,
         epsilons,
@@ -179,7 +179,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
 
 
 def _add(line: Mapping[str, Any], times: np.ndarray, sizes: np.ndarray) -> None:
-    """Adds what clients sent in a round; one number is that of each, older runs know their sum."""
+    """Adds the bytes that clients sent in a round. Older runs logged the sum alone, which is shared out equally."""
     cohort = line["cohort"]
     if cohort:
         column = line.get(CLIENT_BYTES, {}).get("up") or [line["bytes_up"] / len(cohort)]

@@ -24,18 +24,19 @@ from shoal.engine.hosts.host import Visit
 from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.runs.export import Reopened, reopen, visits_of
 from shoal.engine.screen.progress import progress
+from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 
 ALL, FPR = "all", 0.01
-# Of a signal: a method may rule classes out.
+# Signals are bounded, since a method may rule a class out, with a probability of 0.
 LARGEST = 1e6
 HEADS = ("client", "items of each", "AUC", "AUC calibrated", "TPR at 1 % FPR", "calibrated")
 
 
 @dataclass(frozen=True)
 class Membership:
-    """Of one client, or of all: as many training as test items of each class, and the attack's success in percent.
+    """The success of the attack on a client, or on all, in percent, over equal numbers of training and test items.
 
     `auc` and `tpr` are of losses and of calibrated ones; chance is 50 and 1. A rate of true positives at 1 % of false
     ones is NaN with fewer than 100 items.
@@ -48,7 +49,7 @@ class Membership:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """The cells of a table."""
+        """Returns the cells of a row of the table."""
         numbers = ("-" if value != value else f"{value:.1f}" for value in (*self.auc, *self.tpr))
         return self.client, f"{self.items:,}", *numbers
 
@@ -62,18 +63,18 @@ class Memberships:
     bound: str
 
     def table(self) -> TextTable:
-        """All together, then least, median and most over clients of each number."""
+        """Makes a table: all clients together, then least, median and most over clients of each number."""
         numbers = np.array([(each.items, *each.auc, *each.tpr) for each in self.clients])
         rows = [self.overall.row]
-        for name, of in (("least", np.min), ("median", np.median), ("most", np.max)):
+        for name, reduce in (("least", np.min), ("median", np.median), ("most", np.max)):
             known = [column[~np.isnan(column)] for column in numbers.T]
-            items, *rest = (float(of(column)) if len(column) else np.nan for column in known)
+            items, *rest = (float(reduce(column)) if len(column) else np.nan for column in known)
             rows.append(Membership(name, int(items), (rest[0], rest[1]), (rest[2], rest[3])).row)
         title = f"membership inference on deployed models (%), chance 50 and 1: {len(self.clients)} clients"
         return TextTable(HEADS, tuple(rows), 1, title=title, notes=(self.bound,) if self.bound else ())
 
     def csv(self) -> str:
-        """A line for all together, and for every client."""
+        """Writes a line for all clients together, and one for every client, as CSV."""
         return TextTable(HEADS, (self.overall.row, *(each.row for each in self.clients)), 1).csv()
 
 
@@ -83,30 +84,30 @@ def membership(run: Path) -> Memberships:
     Raises ShoalError: the run is not finished or its last checkpoint is gone, or no client has both training and test
     items of one class.
     """
-    opened, found = reopen(run, None), dict[int, tuple[np.ndarray, ...]]()
+    opened, signals = reopen(run, None), dict[int, tuple[np.ndarray, ...]]()
     with progress("attack", opened.store.clients, "clients") as step:
         for client in range(opened.store.clients):
-            # One that never took part has no model that saw its items.
+            # A client that never took part has no model that saw its items.
             if client in opened.state.newest or client in opened.state.clients:
                 _, visit = next(visits_of(opened.host, opened.state, client, opened.global_model))
-                found[client] = _signals(opened, visit, client)
+                signals[client] = _signals(opened, visit, client)
             step.advance()
-    found = {client: of for client, of in found.items() if of[0].size}
-    if not found:
+    signals = {client: pair for client, pair in signals.items() if pair[0].size}
+    if not signals:
         raise ShoalError(
             run, "no client that trained has training and test items of one class, which the attack tells apart"
         )
-    pooled = tuple(np.concatenate(of, axis=-1) for of in zip(*found.values()))
+    pooled = tuple(np.concatenate(parts, axis=-1) for parts in zip(*signals.values()))
     config, bound = load_config(run), ""
-    if config.privacy.unit != "none":
+    if PRIVACY.of(config).unit != "none":
         from shoal.engine.stages.privacy.privacy import bound_of
 
         bound = bound_of(config, opened.state.round)
-    return Memberships(_success(ALL, *pooled), [_success(str(i), *of) for i, of in found.items()], bound)
+    return Memberships(_success(ALL, *pooled), [_success(str(i), *pair) for i, pair in signals.items()], bound)
 
 
 def _signals(opened: Reopened, visit: Visit, client: int) -> tuple[np.ndarray, ...]:
-    """Signals of training and of test items, each `[2, n]`: plain and calibrated; of n drawn items of each."""
+    """Computes signals of n drawn training items and n drawn test items, each `[2, n]`: plain and calibrated."""
     data, parts = visit.scored.data, list[Tensor]()
     labels = {part: data.label[getattr(data, part)] for part in ("train", "test")}
     classes = opened.store.manifest.classes
@@ -126,34 +127,34 @@ def _signals(opened: Reopened, visit: Visit, client: int) -> tuple[np.ndarray, .
 
 
 def draw_by_class(label_N: np.ndarray, number_C: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The places, ascending, of so many drawn items of every class."""
+    """Draws `number_C` items of every class; returns their places, ascending."""
     shuffled = rng.permutation(len(label_N))
     by_class = [shuffled[label_N[shuffled] == c][:number] for c, number in enumerate(number_C)]
     return np.sort(np.concatenate(by_class))
 
 
 def margin(scores_NC: Tensor, label_N: Tensor) -> Tensor:
-    """log p - log(1 - p) of labels, float64 `[N]`, without the rounding of p near 1."""
+    """Returns log p - log(1 - p) of labels, float64 `[N]`, without the rounding of p near 1."""
     own_N = scores_NC.gather(1, label_N[:, None]).squeeze(1)
-    found_N = own_N - scores_NC.scatter(1, label_N[:, None], -torch.inf).logsumexp(1)
-    return found_N.clamp(-LARGEST, LARGEST)
+    margin_N = own_N - scores_NC.scatter(1, label_N[:, None], -torch.inf).logsumexp(1)
+    return margin_N.clamp(-LARGEST, LARGEST)
 
 
 def _success(client: str, member: np.ndarray, other: np.ndarray) -> Membership:
-    """Of signals `[2, n]` of training and test items."""
+    """Measures the attack by signals `[2, n]` of training and test items."""
     pairs = list(zip(member, other))
-    auc, tpr = ([100 * of(*pair) for pair in pairs] for of in (area, true_positives))
+    auc, tpr = ([100 * measure(*pair) for pair in pairs] for measure in (area, true_positives))
     return Membership(client, member.shape[1], (auc[0], auc[1]), (tpr[0], tpr[1]))
 
 
 def area(member: np.ndarray, other: np.ndarray) -> float:
-    """The share of pairs in which the member has the larger signal, a tie counting half: the area under the ROC."""
+    """Returns the area under the ROC: the share of pairs in which the member has the larger signal, ties half."""
     below = np.sort(other)
     twice = np.searchsorted(below, member, "left").sum() + np.searchsorted(below, member, "right").sum()
     return float(twice / (2 * len(member) * len(other)))
 
 
 def true_positives(member: np.ndarray, other: np.ndarray) -> float:
-    """The share of members above the signal that 1 % of the others, rounded down, are above; NaN of fewer than 100."""
+    """Returns the share of members above the signal that 1 % of the others, rounded down, exceed; NaN for too few."""
     allowed = int(FPR * len(other) + 1e-9)
     return float((member > np.sort(other)[::-1][allowed]).mean()) if allowed else float("nan")

@@ -1,4 +1,4 @@
-"""Which run trained a round: the first rounds of a fork are those of its parent, by the config of that."""
+"""Finds the run that trained a round: a fork shares its first rounds with its parent, which has another config."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def find_parent(run: Path, parent: dict[str, Any]) -> Path:
 
     Args:
         run: The fork.
-        parent: As `shoal.engine.records.run_folder.parent_of` gives it.
+        parent: The note of `shoal.engine.records.run_folder.parent_of`.
 
     Raises ShoalError: as `find_origin`.
     """

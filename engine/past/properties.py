@@ -20,7 +20,7 @@ from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 
 HEADS = ("seen", "guessed from", "clients", "distance", "of chance", "AUC has class", "AUC has more")
-# Signals, which grow with the items of a class, and shares, each float64 `[C]`.
+# A guess has signals, which grow with the items of a class, and shares of classes, each float64 `[C]`.
 Guess = tuple[np.ndarray, np.ndarray]
 
 
@@ -40,22 +40,22 @@ def properties(run: Path, number: int) -> tuple[TextTable, TextTable]:
         if not client.info.train:
             continue
         true[i] = shares(np.bincount(client.data.train_label.numpy(), minlength=client.info.classes))
-        for one in (*(sent for sent in seen.sent if sent.client == i), seen.released):
-            place = RELEASED if one.client is None else UPLOAD
-            for source, guess in guesses_of(one, client):
+        for message in (*(sent for sent in seen.sent if sent.client == i), seen.released):
+            place = RELEASED if message.client is None else UPLOAD
+            for source, guess in guesses_of(message, client):
                 guesses.setdefault((place, source), {})[i] = guess
     if len(true) < 2 or not guesses:
         what = "no model comes and goes, and nothing by class" if len(true) > 1 else "less than two clients trained"
         raise ShoalError(run, "--round", f"in round {number} {what}; name another round, or attack another run")
     rows, lines = list[tuple[str, ...]](), list[tuple[str, ...]]()
-    for seen_from, of in sorted(guesses.items(), key=lambda guess: guess[0][0] == RELEASED):
-        true_BC = np.stack([true[i] for i in of])
-        signal_BC, guess_BC = (np.stack(each) for each in zip(*of.values()))
+    for seen_from, guess_of in sorted(guesses.items(), key=lambda guess: guess[0][0] == RELEASED):
+        true_BC = np.stack([true[i] for i in guess_of])
+        signal_BC, guess_BC = (np.stack(each) for each in zip(*guess_of.values()))
         chance_BC = (sum(true.values()) - true_BC) / (len(true) - 1)
         far_B, chance_B = (50 * np.abs(each - true_BC).sum(1) for each in (guess_BC, chance_BC))
         auc = (_areas(signal_BC, has_BC) for has_BC in (true_BC > 0, true_BC > np.median(true_BC, axis=0)))
-        rows.append((*seen_from, str(len(of)), f"{far_B.mean():.1f}", f"{chance_B.mean():.1f}", *auc))
-        for i, *numbers in zip(of, far_B, chance_B, *true_BC.T, *guess_BC.T):
+        rows.append((*seen_from, str(len(guess_of)), f"{far_B.mean():.1f}", f"{chance_B.mean():.1f}", *auc))
+        for i, *numbers in zip(guess_of, far_B, chance_B, *true_BC.T, *guess_BC.T):
             lines.append((*seen_from, str(i), *(f"{value:.4g}" for value in numbers)))
     title = f"property inference in round {number} (%), chance of an AUC is 50, of all that is the same for all"
     heads = (
@@ -66,7 +66,7 @@ def properties(run: Path, number: int) -> tuple[TextTable, TextTable]:
 
 
 def guesses_of(sent: Sent, client: Client) -> Iterator[tuple[str, Guess]]:
-    """Guesses from one message, with what they are from; of the client its model alone is read."""
+    """Yields guesses from one message, each with the name of its source; of the client only the model is read."""
     classes, flat = client.info.classes, client.model.pattern
     for entry, weight in sent.weights.items():
         if weight.shape[:1] == (classes,):
@@ -76,12 +76,12 @@ def guesses_of(sent: Sent, client: Client) -> Iterator[tuple[str, Guess]]:
             yield entry, _guess(t)
         elif t.dim() > 1 and t.shape[-2] == classes and t.is_floating_point() and sent.client is not None:
             yield f"rows of {entry}", _guess(t.reshape(-1, *t.shape[-2:])[0].ne(0).any(1))
-    if (found := sent.change(len(flat.w))) is not None:
-        last, parts = flat.module.head.linears[-1], list(flat.parts(found[1]))  # type: ignore
+    if (start_and_change := sent.change(len(flat.w))) is not None:
+        last, parts = flat.module.head.linears[-1], list(flat.parts(start_and_change[1]))  # type: ignore
         place = {id(p): part for p, part in zip(flat.module.parameters(), parts)}
         for name in ("weight", "bias"):
             change_C = place[id(getattr(last, name))].reshape(classes, -1).mean(1).numpy()
-            # Their scale is unknown where changes are clipped: the class that lost most has no item.
+            # Clipped changes have an unknown scale; the class that lost most is taken to have no item.
             yield f"classifier's {name}", (change_C, shares(change_C - change_C.min()))
 
 
@@ -91,14 +91,14 @@ def _guess(count_C: Tensor) -> Guess:
 
 
 def shares(count_C: np.ndarray) -> np.ndarray:
-    """Shares of counts, of which those below 0 are none; equal ones if there is no count."""
+    """Divides counts by their sum, negative ones taken as 0; returns equal shares if all are 0."""
     count = count_C.clip(min=0.0)
-    found: np.ndarray = count / count.sum() if count.sum() else np.full(len(count), 1 / len(count))
-    return found
+    share_C: np.ndarray = count / count.sum() if count.sum() else np.full(len(count), 1 / len(count))
+    return share_C
 
 
 def _areas(signal_BC: np.ndarray, has_BC: np.ndarray) -> str:
-    """The mean area under the ROC of classes that some clients have and others have not."""
+    """Formats the mean area under the ROC of the classes that some clients have and others have not."""
     pairs = [(signal[has], signal[~has]) for signal, has in zip(signal_BC.T, has_BC.T)]
-    found = [100 * area(*pair) for pair in pairs if len(pair[0]) and len(pair[1])]
-    return f"{np.mean(found):.1f}" if found else "-"
+    areas = [100 * area(*pair) for pair in pairs if len(pair[0]) and len(pair[1])]
+    return f"{np.mean(areas):.1f}" if areas else "-"

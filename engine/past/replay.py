@@ -22,7 +22,7 @@ from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.hosts.host import Host, Visit
 from shoal.engine.messages.cell import Cell, Outcome, one_by_one
 from shoal.engine.messages.job import Job, make_job
-from shoal.engine.past.fork import forked
+from shoal.engine.past.fork import plan_fork
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.records.client_scores import read_upload_digests
 from shoal.engine.rounds.costs import unwatched
@@ -32,7 +32,8 @@ from shoal.engine.screen.progress import say
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 
-# Parts of a client's data with counted predictions; steps that are shown, and clients that a line names.
+# Predictions are counted in these parts of a client's data. A table shows at most `MOST_STEPS` steps, and a line names
+# at most `MOST_NAMED` clients.
 PARTS = ("train", "val", "test")
 MOST_STEPS, MOST_NAMED = 20, 20
 Confusion = dict[str, np.ndarray]
@@ -40,13 +41,13 @@ Confusion = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Visited:
-    """One visit, in one phase.
+    """A visit of the client in one phase.
 
     Attributes:
         steps: Loss and norm of the gradients of the client's models, of each step of local training.
-        before: By part the counts of items by class (rows) and predicted class, int64 `[C, C]`, after the download.
+        before: Counts of items by part, class (rows) and predicted class, int64 `[C, C]`, after the download.
         after: The same after local training.
-        digest: Of its upload; see `shoal.engine.rounds.reduction.upload_digest`.
+        digest: The digest of its upload; see `shoal.engine.rounds.reduction.upload_digest`.
     """
 
     phase: str
@@ -68,7 +69,7 @@ class Replay:
 
     @property
     def verdict(self) -> str:
-        """A line that says whether the uploads are those of the run."""
+        """Returns a line that says whether the uploads are those of the run."""
         who = f"round {self.round}, client {self.client}"
         if not self.recorded:
             return f"{who}: no digest of its upload was kept (run.keep_digests), with which to compare it"
@@ -76,12 +77,12 @@ class Replay:
 
     @property
     def equal(self) -> bool:
-        """Whether no upload differs from what was recorded."""
+        """Returns whether no upload differs from what was recorded."""
         return not self.recorded or [(visit.phase, visit.digest) for visit in self.visits] == list(self.recorded)
 
 
 class _Seen(Exception):
-    """All visits of the round were made."""
+    """A sign that all visits of the round were made, so that the round may stop."""
 
 
 class _Steps(TorchFunctionMode):
@@ -94,7 +95,7 @@ class _Steps(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        # Others are parts of a step.
+        # A loss has one number; other backward calls are parts of a step.
         if func is Tensor.backward and args[0].numel() == 1:
             gradients = [model.flat.w.grad for model in self._client.models.values()]
             norms = [float(g.norm()) for g in gradients if g is not None]
@@ -106,11 +107,12 @@ class _Stage(LocalBackend):
     """The one host of a round, on which the visits of one client are made alone and looked at."""
 
     def __init__(self, job: Job, number: int, client: int, visits: int, debug: bool) -> None:
-        """`visits` are as many as the run recorded, after which the round need not go on; 0: it did not say."""
+        """Takes the number of `visits` that the run recorded, after which the round may stop; 0: it recorded none."""
         super().__init__()
         self.enter(replace(job, stages={**job.stages, "digests": True}))
         self._client, self._expected, self._debug = client, visits, debug
-        # By autograd each step has a loss and gradients, equal but for last bits. The digest is by the run's way.
+        # This host trains by autograd, so that each step has a loss and gradients, equal but for last bits. The digest
+        # comes from the way that the run trained.
         self._watched = Host()
         train = replace(job.train.in_round(number), schedule=None)
         self._watched.open(replace(job, id=f"{job.id} watched", trainer="autograd", train=train))
@@ -126,7 +128,7 @@ class _Stage(LocalBackend):
 
     def _visit(self, cell: Cell, shared: Tree) -> Visited:
         cell = replace(cell, again=None, score=frozenset())
-        (alone,) = (one for one in one_by_one(cell) if self._client in one.ids)
+        (alone,) = (single for single in one_by_one(cell) if self._client in single.ids)
         before = _confusion(self._watched.visit(self._client, alone, shared), "before")
         visit = self._watched.visit(self._client, alone, shared)
         steps = _Steps(visit.client)
@@ -136,7 +138,7 @@ class _Stage(LocalBackend):
             loss = visit.train() if alone.train else float("nan")
         visit.upload()
         after = _confusion(visit, "after")
-        # Last bits of clients that train in one batch depend on all of them.
+        # Clients that train in one batch share last bits, so the whole cell is run.
         ((_, outcome),) = super().run_cells([cell if cell.batched else alone], shared)
         if self._client in outcome.failures:
             line, detail = outcome.failures[self._client]
@@ -145,17 +147,17 @@ class _Stage(LocalBackend):
 
 
 def _stop_in(visit: Visit, cell: Cell) -> None:
-    """The debugger stops at the start of the functions of the method that run on a client."""
+    """Makes the debugger stop at the start of the functions of the method that run on a client."""
     method = visit.algorithm
     hooks = [hook for hook in ("train", "upload") if overrides(method, hook) and (cell.train or hook == "upload")]
     for hook in hooks:
-        # Methods are frozen.
+        # A method is a frozen dataclass, which an ordinary assignment cannot change.
         object.__setattr__(method, hook, partial(pdb.Pdb().runcall, getattr(type(method), hook).__get__(method)))
 
 
 def _confusion(visit: Visit, when: str) -> Confusion:
-    """Counts of the client's items by part, class and predicted class; empty where the method predicts nothing yet."""
-    client, found = visit.scored, {}
+    """Counts the client's items by part, class and predicted class; empty where the method predicts nothing yet."""
+    client, counts_of = visit.scored, {}
     try:
         received = visit.received_to_score()
         for part in PARTS:
@@ -164,10 +166,10 @@ def _confusion(visit: Visit, when: str) -> Confusion:
                 predicted = scores_of(visit.algorithm, client, received, part, len(rows)).argmax(1)
                 pair = client.data.label[rows] * client.info.classes + predicted
                 counts = torch.bincount(pair.cpu(), minlength=client.info.classes**2)
-                found[part] = counts.reshape(client.info.classes, -1).numpy()
+                counts_of[part] = counts.reshape(client.info.classes, -1).numpy()
     except ShoalError as error:
         say(f"no predictions {when} the visit: {error}")
-    return found
+    return counts_of
 
 
 def replay(run: Path, number: int, client: int, changes: Sequence[str] = (), debug: bool = False) -> Replay:
@@ -190,7 +192,7 @@ def replay(run: Path, number: int, client: int, changes: Sequence[str] = (), deb
         named = ", ".join(map(str, cohort[:MOST_NAMED])) + (f", … ({len(cohort)})" if len(cohort) > MOST_NAMED else "")
         raise ShoalError(run, "--client", f"client {client} took no part in round {number}; its clients are {named}")
     before = past.after(number - 1)
-    now = forked(past, changes, number) if changes else past.plan
+    now = plan_fork(past, changes, number) if changes else past.plan
     job = past.job if now is past.plan else make_job(now.config, past.store, run.name)
     stage = _Stage(job, number, client, len(digests), debug)
     state = None if before is None else before.state
@@ -204,10 +206,10 @@ def replay(run: Path, number: int, client: int, changes: Sequence[str] = (), deb
     return Replay(number, client, stage.visits, digests)
 
 
-def tables(found: Replay) -> Iterator[TextTable]:
-    """Of each visit the steps of local training, and for each part the confusion before and after it."""
-    for visit in found.visits:
-        of_phase = f"round {found.round}, client {found.client}, phase {visit.phase}"
+def tables(result: Replay) -> Iterator[TextTable]:
+    """Yields for each visit a table of its training steps, and for each part the confusion before and after them."""
+    for visit in result.visits:
+        of_phase = f"round {result.round}, client {result.client}, phase {visit.phase}"
         steps = list(enumerate(visit.steps, 1))
         every = -(-len(steps) // MOST_STEPS) or 1
         shown = [step for step in steps if step[0] % every == 0 or step[0] == 1]
@@ -220,7 +222,7 @@ def tables(found: Replay) -> Iterator[TextTable]:
 
 
 def _confusion_table(part: str, before_CC: np.ndarray, after_CC: np.ndarray) -> TextTable:
-    """Counts by class and predicted class, of the classes that occur."""
+    """Makes a table of counts by class and predicted class, of the classes that occur."""
     both_CC = before_CC + after_CC
     classes = np.flatnonzero(both_CC.sum(0) + both_CC.sum(1)).tolist()
     rows = tuple((str(c), *(f"{before_CC[c, p]} → {after_CC[c, p]}" for p in classes)) for c in classes)

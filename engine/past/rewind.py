@@ -25,11 +25,11 @@ from shoal.storage.errors import ShoalError
 
 
 class PastRun:
-    """A run that is looked back at.
+    """A finished or stopped run and its state after any of its rounds.
 
     Attributes:
         place: Its folder, or its address, as text.
-        lines: Of the rounds that it logged.
+        lines: The lines of the rounds that it logged.
         trained: Rounds that `after` trained once more.
     """
 
@@ -73,42 +73,42 @@ class PastRun:
             raise ShoalError(self.path, "--round", f"round {number} was skipped: {in_words(answers)}; take another")
 
     def cohort(self, number: int) -> list[int]:
-        """The clients that were asked in a round, ascending; those that failed, too."""
+        """Returns the clients that were asked in a round, ascending; those that failed, too."""
         line = self.lines[number - 1]
         return sorted({*line["cohort"], *map(int, line.get("failures", ()))})
 
     def after(self, number: int) -> Checkpoint | None:
-        """The run after a round, with what it had logged until then; None: before its first round.
+        """Returns the run after a round, with what it had logged until then; None: before its first round.
 
         Raises ShoalError: an input changed, or rounds that are trained again are not as the run logged them.
         """
-        found = usable(self.path, number)
+        checkpoint = usable(self.path, number)
         reached = self._reached
-        if reached and (found.state.round if found else 0) < reached.state.round <= number:
-            found = reached
+        if reached and (checkpoint.state.round if checkpoint else 0) < reached.state.round <= number:
+            checkpoint = reached
         parent = parent_of(self.path)
         shared = min(parent["round"], number) if parent else 0
-        if parent and (found is None or found.state.round < shared):
-            # By the config of the parent; files of the fork may be others.
-            found = PastRun(find_origin(self.path, shared)).after(shared)
-            assert found is not None
-            found = replace(found, inputs=found.inputs | self.plan.inputs)
+        if parent and (checkpoint is None or checkpoint.state.round < shared):
+            # The parent's config trained these rounds; the fork may read other files.
+            checkpoint = PastRun(find_origin(self.path, shared)).after(shared)
+            assert checkpoint is not None
+            checkpoint = replace(checkpoint, inputs=checkpoint.inputs | self.plan.inputs)
         job, propagation = self.job, self.config.propagation
         read = self.plan.inputs | inputs.of_stores(job.content, job.graphs, job.training, propagation.keep)
-        old = found.inputs if found else read_summary(self.path)["inputs"] if finished(self.path) else {}
+        old = checkpoint.inputs if checkpoint else read_summary(self.path)["inputs"] if finished(self.path) else {}
         if changed := inputs.differences(old, read):
             raise ShoalError(self.path, f"{', '.join(changed)} changed since this run started; restore the content")
-        if found and (others := differences(found.environment, self.plan.device)):
+        if checkpoint and (others := differences(checkpoint.environment, self.plan.device)):
             say(f"the machine or its software changed, last bits may differ: {', '.join(others)}")
-        first = found.state.round if found else 0
+        first = checkpoint.state.round if checkpoint else 0
         self.trained = number - first
-        kept = "" if found is reached else "the checkpoint of "
-        where = f"from {kept}round {first}" if found else "from the start"
+        kept = "" if checkpoint is reached else "the checkpoint of "
+        where = f"from {kept}round {first}" if checkpoint else "from the start"
         say(where + (f"; rounds {first + 1} to {number} are trained once more" if self.trained else ""))
         if not self.trained:
-            return found
+            return checkpoint
         backend = LocalBackend(server_device(self.config))
-        backend.open(job, self.plan.rounds, found.state if found else None)
+        backend.open(job, self.plan.rounds, checkpoint.state if checkpoint else None)
         for logged in self.lines[first:number]:
             line = backend.round(unwatched)
             if changed := [key for key in ("cohort", "loss") if line[key] != logged[key]]:
@@ -117,6 +117,6 @@ class PastRun:
                     f"round {line['round']}, trained once more, has another {' and '.join(changed)} than was logged; "
                     "use the machine and the software of the run, or keep more checkpoints (run.keep)",
                 )
-        known = found.environment if found else environment(job.device)
+        known = checkpoint.environment if checkpoint else environment(job.device)
         self._reached = Checkpoint(backend.state(), known, {**old, **read}, read_log(self.path, number))
         return self._reached

@@ -1,4 +1,4 @@
-"""What clients sent in one round of a run, which is made again in this process: each upload as the server has it."""
+"""Uploads of one round of a run, which is made again in this process: each as the server has it."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from shoal.engine.past.rewind import PastRun
 from shoal.engine.rounds.costs import unwatched
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
+from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.storage.errors import ShoalError
 
 UPLOAD, RELEASED = "upload", "released"
@@ -27,12 +28,12 @@ OF_UPLOADS = {
 
 @dataclass(frozen=True)
 class Sent:
-    """One message of a client, or, of client None, what a round released.
+    """A message of a client, or, with `client` None, what a round released.
 
     Attributes:
         entries: Tensors by name, clipped and noised as in the run.
-        weights: Of entries of `Reduce.MEAN`, a number or one for each row, float64.
-        received: What had come by name before.
+        weights: Weights of the entries of `Reduce.MEAN`, a number or a vector with one for each row, float64.
+        received: Tensors by name that the client had received before.
     """
 
     client: int | None
@@ -41,8 +42,8 @@ class Sent:
     received: Tree
 
     def change(self, parameters: int) -> tuple[Tensor, Tensor] | None:
-        """The parameters `[P]` that came, and their change, float64; None: no model of such a size came and went."""
-        before, w = (of["w"].double() if "w" in of else None for of in (self.received, self.entries))
+        """Returns the parameters `[P]` received and their change, float64; None: no such model came and went."""
+        before, w = (tree["w"].double() if "w" in tree else None for tree in (self.received, self.entries))
         if before is None or w is None or not before.shape == w.shape == (parameters,):
             return None
         return before, w - before
@@ -55,7 +56,7 @@ class _Listening(LocalBackend):
     wanted: Collection[int]
 
     def client(self, number: int) -> Client:
-        """A client with what it trained on; the next one takes its model."""
+        """Opens a client with what it trained on; the next call takes its model away."""
         return self._host.visit(number, evaluation_cell(1, [number], {}, {}), {}).client
 
     def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
@@ -65,11 +66,11 @@ class _Listening(LocalBackend):
                 if alone.ids[0] in self.wanted:
                     ((_, outcome),) = super().run_cells([alone], shared)
                     # A client that failed sent nothing.
-                    self.found += [_sent(i, alone, outcome, shared) for i in outcome.ids]
+                    self.found += [_make_message(i, alone, outcome, shared) for i in outcome.ids]
         yield from super().run_cells(cells, shared)
 
 
-def _sent(client: int, cell: Cell, outcome: Outcome, shared: Tree) -> Sent:
+def _make_message(client: int, cell: Cell, outcome: Outcome, shared: Tree) -> Sent:
     received = {**shared, **cell.private.get(client, {}), **cell.inboxes.get(client, {})}
     weights = {entry: outcome.lists[entry][0] for entry, how in cell.up.items() if how is Reduce.MEAN}
     entries = {entry: outcome.tensors[entry][0] for entry in cell.up}
@@ -78,11 +79,11 @@ def _sent(client: int, cell: Cell, outcome: Outcome, shared: Tree) -> Sent:
 
 @dataclass(frozen=True)
 class SeenRound:
-    """A round that was made again.
+    """A round of a run that was made again.
 
     Attributes:
         sent: Messages of clients as the server has them; none where sums are hidden.
-        released: What others than the server see, too: its model, and, by entry, weights of rows of all clients.
+        released: The tensors that others see, too: the server's model, and, by entry, weights of rows of all clients.
         notes: Lines that say who sees which.
         client: Gives a client with what it trained on, by which the success of attacks is measured.
     """
@@ -103,7 +104,7 @@ def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRoun
         raise ShoalError(past.path, "schedule.name", "only uploads of synchronous rounds are attacked; take such a run")
     before, method, backend = past.after(number - 1), past.plan.algorithm, _Listening()
     backend.found, backend.wanted = [], clients
-    # Whoever hides what it sends sends other numbers, of the same sum.
+    # Masked uploads are other numbers with the same sum; the attack reads the plain ones.
     job = replace(past.job.without_stage("secure"), device="cpu", precision="float32")
     server = Server(job, past.plan.rounds, backend.enter(job), None if before is None else before.state)
     with code_of(method, "global_model"):
@@ -111,12 +112,12 @@ def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRoun
         server.round(unwatched)
         entries = method.global_model({name: t.clone() for name, t in server.state.server.items()})
     weights: Tree = {}
-    for one in backend.found:
-        for entry, weight in one.weights.items():
+    for message in backend.found:
+        for entry, weight in message.weights.items():
             if weight.dim():
                 weights[entry] = weights[entry] + weight if entry in weights else weight
     hidden = "secure" in past.job.stages
-    private = past.config.privacy
+    private = PRIVACY.of(past.config)
     how = OF_UPLOADS[private.where if private.unit == "client" else private.unit]
     of_uploads = "not seen, sums are hidden" if hidden else how
     notes = f"{UPLOAD}: {of_uploads}", f"{RELEASED}: as anyone receives it, the same of all clients"

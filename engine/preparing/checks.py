@@ -12,6 +12,8 @@ from shoal.engine.config.sections import RANKINGS
 from shoal.engine.config.sizes import size
 from shoal.engine.records.graphs import sources
 from shoal.engine.screen.progress import say
+from shoal.engine.sections.section import load as load_place
+from shoal.engine.sections.sections import SECTIONS
 from shoal.partition.methods.user_partitioner import user_partitioner
 from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes
 from shoal.storage.datasets.registry import classes_ahead, items_ahead, labels_ahead, load_all, options_of
@@ -27,7 +29,7 @@ from shoal.storage.store.hops import hops_bytes
 
 
 def read_graph(config: Config) -> Graph:
-    """The graph of a config, or its graphs behind one another; refused as by `load_all` and `require_fitting_data`."""
+    """Reads the graph of a config, or joins its graphs. Raises as `load_all` and `require_fitting_data`."""
     with warnings.catch_warnings(record=True) as caught:
         graph = load_all(sources(config))
     for warning in caught:
@@ -40,19 +42,20 @@ def read_graph(config: Config) -> Graph:
 
 
 def require_fitting_data(config: Config, dataset: str, labels: str, classes: int, weighted: bool) -> None:
-    """Refuses a task, a metric, or what leaves out the weights of edges, where a dataset is not for it; names the key.
+    """Refuses a task, a metric, or a model that ignores weights of edges, if a dataset is not for it; names the key.
 
-    What has labels in it are `node` or `graph`, or `pair` in a store of an edge task.
+    `labels` says what has labels in it: `node` or `graph`, or `pair` in a store of an edge task.
     """
     require_task(config, dataset, labels)
     require_metric(config, dataset, classes)
     require_weights_used(config, dataset, weighted)
-    if config.attack.kind == "backdoor" and config.attack.target >= classes:
-        raise ShoalError("attack.target", f"{config.attack.target}, and classes of '{dataset}' are 0 to {classes - 1}")
+    for feature in SECTIONS:
+        if feature.checks_data and feature.is_on(config):
+            load_place(feature.checks_data)(config, dataset, classes)
 
 
 def require_task(config: Config, dataset: str, labels: str) -> None:
-    """Refuses to predict labels of nodes, or edges, where labels of graphs are given, and the other way about."""
+    """Refuses to predict labels of nodes, or edges, if labels of graphs are given, and the reverse."""
     if (config.task == "graph") != (labels == "graph"):
         raise ShoalError(
             "task", f"{config.task}, but labels of dataset '{dataset}' are those of {labels}s; set {labels}"
@@ -60,17 +63,19 @@ def require_task(config: Config, dataset: str, labels: str) -> None:
 
 
 def require_metric(config: Config, dataset: str, classes: int) -> None:
-    """Refuses a metric of two classes where there is another number of them."""
+    """Refuses a metric of two classes if there is another number of them."""
     for metric in RANKINGS.keys() & set(config.evaluation.metrics):
-        # Whether there is an edge are two classes, whatever those of the nodes are.
+        # An edge task has two classes, an edge or none, whatever those of the nodes are.
         if classes != 2 and config.task != "edge":
-            found = f"{metric} is for two classes, and dataset '{dataset}' has {classes}; set accuracy"
-            raise ShoalError("evaluation.metrics", found)
+            reason = f"{metric} is for two classes, and dataset '{dataset}' has {classes}; set accuracy"
+            raise ShoalError("evaluation.metrics", reason)
 
 
 def require_known(config: Config) -> None:
-    """Refuses, before the graph is made, more clients than nodes, a wrong file or option, and task, partition, split,
-    features, masks and a metric that do not go together; names the key.
+    """Refuses what can be known to be wrong before the graph is made; names the key.
+
+    That is more clients than nodes, a wrong file or option, and task, partition, split, features, masks and a metric
+    that do not go together.
     """
     require_possible(config.data.layout, config.data.dataset, config.data.path)
     _require_options_read(config)
@@ -103,7 +108,7 @@ def require_known(config: Config) -> None:
         if (labels := labels_ahead(each)) is not None:
             require_task(config, each.dataset, labels)
         classes = classes_ahead(each)
-        # Several graphs have the classes of all of them together.
+        # The classes of several graphs are joined, so that two of one graph may not be all.
         if classes is not None and (classes > 2 or isinstance(config.data.dataset, str)):
             require_metric(config, each.dataset, classes)
         items = items_ahead(each)
@@ -134,8 +139,9 @@ def _require_options_read(config: Config) -> None:
 def require_whole(
     nodes: int, features: int, feature_bytes: int, entries: int, config: Config, weighted: bool = False
 ) -> None:
-    """Refuses to hold a whole graph that is larger than `engine.memory_limit`: of so many nodes and directed entries,
-    of F features that take `feature_bytes` as they are stored.
+    """Refuses to hold a whole graph that is larger than `engine.memory_limit`.
+
+    It has so many nodes and directed entries, and F features that take `feature_bytes` as they are stored.
     """
     needed = feature_bytes + hops_bytes(nodes, features, config.propagation) + (8 if weighted else 4) * entries
     limit = config.memory_limit()
@@ -146,7 +152,7 @@ def require_whole(
         )
 
 
-# The way out of what `require_weights_used` refuses.
+# Errors of `require_weights_used` end with this way out.
 WAY_OUT = "or set data.edge_weights to drop"
 
 
@@ -184,6 +190,6 @@ def require_weights_used(config: Config, dataset: str, weighted: bool) -> None:
 
 
 def _weighs_edges(model: str, task: str) -> bool:
-    """Whether a model that passes messages weighs them; others read hops, which were weighed, or no edges."""
+    """Returns whether a model weighs messages; models that pass none read hops, which were weighed, or no edges."""
     cls = backbone(model, True, task)
     return not issubclass(cls, Coupled) or cls.weighs_edges

@@ -12,7 +12,7 @@ import pyarrow as pa
 from shoal.engine.config.sections import DataConfig
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import weights_among
-from shoal.storage.graph.gather import gathered
+from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.layout import Layout, stored_bytes
@@ -33,16 +33,16 @@ PairsOf = Callable[[int, Induced], Pairs]
 
 @dataclass(frozen=True)
 class ShardSource:
-    """What shards are made of.
+    """The data that shards are made from.
 
     Attributes:
         path: Folder of the store.
         graph: The whole graph.
         assignment: Client of every node, int32 `[nodes]`.
-        kept: Neighbours of every node inside its own client, int32 `[nodes]`.
+        kept: Number of neighbours of every node inside its client, int32 `[nodes]`.
         label: Label of every node, `[nodes]`.
         memory: Bytes to gather clients in.
-        pairs_of: The pairs of a client, of its number and its graph; None: items are no pairs.
+        pairs_of: Makes the pairs of a client from its number and its graph; None: items are no pairs.
     """
 
     path: Path
@@ -57,9 +57,9 @@ class ShardSource:
 
 
 def shards_bytes(graph: Graph, layout: Layout, dtype: str, pairs: bool) -> int:
-    """Bytes of the shards of a graph, at most: edges between clients are dropped, and there are as few pairs as edges.
+    """Bounds the bytes of the shards of a graph: edges between clients are dropped, and pairs are as few as edges.
 
-    Splits, and what a file has beside its numbers, are not counted.
+    Splits, and the overhead of files, are not counted.
     """
     a_node = 16 if graph.graph_of is None else 24
     an_entry = 4 + (OF_PAIR if pairs else 0) + (0 if graph.edge_weight is None else 4)
@@ -70,7 +70,7 @@ def write_shards(source: ShardSource, packs: Sequence[range]) -> Iterator[FileRe
     """Writes the shards of some packs; yields each as it is done."""
     clients = [client for pack in packs for client in pack]
     shape = source.data.dtype, source.memory, source.layout
-    parts = gathered(source.graph, source.assignment, source.kept, clients, *shape)
+    parts = gather_features(source.graph, source.assignment, source.kept, clients, *shape)
     columns = starmap(partial(_shard_columns, source), parts)
     for pack in packs:
         yield write_pack(source.path / shard_path(pack), "shard", islice(columns, len(pack)))
@@ -95,8 +95,8 @@ def _shard_columns(source: ShardSource, client: int, part: Induced, x: Rows) -> 
     return shard_columns(client, own, source.label, x, graph.graph_of, pairs, weight)
 
 
-def drawn_pairs(data: DataConfig, sides: np.ndarray, limit: int, client: int, part: Induced) -> Pairs:
-    """The pairs of a client, of the side of every node `[nodes]`, in `limit` bytes."""
+def draw_pairs(data: DataConfig, sides: np.ndarray, limit: int, client: int, part: Induced) -> Pairs:
+    """Draws the pairs of a client, by the side of every node `[nodes]`, in `limit` bytes of memory."""
     from shoal.storage.store.held_out_edges import draw_pairs, require_room
 
     require_room(client, len(part.indices), limit)
@@ -104,25 +104,28 @@ def drawn_pairs(data: DataConfig, sides: np.ndarray, limit: int, client: int, pa
 
 
 def pairs_of_all(clients: Store, nodes: int, limit: int, client: int, part: Induced) -> Pairs:
-    """The pairs of all clients whose nodes a whole graph has, of a dataset of `nodes`, in `limit` bytes."""
+    """Collects the pairs of all clients that have nodes in a whole graph; the dataset has `nodes`.
+
+    It takes `limit` bytes of memory.
+    """
     from shoal.storage.store.held_out_edges import require_room, union_of
 
     require_room(client, len(part.indices), limit)
     row_of = np.full(nodes, -1, dtype=np.int64)
     row_of[part.node] = np.arange(len(part.node))
     shards = map(clients.shard, range(clients.clients))
-    # The nodes of a client are all in one domain.
+    # All nodes of a client are in one domain, so that the first one shows whether the graph has them.
     rows = ((row_of[shard.node], shard.pairs) for shard in shards)
     return union_of(len(part.node), [(own, pairs) for own, pairs in rows if own[0] >= 0 and pairs is not None])
 
 
 @dataclass(frozen=True)
 class SplitSource:
-    """What splits are made of.
+    """The data that splits are made from.
 
     Attributes:
         missing: Packs whose splits are not finished.
-        code: Part of every item, int8 `[items]`; None: each client draws its own, or its pairs have it.
+        code: Part of every item, int8 `[items]`; None: each client draws its split, or its pairs have it.
         sparsity: Masks training labels; None: it does not.
     """
 
@@ -133,8 +136,8 @@ class SplitSource:
     sparsity: Sparsity | None
 
 
-# The file, if it was missing; items that train, validate and test, `[n, 3]`; test items of classes that no training
-# item of their client has.
+# The record of a pack's file, if it was missing; numbers of items that train, validate and test, `[n, 3]`; and the
+# number of test items of classes that no training item of their client has.
 MeasuredSplits = tuple[FileRecord | None, np.ndarray, int]
 
 
@@ -146,7 +149,7 @@ def write_splits(source: SplitSource, packs: Sequence[range]) -> Iterator[Measur
         path, record = source.shards.path / split_path(options.split_name, pack), None
         if pack in source.missing:
             record = write_pack(path, "split", (split_columns(_split_of(source, shard)) for shard in several))
-        yield record, *_measured(Pack(path, "split"), several, options, what)
+        yield record, *_measure(Pack(path, "split"), several, options, what)
 
 
 def _split_of(source: SplitSource, shard: Shard) -> Split:
@@ -163,10 +166,10 @@ def _split_of(source: SplitSource, shard: Shard) -> Split:
     return without_labels(split, shard.item, source.sparsity)
 
 
-def _measured(pack: Pack, shards: Sequence[Shard], options: SplitOptions, what: str) -> tuple[np.ndarray, int]:
-    """Items of every part of some clients' splits, `[n, 3]`, and the test items of classes that they do not train.
+def _measure(pack: Pack, shards: Sequence[Shard], options: SplitOptions, what: str) -> tuple[np.ndarray, int]:
+    """Counts items of every part of some clients' splits, `[n, 3]`, and test items of classes that they do not train.
 
-    Refuses parts with unlabelled items.
+    Raises ShoalError: a part has unlabelled items.
     """
     rows = [pack.batch(number).column("rows") for number in range(len(pack))]
     counts = np.array([each.value_lengths() for each in rows]).reshape(-1, 3)
@@ -203,7 +206,7 @@ def _training_columns(clients: Store, split: str, client: int) -> dict[str, pa.A
 
 
 def kept_rows(given: tuple[Store, PropagationOptions], packs: Sequence[range]) -> Iterator[int]:
-    """Rows of every pack whose hops are on disk, where these are not all."""
+    """Counts, for every pack, the rows that have hops on disk, if these are not all."""
     shards, propagation = given
     for pack in packs:
         yield sum(len(rows_on_disk(shards.shard(client), propagation)) for client in pack)
@@ -218,12 +221,12 @@ def write_hops(given: tuple[Store, PropagationOptions], packs: Sequence[range]) 
 
 
 def hops_memory(shards: Manifest, propagation: PropagationOptions, packs: Sequence[range]) -> int:
-    """Bytes for the largest client of any pack, and for the hops of all of the pack until they are written."""
+    """Returns bytes for the largest client of any pack, and for the hops of all of the pack until they are written."""
     shape = shards.features, propagation
     nodes, entries = (shards.clients.count(what) for what in ("nodes", "entries"))
 
-    def needed(pack: range) -> int:
+    def needed_bytes(pack: range) -> int:
         of_each = (hop_memory(int(nodes[i]), int(entries[i]), *shape, shards.weighted) for i in pack)
         return max(of_each) + (hops_bytes(int(nodes[pack].sum()), *shape) if len(pack) > 1 else 0)
 
-    return max(map(needed, packs), default=0)
+    return max(map(needed_bytes, packs), default=0)

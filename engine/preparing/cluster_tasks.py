@@ -15,16 +15,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shoal.engine.cluster.cluster import connect, disconnect
 from shoal.engine.config.config import Config
-from shoal.engine.preparing.task_functions import received, seen, sent, sign_of, work_on
+from shoal.engine.preparing.task_functions import from_extent, look_for, sign_of, to_extent, work_on
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import UNFINISHED, cannot_write
 from shoal.storage.files.disk import MARK
 from shoal.storage.runner import HERE, Item, Result, Room, Runner, Work
 
-# A group of items may be lost so often.
+# A group of items may be lost this many times.
 RETRIES = 3
-# Where results have an order, so many groups for each that is worked on may be ahead of the first.
+# If results have an order, this many groups for each one at work may be ahead of the first.
 AHEAD = 2
 SECONDS_TO_LOOK = 60.0
 APART = "task-"
@@ -40,13 +40,13 @@ class Machine:
     for_tasks: int
 
     def groups(self, memory: int, most: int | None) -> int:
-        """How many groups of so many bytes are worked on at a time."""
+        """Returns the number of groups of so many bytes that are worked on at a time."""
         return max(1, min(self.cpus, self.limit // max(1, memory), most or self.cpus))
 
 
 @dataclass
 class _Part:
-    """A group, how many of its results are there, and the machine that works on the rest."""
+    """A group, the number of its results that are there, and the machine that works on the rest."""
 
     number: int
     items: Sequence[Any]
@@ -59,21 +59,21 @@ class Machines:
     """The machines of a Ray that is joined or started here, until it is closed."""
 
     def __init__(self, config: Config) -> None:
-        """Raises a ShoalError as `connect` does."""
+        """Connects to Ray. Raises ShoalError: as `connect`."""
         self._config = config
         self._folders: set[Path] = set()
         connect(config)
-        ray.util.register_serializer(np.memmap, serializer=sent, deserializer=received)
+        ray.util.register_serializer(np.memmap, serializer=to_extent, deserializer=from_extent)
 
     def runner(self, folder: Path, files: Sequence[Path]) -> Runner:
-        """Those that see a folder, and files, as this process does; if there are none, this process."""
+        """Returns a runner on machines that see a folder and files as this process does; without any, on this one."""
         _clear(folder)
         self._folders.add(folder)
         tasks = TaskRunner(self._config, folder, files)
         return tasks if tasks.machines else HERE
 
     def close(self) -> None:
-        """Leaves Ray, and removes what lost tasks have left."""
+        """Leaves Ray, and removes unfinished files of lost tasks."""
         disconnect(self._config)
         for folder in self._folders:
             _clear(folder)
@@ -83,7 +83,7 @@ class TaskRunner(Runner):
     """Works on groups as tasks, each on a machine that it is sent to; lost ones are sent elsewhere.
 
     Attributes:
-        machines: By Ray's id of the node.
+        machines: The machines, by Ray's id of the node.
     """
 
     def __init__(self, config: Config, folder: Path, files: Sequence[Path]) -> None:
@@ -105,20 +105,20 @@ class TaskRunner(Runner):
     def results(
         self, work: Work[Item, Result], given: Any, groups: Sequence[Sequence[Item]], memory: int, ordered: bool = False
     ) -> Iterator[tuple[Item, Result]]:
-        found = _Tasks(self, work, ray.put(given), groups, memory, ordered).found()
+        results = _Tasks(self, work, ray.put(given), groups, memory, ordered).results()
         if not ordered:
-            yield from ((groups[number][place], result) for number, place, result in found)
+            yield from ((groups[number][place], result) for number, place, result in results)
             return
         early: dict[tuple[int, int], Result] = {}
         for number, group in enumerate(groups):
             for place, item in enumerate(group):
                 while (number, place) not in early:
-                    of, at, result = next(found)
-                    early[of, at] = result
+                    of_group, at, result = next(results)
+                    early[of_group, at] = result
                 yield item, early.pop((number, place))
 
     def able(self, memory: int) -> dict[str, Machine]:
-        """Machines whose limit holds so many bytes; all, if there is none."""
+        """Returns the machines that may hold so many bytes; all, if there is none."""
         able = {node: machine for node, machine in self.machines.items() if machine.limit >= memory}
         return able or self.machines
 
@@ -133,7 +133,7 @@ class TaskRunner(Runner):
             mark.touch()
         except OSError as error:
             raise cannot_write(mark, error) from error
-        asked = {_task(seen, node, num_cpus=0).remote(str(mark), signs): node for node in new}
+        asked = {_task(look_for, node, num_cpus=0).remote(str(mark), signs): node for node in new}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=SECONDS_TO_LOOK) if asked else ([], [])
         for ref in answered:
             with suppress(RayError):
@@ -159,8 +159,8 @@ class _Tasks:
         self._waiting = deque(_Part(number, items) for number, items in enumerate(groups) if items)
         self._running: dict[Any, _Part] = {}
 
-    def found(self) -> Iterator[tuple[int, int, Any]]:
-        """Results as they come, with the numbers of their groups, and their places there."""
+    def results(self) -> Iterator[tuple[int, int, Any]]:
+        """Yields results as they come, with the numbers of their groups, and their places there."""
         timeout = self._runner.config.engine.cell_timeout
         while self._waiting or self._running:
             self._send()
@@ -185,7 +185,7 @@ class _Tasks:
             place, part.done = part.done, part.done + 1
             if part.done == len(part.items):
                 del self._running[done[0]]
-                # The next one starts while the result is made use of.
+                # The next group starts while the caller uses the result.
                 self._send()
             yield part.number, place, result
 
@@ -222,7 +222,7 @@ class _Tasks:
 
 
 def _task(function: Any, node: str, **options: Any) -> Any:
-    """A function as a task for one machine; what Ray would do again on the same one is sent elsewhere."""
+    """Makes a function a task for one machine. Ray does not repeat it there, since lost tasks are sent elsewhere."""
     here = NodeAffinitySchedulingStrategy(node, soft=False)
     return ray.remote(function).options(scheduling_strategy=here, max_retries=0, **options)
 

@@ -29,7 +29,7 @@ from shoal.storage.store.store import Store, boundary_path, hops_path
 
 @dataclass(frozen=True)
 class BoundarySource:
-    """What the edges between clients are read from; arrays are as `boundaries` takes them."""
+    """The data from which edges between clients are read; arrays are as `boundaries` takes them."""
 
     shards: Store
     graph: tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -41,7 +41,7 @@ class BoundarySource:
     label: np.ndarray
 
     def counts(self, boundary: Boundary, client: int) -> tuple[int, ...]:
-        """What `BoundaryRecord` counts of a client."""
+        """Returns the counts of a client in `BoundaryRecord`."""
         first = np.cumsum(self.shards.manifest.clients.count("nodes"))
         first = np.concatenate([[0], first[:-1]])
         own, theirs = self.label[first[client] + boundary.row], self.label[first[boundary.client] + boundary.other]
@@ -50,9 +50,9 @@ class BoundarySource:
 
 
 def class_pairs(store: Store, edges: str) -> tuple[np.ndarray, np.ndarray]:
-    """Entries inside clients, and between them, by the classes of their ends, int64 `[C, C]` each.
+    """Counts entries inside clients, and between them, by the classes of their ends, int64 `[C, C]` each.
 
-    Ends without a label are not counted. In memory are a client's edges to others, and a block of its own.
+    Ends without a label are not counted. A client's edges to others are in memory, and a block of its inner edges.
     """
     classes = store.manifest.classes
     labels = [store.shard(client).label for client in range(store.clients)]
@@ -75,9 +75,9 @@ def class_pairs(store: Store, edges: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rows_in_shards(shards: Store) -> tuple[np.ndarray, np.ndarray]:
-    """Row of every node in its client's shard, -1: no client has it, and labels of all rows, int32 `[N]` each.
+    """Returns the row of every node in its client's shard, -1 without a client, and labels of all rows, int32 `[N]`.
 
-    Labels of a client are behind those of the one before.
+    The labels of a client come after those of the client before.
     """
     row, labels = np.full(shards.manifest.nodes, -1, dtype=np.int32), []
     for client in range(shards.clients):
@@ -88,13 +88,13 @@ def rows_in_shards(shards: Store) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cut_entries(shards: Store, indptr: np.ndarray, assignment: np.ndarray) -> np.ndarray:
-    """Entries of every client's rows in the whole graph that its shard lacks, int64 `[clients]`."""
-    found = -shards.manifest.clients.count("entries")
+    """Counts the entries of every client's rows in the whole graph that its shard lacks, int64 `[clients]`."""
+    missing = -shards.manifest.clients.count("entries")
     for start in range(0, len(assignment), ROWS):
         owner = assignment[start : start + ROWS]
         degree = np.diff(read(indptr, start, start + len(owner) + 1))
-        found += np.bincount(owner[owner >= 0], degree[owner >= 0], len(found)).astype(np.int64)
-    return found
+        missing += np.bincount(owner[owner >= 0], degree[owner >= 0], len(missing)).astype(np.int64)
+    return missing
 
 
 Counted = tuple[FileRecord | None, np.ndarray]
@@ -104,31 +104,31 @@ def write_boundaries(source: BoundarySource, packs: Sequence[range]) -> Iterator
     """Writes the edges to others of some packs that are missing, and counts those of all, `[n, 5]`."""
     clients = [client for pack in packs if pack in source.missing for client in pack]
     given = source.assignment, source.row_of, source.cut, clients, source.edges
-    found = boundaries(source.graph, *given) if clients else iter(())
+    made = boundaries(source.graph, *given) if clients else iter(())
     name = source.edges.name
     for pack in packs:
         if pack not in source.missing:
             several, record = [source.shards.boundary(name, client) for client in pack], None
         else:
-            several = list(islice(found, len(pack)))
+            several = list(islice(made, len(pack)))
             path = source.shards.path / boundary_path(name, pack)
             record = write_pack(path, "boundary", map(boundary_columns, several))
         yield record, np.array([source.counts(boundary, client) for boundary, client in zip(several, pack)])
 
 
 def scratch_bytes(nodes: int, features: int, dtype: str, propagation: PropagationOptions) -> int:
-    """Bytes of all scratch files of an exchange: features of `dtype`, hops, and a degree a row."""
+    """Returns bytes of all scratch files of an exchange: features of `dtype`, hops, and a degree a row."""
     width = features * (np.dtype(dtype).itemsize + propagation.hops * np.dtype(propagation.dtype).itemsize)
     return nodes * (width + np.dtype(np.int32).itemsize)
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Hops of all clients in scratch files, the rows of one client behind those of another.
+    """The hops of all clients in scratch files, one client's rows after another's.
 
     Attributes:
         store: The shards, and the edges between their clients.
-        folder: Of the scratch files, which are removed when the hops are written.
+        folder: The folder of the scratch files, which are removed when the hops are written.
     """
 
     store: Store
@@ -141,22 +141,22 @@ class Exchange:
         return np.concatenate([[0], np.cumsum(self.store.manifest.clients.count("nodes"))])
 
     def path(self, hop: int) -> Path:
-        """The file of a hop, `[N, F]`; 0 are the features."""
+        """Returns the file of a hop, `[N, F]`; hop 0 are the features."""
         return self.folder / f"hop{hop}.npy"
 
     @property
     def bytes(self) -> int:
-        """Of all scratch files."""
+        """The size of all scratch files."""
         manifest = self.store.manifest
         return scratch_bytes(int(self.first[-1]), manifest.features, manifest.dtype, self.propagation)
 
     def memory(self, counts: np.ndarray) -> int:
-        """Bytes for the largest client, by the counts of edges to others."""
+        """Returns bytes for the largest client, by the counts of edges to others."""
         nodes = self.store.manifest.clients.count("nodes")
         return int(((2 * nodes + counts[:, 0]) * (4 * self.store.manifest.features + 2 * ENTRY_BYTES)).max())
 
     def boundary(self, client: int) -> Boundary:
-        """The edges of a client to others."""
+        """Reads the edges of a client to others."""
         return self.store.boundary(self.propagation.cross.name, client)
 
     def run(self, here: Runner, memory: int) -> None:
@@ -169,7 +169,7 @@ class Exchange:
         for hop in range(self.propagation.hops + 1):
             if self.path(hop).exists():
                 continue
-            unfinished = _unfinished(self.path(hop))
+            unfinished = _unfinished_path(self.path(hop))
             dtype = self.propagation.dtype if hop else self.store.manifest.dtype
             np.lib.format.open_memmap(unfinished, "w+", dtype, shape).flush()
             groups = parts(clients, here.room(memory, memory).groups)
@@ -196,12 +196,12 @@ class Exchange:
             own = degrees(shard.indptr, shard.edge_weight)
             own += np.bincount(boundary.row, boundary.weight, minlength=shard.nodes)
             degree[self.first[client] : self.first[client + 1]] = own
-        unfinished = _unfinished(self.folder / "degree.npy")
+        unfinished = _unfinished_path(self.folder / "degree.npy")
         np.save(unfinished, degree)
         unfinished.replace(self.folder / "degree.npy")
 
 
-def _unfinished(path: Path) -> Path:
+def _unfinished_path(path: Path) -> Path:
     return place_in(path.parent, f"unfinished-{path.name}")
 
 
@@ -209,7 +209,7 @@ def write_hop(given: tuple[Exchange, int], clients: Sequence[int]) -> Iterator[N
     """Writes a hop of some clients into its scratch file."""
     exchange, hop = given
     dtype, r = exchange.propagation.dtype, exchange.propagation.r
-    path = _unfinished(exchange.path(hop))
+    path = _unfinished_path(exchange.path(hop))
     out = np.load(path, mmap_mode="r")
     before = np.load(exchange.path(hop - 1), mmap_mode="r") if hop else None
     degree = np.load(exchange.folder / "degree.npy", mmap_mode="r")
@@ -230,12 +230,13 @@ def write_hop(given: tuple[Exchange, int], clients: Sequence[int]) -> Iterator[N
             weights = shard.edge_weight, boundary.weight
             rows, peak = cross_hop(csr, neighbours, x, scalings, "float64" if means else dtype, weights)
             if means:
-                # A hop is the mean over a node and its neighbours; this one is over neighbours alone.
+                # A hop is a mean over a node and its neighbours. This one is over neighbours alone, so the node is
+                # taken out of it.
                 count = both[: shard.nodes, None] - 1
                 rows = (rows * (count + 1) - x[: shard.nodes]) / np.maximum(count, 1)
                 peak, rows = float(np.abs(rows).max(initial=0)), rows.astype(dtype)
             require_held(peak, rows.dtype)
-        # Not by the map, whose pages hold rows of other clients, too, which another machine may write.
+        # The file is not written by its map: a page has rows of other clients, too, which another machine may write.
         with path.open("r+b") as file:
             file.seek(out.offset + own.start * out.strides[0])
             file.write(rows.data)
@@ -259,7 +260,7 @@ def write_cross_hops(exchange: Exchange, packs: Sequence[range]) -> Iterator[Fil
 
 
 def _with_neighbours(exchange: Exchange, client: int, hop: np.ndarray) -> dict[str, pa.Array]:
-    """A client's rows of a hop and behind them those of its neighbours at others; all edges of its own, and degrees."""
+    """Joins a client's rows of a hop and those of neighbours elsewhere; with all edges of its nodes, and degrees."""
     shard, boundary = exchange.store.shard(client), exchange.boundary(client)
     theirs, place = np.unique(exchange.first[boundary.client] + boundary.other, return_inverse=True)
     rows = np.concatenate([np.arange(*exchange.first[client : client + 2]), theirs])
@@ -269,14 +270,14 @@ def _with_neighbours(exchange: Exchange, client: int, hop: np.ndarray) -> dict[s
     starts = np.concatenate([[0], np.bincount(row, minlength=len(rows)).cumsum()])
     degree = np.load(exchange.folder / "degree.npy", mmap_mode="r")
     neighbours = pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), pa.array(column.astype(np.int32)))
-    found = {"neighbors": neighbours, "degree": pa.array(degree[rows]), "hop1": rows_column(hop[rows])}
+    columns = {"neighbors": neighbours, "degree": pa.array(degree[rows]), "hop1": rows_column(hop[rows])}
     if shard.edge_weight is None:
-        return found
-    return found | weights_column(starts, np.concatenate([shard.edge_weight, boundary.weight])[by_row])
+        return columns
+    return columns | weights_column(starts, np.concatenate([shard.edge_weight, boundary.weight])[by_row])
 
 
 def exchange_bytes(store: Store, propagation: CrossPropagation) -> int:
-    """Bytes that all clients get: sums of float64, and with `two_hop` those of neighbours at other clients, too."""
+    """Returns bytes that all clients receive: sums of float64; with `two_hop` those of neighbours elsewhere, too."""
     features, sums = store.manifest.features, store.manifest.boundaries[propagation.boundaries]
     theirs = 0
     if propagation.form == "two_hop":

@@ -20,7 +20,7 @@ from shoal.storage.user_code.user_code import read_user_code
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Identifies a store: the dataset, the partition, which edges are held out, and what is masked."""
+    """Identifies a store: the dataset, the partition, the edges that are held out, and the masks."""
     chosen = asdict(config.partition)
     file = chosen.pop("file")
     if file is not None:
@@ -50,12 +50,12 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def published_digests(config: Config) -> dict[str, str]:
-    """Digests by path of the published files of a config's datasets, as far as all of them are there."""
+    """Returns digests by path of the published files of a config's datasets, as far as all of them are there."""
     return {path: digest for each in sources(config) for path, digest in published_contents(each).items()}
 
 
 def store_path(config: Config) -> Path:
-    """The folder in which a config's store is made: `data.store`, else one of its own under the data root."""
+    """Returns the folder in which a config's store is made: `data.store`, else a folder under the data root."""
     if (remote := remote_of(config)) is not None:
         return remote.scratch()
     if config.data.store is not None:
@@ -65,21 +65,21 @@ def store_path(config: Config) -> Path:
     # Shoal, which this one cannot read, is left where it is: the number is that of the oldest format that is read.
     digits = fingerprint_of({**identity(config), "format": WITHOUT_TABLES})
     names = [each.name for each in sources(config)]
-    one = "files" if str(config.data.dataset).lower() == "files" else names[0]
-    graph = config.data.name or (one if len(names) == 1 else joined_name(names))
+    dataset = "files" if str(config.data.dataset).lower() == "files" else names[0]
+    graph = config.data.name or (dataset if len(names) == 1 else joined_name(names))
     method = chosen.method.rpartition(":")[2]
     return data_root(config.data.root) / "stores" / f"{graph}-{method}{chosen.clients}-{digits}"
 
 
 def store_or_overlay(config: Config) -> Path:
-    """The overlay of a config's store where there is one, else the store, which may not exist.
+    """Returns the overlay of a config's store if there is one, else the store, which may not exist.
 
-    Of a store at an address the manifests, if they are there.
+    For a store at an address it is the folder of its manifests, if they are there.
     """
     store, remote = store_path(config), remote_of(config)
     if remote is not None:
-        found = remote.find()
-        return store if found is None else found.path
+        manifests = remote.find()
+        return store if manifests is None else manifests.path
     overlay = overlay_path(store, config) if additions_go_elsewhere(store, config) else store
     return overlay if (overlay / NAME).exists() else store
 

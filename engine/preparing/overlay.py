@@ -1,7 +1,7 @@
 """Overlays: splits and hops added to a read-only store, in a user-owned folder that links to it.
 
-The folder is a store by itself. Shards, and the splits and hops that are there, are links into the shared store; others
-are made beside the links. So whatever reads a store reads this one, and runs on either have the same numbers.
+The folder is a whole store. Shards, and the splits and hops that are there, are links into the shared store; others are
+made beside the links. Readers of a store read it as any other, and runs on either have the same numbers.
 """
 
 import os
@@ -21,22 +21,22 @@ ROOT = "~/.cache/shoal/overlays"
 
 
 def additions_go_elsewhere(store: Path, config: Config) -> bool:
-    """Whether additions to a finished store go to an overlay: the config names one, or the store cannot be written."""
+    """Returns whether additions to a finished store go to an overlay: the config has one, or the store is read-only."""
     if not (store / NAME).exists():
         return False
     return config.data.overlay is not None or not os.access(store, os.W_OK, effective_ids=True)
 
 
 def overlay_path(store: Path, config: Config) -> Path:
-    """The folder of the overlay of a finished store: wherever that lies, the same for the same content."""
+    """Returns the folder of the overlay of a finished store, the same for the same content wherever the store lies."""
     manifest = read_manifest(store)
     digits = fingerprint_of({"identity": manifest.identity, "published": manifest.published})
     root = Path(config.data.overlay or ROOT).expanduser().resolve()
     return root / f"{require_name(store / NAME, manifest.name)}-{len(manifest.clients)}-{digits}"
 
 
-def overlaid(store: Path, config: Config) -> Path:
-    """Makes the overlay of a finished store, or brings its links up to date, and gives its folder."""
+def make_overlay(store: Path, config: Config) -> Path:
+    """Makes the overlay of a finished store, or brings its links up to date, and returns its folder."""
     overlay = overlay_path(store, config)
     say(f"{store}: what is missing of this store is made in {overlay}")
     for below in (store, *stores_below(store)):
@@ -69,7 +69,7 @@ def _link(store: Path, overlay: Path) -> None:
 
 
 def _link_folder(shared: Path, own: Path) -> None:
-    """A link, unless the overlay has a folder of its own there; one that leads to where nothing is any more goes."""
+    """Links a folder, unless the overlay has a real one there; removes a link that leads nowhere."""
     if own.is_symlink():
         if shared.exists() and own.readlink() == shared:
             return

@@ -1,4 +1,4 @@
-"""From a config to its store: which dataset, which folder, and what of it is still to be made."""
+"""Makes the store of a config: finds its dataset and its folder, and makes the parts that are missing."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.checks import require_fitting_data, require_known, require_whole
 from shoal.engine.preparing.identity import identity, published_digests, require_identity, store_path
-from shoal.engine.preparing.overlay import additions_go_elsewhere, overlaid, overlay_path
+from shoal.engine.preparing.overlay import additions_go_elsewhere, make_overlay, overlay_path
 from shoal.engine.preparing.store_builder import LazyGraph, StoreBuilder, TrainingBuilder, made_from
 from shoal.engine.preparing.store_steps import StoreSteps, hops_on_disk, shards_on_disk, split_on_disk
 from shoal.engine.records.graphs import gone, remote_of
@@ -26,18 +26,18 @@ from shoal.storage.store.store import ASSIGNMENT, DOMAINS, TRAINING, WHOLE, Stor
 from shoal.storage.store.writer import PROGRESS
 
 if TYPE_CHECKING:
-    # It imports Ray.
+    # This module imports Ray.
     from shoal.engine.preparing.cluster_tasks import Machines
 
-    # It is loaded where a store is at an address.
+    # This module is loaded only if a store is at an address.
     from shoal.storage.store.remote_store import Remote
 
 
 def prepare(config: Config, centralized: bool = False, repair: bool = True, known: bool = False) -> Store:
-    """Makes what is missing of a config's store, and opens it.
+    """Makes the missing parts of a config's store, and opens it.
 
     Args:
-        config: The run, of which `require_known` was called before if it is `known`.
+        config: The config; if it is `known`, `require_known` was called with it.
         centralized: Make the one-client store of the whole graph, too, and return that.
         repair: Make files again that were deleted from a finished store; else opening them fails.
 
@@ -51,29 +51,29 @@ def prepare(config: Config, centralized: bool = False, repair: bool = True, know
         if remote is not None:
             return _read_instead(_prepared_elsewhere(remote, config, centralized), config)
         path, published = store_path(config), published_digests(config)
-        if additions_go_elsewhere(path, config) and not _opened(path, config, published, centralized, repair):
+        if additions_go_elsewhere(path, config) and not _open(path, config, published, centralized, repair):
             overlay = overlay_path(path, config)
-            ready = (overlay / NAME).exists() and _opened(overlay, config, published, centralized, repair)
-            path = overlay if ready else overlaid(path, config)
-        store = _opened(path, config, published, centralized, repair, LazyGraph(config))
+            ready = (overlay / NAME).exists() and _open(overlay, config, published, centralized, repair)
+            path = overlay if ready else make_overlay(path, config)
+        store = _open(path, config, published, centralized, repair, LazyGraph(config))
     assert store is not None
     return _read_instead(store, config)
 
 
 def _read_instead(store: Store, config: Config) -> Store:
-    """Says which store is read where a graph is gone."""
+    """Says which store is read instead of a graph that is gone."""
     for path in gone(config):
         say(f"{path}: not found; {store.path}, which was made of that graph, is read")
     return store
 
 
-# Work on so many bytes is worth the start of a cluster, or the way to one that is joined.
+# Work on so many bytes is worth the start of a cluster, or the calls to one that is joined.
 TO_START, TO_JOIN = 1 << 28, 1 << 26
 
 
 @contextmanager
 def _on_machines(config: Config) -> Iterator[None]:
-    """Large work inside of the block is done by tasks of one Ray, if the config has it as its backend."""
+    """Lets tasks of Ray do large work inside of the block, if Ray is the config's backend."""
     machines: Machines | None = None
     here_alone = False
 
@@ -84,10 +84,10 @@ def _on_machines(config: Config) -> Iterator[None]:
             least = TO_START if address is None else TO_JOIN
             if here_alone or config.engine.backend != "ray" or size < least or (address or "").startswith("ray://"):
                 return HERE
-            # A prepare in one process needs no Ray.
+            # A prepare in one process must not load Ray.
             import ray
 
-            # Hosts of earlier runs have the processors.
+            # If Ray is up, hosts of earlier runs have the processors.
             if ray.is_initialized():
                 return HERE
             from shoal.engine.cluster.cluster import NotStarted
@@ -112,16 +112,16 @@ def _on_machines(config: Config) -> Iterator[None]:
 
 
 def _prepared_elsewhere(remote: "Remote", config: Config, centralized: bool) -> Store:
-    """The store at an address; what is missing of it is made in a scratch folder of this machine, and sent there."""
+    """Opens the store at an address; makes missing parts in a scratch folder of this machine, and sends them there."""
     from shoal.storage.store.remote_store import publish
 
     published, scratch = published_digests(config), remote.scratch()
     old = remote.find()
-    if old is None or not _opened(old.path, config, published, centralized, repair=False):
+    if old is None or not _open(old.path, config, published, centralized, repair=False):
         with writing(scratch.parent, "data.cache"):
             if old is not None:
                 old.link_into(scratch)
-            _opened(scratch, config, published, centralized, old is None, LazyGraph(config))
+            _open(scratch, config, published, centralized, old is None, LazyGraph(config))
             say(f"{remote}: what is new of the store is sent, the manifest last")
             publish(remote, old)
         old = remote.find()
@@ -129,7 +129,7 @@ def _prepared_elsewhere(remote: "Remote", config: Config, centralized: bool) -> 
     return old.store(Path(WHOLE) if centralized else Path())
 
 
-def _opened(
+def _open(
     path: Path,
     config: Config,
     published: dict[str, str],
@@ -137,13 +137,13 @@ def _opened(
     repair: bool,
     graph: LazyGraph | None = None,
 ) -> Store | None:
-    """The store that a run trains on, with the stores below that the run reads; what is missing is made of the graph.
+    """Opens the store that a run trains on, with the stores below it that the run reads; makes missing parts.
 
-    Without a graph nothing is made: None where anything is missing.
+    Without a graph nothing is made, and None is returned if anything is missing.
     """
     made, top = identity(config), path
 
-    def opened(
+    def open_below(
         path: Path,
         made: dict[str, Any],
         published: dict[str, str],
@@ -160,14 +160,14 @@ def _opened(
         with writing(path):
             return steps(graph).run(config.data, config.kernel())
 
-    clients = opened(path, made, published, lambda graph: StoreBuilder(path, made, graph, config.partition, config))
+    clients = open_below(path, made, published, lambda graph: StoreBuilder(path, made, graph, config.partition, config))
     if clients is None:
         return None
 
     def of_graphs(name: str, require_room: Callable[[], None] | None = None) -> Store | None:
-        """The store of whole graphs below the clients' one."""
+        """Opens the store of whole graphs below the clients' one."""
         below, own = path / name, {**made, "partition": {"method": name}}
-        return opened(
+        return open_below(
             below, own, published, lambda graph: StoreBuilder(below, own, graph, None, config, clients), require_room
         )
 
@@ -178,7 +178,7 @@ def _opened(
         return trained
     split = config.data.split_name
     of_training, training = made_from(trained, split), trained.path / training_path(split)
-    nodes = opened(training, of_training, trained.manifest.published, lambda _: TrainingBuilder(trained, config))
+    nodes = open_below(training, of_training, trained.manifest.published, lambda _: TrainingBuilder(trained, config))
     return None if nodes is None else trained
 
 
@@ -205,7 +205,7 @@ def _require_room(store: Store, config: Config) -> None:
 def _complete(
     path: Path, made: dict[str, Any], published: dict[str, str], config: Config, repair: bool
 ) -> Store | None:
-    """The store of a folder, if it has the shards, the split and the hops of a config."""
+    """Returns the store of a folder if it has the shards, the split and the hops of a config, else None."""
     if not (path / NAME).exists():
         return None
     store = Store(path)
@@ -217,7 +217,7 @@ def _complete(
             f"this store was made from another content of {', '.join(changed)}; bring that back, set "
             "data.store, or delete the store",
         )
-    # Only an edge task is a part of an identity: the labels of a dataset are of one kind.
+    # The identity of a store names the task only for edges, so that a task for labels of another kind is refused here.
     require_fitting_data(config, manifest.name, manifest.item_name, manifest.classes, manifest.weighted)
     if repair:
         ready = shards_on_disk(path, manifest) and split_on_disk(path, manifest, split)

@@ -1,4 +1,4 @@
-"""From a graph to a store: the partition, the shard of every client, and which of its items train."""
+"""Makes a store from a graph: the partition, the shard of every client, and its split."""
 
 import platform
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from shoal.engine.preparing.client_files import (
     PairsOf,
     ShardSource,
     SplitSource,
-    drawn_pairs,
+    draw_pairs,
     pairs_of_all,
     shards_bytes,
     write_shards,
@@ -28,7 +28,7 @@ from shoal.engine.preparing.identity import published_digests
 from shoal.engine.preparing.store_steps import StoreSteps
 from shoal.engine.records.graphs import places_of
 from shoal.engine.screen.progress import progress, say
-from shoal.engine.screen.tables import abridged
+from shoal.engine.screen.tables import abridge
 from shoal.partition.domains import first_clients
 from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.options import PartitionOptions
@@ -67,7 +67,7 @@ from shoal.storage.store.store import (
     training_path,
 )
 
-# Tasks of a machine that each read the whole graph; more would read more than they compute.
+# At most so many tasks of a machine read the whole graph; more would read more than they compute.
 READERS = 16
 
 
@@ -84,7 +84,7 @@ class LazyGraph:
 
     @cached_property
     def sides(self) -> np.ndarray:
-        """The side of every node, where the graph has two, int8 `[N]`."""
+        """The side of every node of a graph with two, int8 `[N]`."""
         from shoal.storage.graph.two_sides import sides_of
 
         return sides_of(self.graph)
@@ -97,7 +97,7 @@ class LazyGraph:
 
 
 class StoreBuilder(StoreSteps):
-    """One prepare of the store of a graph."""
+    """A prepare of the store of a graph."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class StoreBuilder(StoreSteps):
         config: Config,
         clients: Store | None = None,
     ) -> None:
-        """`options` None and a store of `clients`: the whole graph, or each domain, as one client with their split."""
+        """Takes options of a partition, or None and a store of `clients`: the graph, or each domain, is a client."""
         self.lazy, self.options, self.clients = lazy, options, clients
         self.dtype = config.data.dtype
         self.memory_limit = config.engine.memory_limit or DataSource.memory_limit
@@ -156,21 +156,21 @@ class StoreBuilder(StoreSteps):
         pairs_only = self.config.task == "edge"
         needed = shards_bytes(graph, layout, self.dtype, pairs_only)
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
-        # A whole graph has files of its own, and what is made again of a store lies as it did.
+        # Each whole graph has its own files. Files of a store that are made again lie in packs as before.
         pack = clients_a_pack(count, needed) if self.clients is None else 1
         pack = pack if self.old is None else self.old.pack
         missing = self._missing(shard_path, count, pack)
         clients = [client for each in missing for client in each]
-        # A store of whole graphs reads that of the clients, and has nothing to spread.
+        # A store of whole graphs is made from that of the clients, by this process alone.
         size = 0 if self.clients is not None else needed * len(clients) // count
         here = runner(size, self.path, files_of(graph))
         kept = kept_entries(graph.indptr, graph.indices, assignment, here)
         measured = quality(graph, assignment, count, kept).as_dict()
-        # Nodes without a client are those of one more client, which is not requested.
+        # Nodes without a client go to one more client, and its shard is not made.
         assignment = np.where(assignment == NO_CLIENT, np.int32(count), assignment)
         label = np.full(graph.nodes, -1) if pairs_only else graph.of_nodes(graph.y)
         memory = memory_of(graph, assignment, kept, self.dtype, layout)
-        # The columns of a pack are in memory until it is written.
+        # The columns of a pack stay in memory until it is written.
         of_pack = needed * pack // count if pack > 1 else 0
         room = here.room(memory.of_one(clients) + of_pack, self.memory_limit, READERS)
         source = ShardSource(
@@ -194,7 +194,7 @@ class StoreBuilder(StoreSteps):
             published=self.lazy.published,
             layout=layout,
             feature_values=values,
-            # A store of whole graphs needs none: each is a client.
+            # A store of whole graphs needs no domains, since each is a client.
             domains=[] if self.options is None else _domains(graph, self.options),
             graphs=None if graph.graph_of is None else graph.items,
             pairs=int(table.count("items").sum()) if pairs_only else None,
@@ -211,7 +211,7 @@ class StoreBuilder(StoreSteps):
         )
 
     def _boundaries(self, shards: Store, propagation: Any) -> BoundaryRecord:
-        # For edges between clients alone.
+        # Only runs with edges between clients need these modules.
         from shoal.engine.preparing.cross_edges import BoundarySource, cut_entries, rows_in_shards, write_boundaries
         from shoal.storage.graph.cross_edges import ENTRY_BYTES
 
@@ -239,14 +239,14 @@ class StoreBuilder(StoreSteps):
         return made
 
     def _cross_hops(self, shards: Store, propagation: Any, missing: Sequence[range]) -> None:
-        # As above.
+        # Only runs with edges between clients need these modules.
         from shoal.engine.preparing.cross_edges import Exchange, write_cross_hops
 
         folder = place_in(self.path, scratch_path(propagation.cross.name, propagation.name))
         exchange = Exchange(shards, propagation, folder)
         counts = shards.manifest.boundaries[propagation.cross.name].counts
         memory = exchange.memory(counts)
-        here = runner(exchange.bytes, self.path, self._seen(missing))
+        here = runner(exchange.bytes, self.path, self._files_to_see(missing))
         exchange.run(here, memory)
         groups = parts(missing, here.room(memory, memory).groups)
         place = partial(hops_path, propagation.name)
@@ -254,18 +254,18 @@ class StoreBuilder(StoreSteps):
         exchange.remove()
 
     def _ids(self, graph: Graph) -> FileRecord | None:
-        """Keeps the ids of nodes, where they have any."""
+        """Keeps the ids of nodes, if they have any."""
         if graph.ids is None:
             return None
         return self.writer.once(IDS, lambda path: write(path, "ids", {"id": graph.ids}))
 
     def _pairs(self, graph: Graph) -> PairsOf | None:
-        """How clients get their pairs, where items are pairs."""
+        """Returns the function that makes the pairs of a client; None if items are no pairs."""
         if self.config.task != "edge":
             return None
         limit = self.config.memory_limit()
         if self.clients is None:
-            return partial(drawn_pairs, self.config.data, self.lazy.sides, limit)
+            return partial(draw_pairs, self.config.data, self.lazy.sides, limit)
         return partial(pairs_of_all, self.clients, graph.nodes, limit)
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
@@ -276,7 +276,7 @@ class StoreBuilder(StoreSteps):
         missing = self._missing(place, shards.clients, pack)
         source = SplitSource(shards, frozenset(missing), options, code, sparsity)
         sizes = [record.bytes for _, record in shards.manifest.clients.files.files()]
-        here, memory = runner(sum(sizes), self.path, self._seen(packs)), max(sizes)
+        here, memory = runner(sum(sizes), self.path, self._files_to_see(packs)), max(sizes)
         groups = parts(packs, here.room(memory, memory).groups)
         counts, unreachable = np.zeros((shards.clients, 3), dtype=np.int64), 0
         with progress("splits", shards.clients, "clients") as step:
@@ -303,20 +303,20 @@ class StoreBuilder(StoreSteps):
         made = Store(self.path, manifest=replace(shards.manifest, splits={options.split_name: split}))
         for client in range(shards.clients):
             shard, train = shards.shard(client), made.split(options.split_name, client).train
-            # Their items are graphs.
+            # Only items that are graphs can share nodes.
             assert shard.graph is not None
             own = np.bincount(copy_of[shard.node[np.isin(shard.graph, shard.item[train])]], minlength=len(total))
             total += own
             most.append(int(own.max()))
-        found = CopiesRecord(round(float(total[total > 0].mean()), 2), int(total.max()), most)
+        record = CopiesRecord(round(float(total[total > 0].mean()), 2), int(total.max()), most)
         say(
-            f"a node lies in {found.mean:,.1f} training graphs on average and {found.most:,} at most, of one client in "
-            f"{max(most):,} at most: what noise spends on one graph counts so many times for a node"
+            f"a node lies in {record.mean:,.1f} training graphs on average and {record.most:,} at most, of one client "
+            f"in {max(most):,} at most: what noise spends on one graph counts so many times for a node"
         )
-        return found
+        return record
 
     def _codes(self, shards: Store, options: SplitOptions) -> np.ndarray | None:
-        """Part of every item, int8 `[items]`, or None where each client draws its own."""
+        """Returns the part of every item, int8 `[items]`, or None if each client draws its split."""
         manifest = shards.manifest
         given = partial(
             given_codes, options, manifest.name, manifest.items, lambda: self.lazy.graph.split, manifest.item_name
@@ -329,13 +329,13 @@ class StoreBuilder(StoreSteps):
             shard = self.clients.shard(client)
             code[shard.item] = to_codes(self.clients.split(options.split_name, client), shard.items)
             held[shard.item] = True
-        # Of nodes that no client holds, only a domain's evaluation asks for the part.
+        # Only the evaluation of domains asks for the part of nodes that no client holds.
         if not self._by_domain or held.all():
             return code
         of_all = given()
         if of_all is not None:
             return np.where(held, code, of_all)
-        # They are drawn by the same protocol, as if each graph had one more client.
+        # These nodes are drawn by the same protocol, as if each graph had one more client.
         for number in range(shards.clients):
             shard = shards.shard(number)
             item = shard.item
@@ -353,16 +353,16 @@ def _domains(graph: Graph, options: PartitionOptions) -> list[DomainRecord]:
 def given_codes(
     options: SplitOptions, dataset: str, items: int, of_dataset: Callable[[], np.ndarray | None], what: str = "node"
 ) -> np.ndarray | None:
-    """Part of every item, int8 `[items]`, of the user's file or of the dataset; None: each client draws its own.
+    """Reads the part of every item, int8 `[items]`, of the user's file or of the dataset; None: each client draws it.
 
     `dataset` is its name and `what` that of an item in messages; `of_dataset` gives the dataset's split, if it has one.
-    Refuses a file that is wrong or of another number of items, and `public` where there is none.
+    Raises ShoalError: a file is wrong or has another number of items, or the dataset has no split.
     """
     if options.split == "file":
         code = read_split_file(options.split_file)
         if len(code) != items:
-            found = f"{len(code)} entries for {items} {what}s"
-            raise ShoalError(options.split_file, f"{found} of {dataset}; give one each")
+            counts = f"{len(code)} entries for {items} {what}s"
+            raise ShoalError(options.split_file, f"{counts} of {dataset}; give one each")
         return code
     if options.split == "public":
         code_of_dataset = of_dataset()
@@ -388,7 +388,7 @@ def _report(graph: Graph) -> None:
     if c.nodes_dropped:
         say(f"{c.nodes_dropped:,} nodes without one label were dropped when the graph was read")
     if graph.vocabulary is not None:
-        say(f"features: {abridged(graph.vocabulary.tolist())}")
+        say(f"features: {abridge(graph.vocabulary.tolist())}")
     for note in graph.notes:
         say(note)
     for domain in graph.domains:
@@ -428,43 +428,45 @@ def _report_split(split: SplitRecord, options: SplitOptions, what: str) -> None:
 
 
 def made_from(clients: Store, split: str) -> dict[str, Any]:
-    """Identity of the training nodes of a store's clients: the store's content, and one of its splits."""
+    """Identifies the training nodes of a store's clients by the store's content and one of its splits."""
     content = clients.manifest.content(split, None)
     return {**clients.manifest.identity, TRAINING: {"split": split, "of": content}}
 
 
 class TrainingBuilder(StoreSteps):
-    """One prepare of a store of the training nodes of clients: the graphs that they induce, and hops on these."""
+    """A prepare of a store of the training nodes of clients: the graphs that they induce, and hops on these."""
 
     def __init__(self, clients: Store, config: Config) -> None:
-        """Of the finished store of the clients, or of the whole graph as one, with the split of a config."""
+        """Takes the finished store of the clients, or of the whole graph as one, with the split of a config."""
         self.clients, self.split = clients, config.data.split_name
         path = clients.path / training_path(self.split)
         super().__init__(path, made_from(clients, self.split), lambda: clients.manifest.published, config)
 
     def _shards(self) -> Manifest:
-        of = self.clients.manifest
-        share = of.splits[self.split].counts[:, 0].sum() / max(1, of.clients.count("nodes").sum())
-        needed = int(share * of.clients.files.total)
+        whole = self.clients.manifest
+        share = whole.splits[self.split].counts[:, 0].sum() / max(1, whole.clients.count("nodes").sum())
+        needed = int(share * whole.clients.files.total)
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the training nodes")
         count = self.clients.clients
-        missing = self._missing(shard_path, count, of.pack)
-        most = max(record.bytes for _, record in of.clients.files.files())
-        here = runner(of.clients.files.total, self.path, [self.clients.path / shard_path(range(count)[: of.pack])])
+        missing = self._missing(shard_path, count, whole.pack)
+        most = max(record.bytes for _, record in whole.clients.files.files())
+        here = runner(
+            whole.clients.files.total, self.path, [self.clients.path / shard_path(range(count)[: whole.pack])]
+        )
         groups, given = parts(missing, here.room(2 * most, most).groups), (self.path, self.clients, self.split)
         self._make("training nodes", shard_path, count, here, write_training_shards, given, groups, 2 * most)
-        table, values = self._clients(count, of.pack, of.classes)
+        table, values = self._clients(count, whole.pack, whole.classes)
         nodes, entries = (int(table.count(what).sum()) for what in ("nodes", "entries"))
         say(f"inductive: training sees {nodes:,} nodes and the {entries // 2:,} undirected edges among them")
-        # Ids, classes and domains are those of all nodes.
+        # The manifest keeps ids, classes and domains of all nodes.
         return replace(
-            of,
+            whole,
             identity=self.made,
             clients=table,
             splits={},
             hops={},
             ids=None,
-            feature_values=values if of.layout == "sparse" else 0,
+            feature_values=values if whole.layout == "sparse" else 0,
         )
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:

@@ -25,19 +25,19 @@ from shoal.storage.store.writer import StoreWriter
 
 
 def shards_on_disk(path: Path, manifest: Manifest) -> bool:
-    """Whether every shard of a manifest, and the ids of nodes, are on disk."""
+    """Returns whether every shard of a manifest, and the ids of nodes, are on disk."""
     ids = manifest.ids is None or (path / IDS).exists()
     return ids and _all_exist(path, shard_path, manifest.clients.files)
 
 
 def split_on_disk(path: Path, manifest: Manifest, split: SplitOptions) -> bool:
-    """Whether a split was made, and is on disk."""
+    """Returns whether a split was made, and is on disk."""
     record = manifest.splits.get(split.split_name)
     return record is not None and _all_exist(path, partial(split_path, split.split_name), record.files)
 
 
 def hops_on_disk(path: Path, manifest: Manifest, propagation: PropagationOptions) -> bool:
-    """Whether hops were made, and are on disk."""
+    """Returns whether hops were made, and are on disk."""
     if (folder := propagation.folder) is None:
         return True
     records = manifest.hops.get(folder)
@@ -45,43 +45,43 @@ def hops_on_disk(path: Path, manifest: Manifest, propagation: PropagationOptions
 
 
 def _all_exist(store: Path, place: Place, files: Files) -> bool:
-    """Whether all files of one kind exist; a deleted one is made again. Whether they are sound is for `verify`."""
+    """Returns whether all files of a kind exist. A deleted one is made again; a damaged one is found by `verify`."""
     return all((store / place(clients)).exists() for clients, _ in files.files())
 
 
 class StoreSteps(ABC):
-    """One prepare of one store folder; what is on disk is kept."""
+    """A prepare of a store folder; files that are on disk are kept."""
 
     def __init__(
         self, path: Path, made: dict[str, Any], published: Callable[[], dict[str, str]], config: Config
     ) -> None:
-        """Reads what an earlier prepare left; `published` gives the digests of the files that the store is made from.
+        """Reads the files of an earlier prepare; `published` gives digests of the files that the store is made from.
 
         Raises:
-            ShoalError: The folder holds an unfinished store of something else, or is damaged.
+            ShoalError: The folder holds an unfinished store of other data, or is damaged.
         """
         self.path, self.made, self.config = path, made, config
         self.old = Store(path).manifest if (path / NAME).exists() else None
-        # Files that change while a prepare is interrupted would give shards of two graphs.
-        found = self.old.published if self.old else published()
-        self.writer = StoreWriter(path, {**made, "published": found}, say)
+        # Digests are a part of the identity: a store must not have shards of files before and after a change.
+        digests = self.old.published if self.old else published()
+        self.writer = StoreWriter(path, {**made, "published": digests}, say)
 
     @abstractmethod
     def _shards(self) -> Manifest:
-        """Makes the shards that are missing; gives the manifest of a store that has no split and no hops."""
+        """Makes the shards that are missing; returns the manifest of a store that has no split and no hops."""
 
     @abstractmethod
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
         """Makes the split of every client."""
 
     def _copies(self, shards: Store, options: SplitOptions, split: SplitRecord) -> CopiesRecord | None:
-        """How many training graphs a node lies in, where that is known and may be more than one."""
+        """Counts the training graphs that a node lies in, if that is known and may be more than one."""
         return None
 
     def run(self, split: SplitOptions, propagation: PropagationOptions) -> Store:
         """Makes shards, one split and one kernel's hops, as far as they are missing.
 
-        The manifest is written after each, so that what comes next needs neither the raw files nor their derivatives.
+        The manifest is written after each, so that the next step needs neither the raw files nor their derivatives.
         """
         old = self.old
         if old is None:
@@ -99,7 +99,7 @@ class StoreSteps(ABC):
                 )
         if manifest is not old:
             manifest.write(self.path)
-        # One for both, so that each shard is checked once.
+        # Both steps read the same store, so that each shard is checked once.
         shards = Store(self.path, manifest=manifest)
         if not split_on_disk(self.path, manifest, split):
             record = self._splits(shards, split)
@@ -133,16 +133,16 @@ class StoreSteps(ABC):
         manifest, count = shards.manifest, shards.clients
         place, of_all = partial(hops_path, folder), propagation.rows == "all" and not propagation.computed
         missing = self._missing(place, count, manifest.pack)
-        files = self._seen(missing)
+        files = self._files_to_see(missing)
         if of_all:
             rows = int(manifest.clients.count("nodes")[[client for pack in missing for client in pack]].sum())
         else:
             of_files = [manifest.clients.files.file(pack[0]).bytes for pack in missing]
             here, memory = runner(sum(of_files), self.path, files), max(of_files, default=0)
-            found = here.results(
+            counts = here.results(
                 kept_rows, (shards, propagation), parts(missing, here.room(memory, memory).groups), memory
             )
-            rows = sum(of_pack for _, of_pack in found)
+            rows = sum(of_pack for _, of_pack in counts)
         needed = hops_bytes(rows, manifest.features, propagation)
         require_disk(self.path, needed, "the hops")
         if not of_all and not propagation.computed:
@@ -175,25 +175,25 @@ class StoreSteps(ABC):
                 self.writer.add(place(pack), record)
                 step.advance(len(pack))
 
-    def _seen(self, packs: Sequence[range]) -> list[Path]:
-        """What a machine must see to read the shards of packs; in an overlay they are links."""
+    def _files_to_see(self, packs: Sequence[range]) -> list[Path]:
+        """Returns files that a machine must see to read the shards of packs; in an overlay they are links."""
         return [self.path / shard_path(pack) for pack in packs[:1]]
 
     def _missing(self, place: Place, clients: int, pack: int) -> list[range]:
-        """The clients of every file of a kind that is not finished. Raises ShoalError: they would lie elsewhere."""
-        missing = [one for one in ranges(clients, pack) if self.writer.finished(place(one)) is None]
+        """Returns clients of every file of a kind that is not finished. Raises ShoalError: they would lie elsewhere."""
+        missing = [packed for packed in ranges(clients, pack) if self.writer.finished(place(packed)) is None]
         if missing:
             place_in(self.path, place(missing[0]))
         return missing
 
     def _files(self, place: Place, kind: str, clients: int, pack: int) -> Files:
-        """All files of a kind, which are finished."""
+        """Lists all files of a kind, which are finished."""
         places = [place(each) for each in ranges(clients, pack)]
         records = [record for record in map(self.writer.finished, places) if record is not None]
         return Files.of_packs([self.path / each for each in places], kind, records, clients, pack)
 
     def _clients(self, clients: int, pack: int, classes: int) -> tuple[Clients, int]:
-        """The table of all clients, whose shards are finished, and how many values these keep of sparse features."""
+        """Makes the table of all clients from finished shards, and counts their values of sparse features."""
         files = self._files(shard_path, "shard", clients, pack)
         packs = (Pack(self.path / shard_path(each), "shard") for each in ranges(clients, pack))
         columns, values = sizes(packs, classes)

@@ -1,4 +1,4 @@
-"""What runs on a machine for a task, in a file without Ray and torch, which would take each worker seconds to load."""
+"""Functions that tasks run on a machine, in a file without Ray and torch, which take each worker seconds to load."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,13 +15,13 @@ Sign = tuple[int, int]
 
 
 def work_on(work: Any, given: Any, items: Sequence[Any], apart: str) -> Iterator[Any]:
-    """The results of items. A machine that is given up may still write: unfinished files have names with `apart`."""
+    """Yields the results of items. A machine that is given up may still write, under names with `apart`."""
     write_apart(apart)
     yield from work(given, items)
 
 
-def seen(mark: str, signs: Mapping[str, Sign]) -> int | None:
-    """Bytes of memory of this machine; None: it sees no mark, or other files."""
+def look_for(mark: str, signs: Mapping[str, Sign]) -> int | None:
+    """Looks for the mark and the files of a prepare; returns the machine's bytes of memory, None if they differ."""
     with suppress(OSError):
         if Path(mark).exists() and all(sign_of(Path(path)) == sign for path, sign in signs.items()):
             return machine_memory()
@@ -29,16 +29,16 @@ def seen(mark: str, signs: Mapping[str, Sign]) -> int | None:
 
 
 def sign_of(path: Path) -> Sign:
-    """What tells one file from another: its size, and when it was changed."""
+    """Returns the size of a file and the time of its last change, which tell it from another."""
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns
 
 
-def sent(array: np.ndarray) -> Extent | np.ndarray:
-    """What is sent of a memory map: where its values lie."""
+def to_extent(array: np.ndarray) -> Extent | np.ndarray:
+    """Replaces a memory map by the place of its values, which is sent instead of them; copies other arrays."""
     return extent_of(array) or np.array(array)
 
 
-def received(values: Extent | np.ndarray) -> np.ndarray:
-    """The memory map of another process, in this one."""
-    return values.mapped() if isinstance(values, Extent) else values
+def from_extent(values: Extent | np.ndarray) -> np.ndarray:
+    """Maps the values of another process's memory map into this process."""
+    return values.open_map() if isinstance(values, Extent) else values

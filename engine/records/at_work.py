@@ -10,10 +10,10 @@ from typing import NoReturn
 from shoal.storage.errors import one_line
 from shoal.storage.files.reading import read_bytes
 
-# A copy of a run, or its removal, treats it as any file that is not finished.
+# With this end of its name, a copy of a run, or its removal, treats the file as any that is not finished.
 NAME = "failure.txt.unfinished"
 LONGEST = 120
-# Before anything replaces it.
+# The real `os._exit`, which `exits_named` replaces inside of its block.
 end_process = os._exit
 # The runs that this process is at work on, the innermost last.
 _runs: list["AtWork"] = []
@@ -23,12 +23,12 @@ class AtWork:
     """The file of a run folder that names round and client as long as a process is at work there.
 
     Attributes:
-        before: Where the process before this one ended without a line; None: it ended with one.
-        place: Where this one is: round and client.
+        before: The place at which the process before this one ended without a line; None: it ended with one.
+        place: The place of this process: round and client.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Reads what the process before has left."""
+        """Reads the place that the process before has left."""
         self._path, self._file = folder / NAME, -1
         self.before = ended_at(folder)
         self.place = ""
@@ -52,7 +52,7 @@ class AtWork:
                 self._path.unlink()
 
     @contextmanager
-    def noted(self, fail: Callable[[str], None]) -> Iterator[None]:
+    def keep_places(self, fail: Callable[[str], None]) -> Iterator[None]:
         """Keeps places inside of the block; `fail` takes the line of a process that is ended by `os._exit`."""
         self.fail = fail
         _runs.append(self)
@@ -65,7 +65,7 @@ class AtWork:
 
 
 def ended_at(folder: Path) -> str | None:
-    """Where the last process of a run ended without a line; None: it ended with one, or without a fault."""
+    """Returns the place at which the last process of a run ended without a line; None: it ended in order."""
     try:
         return one_line(read_bytes(folder / NAME)[:LONGEST].decode(errors="replace").strip()) or None
     except OSError:
@@ -74,9 +74,9 @@ def ended_at(folder: Path) -> str | None:
 
 @contextmanager
 def exits_named() -> Iterator[None]:
-    """Inside of the block `os._exit` says which code called it, and at what client; it never ends with status 0.
+    """Makes `os._exit`, inside of the block, say which code called it, and at what client; never with status 0.
 
-    A process that was forked ends as it wants to.
+    A process that was forked ends with the status that it gives.
     """
     earlier, process = os._exit, os.getpid()
 

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from shoal.engine.rounds.state import FederationState
 
 log = logging.getLogger(__name__)
-# The one before had the models of earlier rounds among the tensors of clients, by round.
+# The format before had the models of earlier rounds among the tensors of clients, by round.
 FORMAT, BY_ROUND = 4, 3
 TENSORS, PLAIN = "state.safetensors", "state.json"
 SUFFIX = ".safetensors"
-# How the names of what clients keep, or were given, begin; bytes of a file of these.
+# Names of tensors that clients keep, or were given, begin so; a file of them has about `PART_BYTES`.
 OF_CLIENTS = ("client/", "inbox/", MODEL)
 PART_BYTES = 2**26
 # The folders of the newest checkpoints, and of those of best rounds.
 CHECKPOINTS, BEST = "checkpoints", "best"
-# In a folder that is the copy of a run at an address: this.
+# The copy of a run at an address has a file of this name, with the address.
 ADDRESS = ".address"
 # Files of a checkpoint, the first with all others but for metrics; paths below a run of what is written here.
 PARTS = rf"state\.safetensors|(here-)?clients-\d{{4,}}(-\d{{4,}})?\.safetensors|{FILE.pattern}"
@@ -47,7 +47,7 @@ WRITTEN = (
     rf"(checkpoints|best)/round-\d{{6,18}}(\.unfinished|\.unusable\d*)?/({FILES}|state\.json|models\.part)",
     r"\.address",
 )
-# Raised by reading a damaged one.
+# Reading a damaged checkpoint raises one of these.
 UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
 
@@ -56,12 +56,12 @@ class Checkpoint:
     """The state that a run continues from.
 
     Attributes:
-        environment: Of the process that wrote it; see `shoal.engine.messages.environment`.
+        environment: That of the process that wrote it; see `shoal.engine.messages.environment`.
         inputs: Digests of what the run reads; see `shoal.engine.records.inputs`.
         metrics: The lines of the rounds up to it.
         passed_over: A line for each newer checkpoint that cannot be used.
         write_states: Writes states that are in a cluster's memory; see `shoal.engine.hosts.backend.Backend`.
-        folder: Where it was read; what is written elsewhere shares the files of its tensors.
+        folder: The folder from which it was read; a checkpoint written elsewhere shares the files of its tensors.
     """
 
     state: "FederationState"
@@ -96,7 +96,7 @@ def keep_only(root: Path, rounds: Collection[int]) -> None:
 
 
 def folder_of(root: Path, number: int) -> Path:
-    """Folder of the checkpoint of a round."""
+    """Returns the folder of the checkpoint of a round."""
     return root / f"round-{number:06d}"
 
 
@@ -111,7 +111,7 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         with suppress(FileNotFoundError):
             shutil.rmtree(unfinished)
         unfinished.mkdir(parents=True)
-        files = {} if checkpoint.folder is None else _linked(checkpoint.folder, unfinished)
+        files = {} if checkpoint.folder is None else _link_tensors(checkpoint.folder, unfinished)
         if checkpoint.folder is None:
             models, needed = checkpoint.state.models(), plain["downloads"].values()
             files, few = write_models(unfinished, models, needed, files_of_models(_folders(root.parent)))
@@ -134,7 +134,7 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         }
         (unfinished / PLAIN).write_text(sealed(record))
         for path in (*(unfinished / name for name in (*files, METRICS, PLAIN)), unfinished):
-            # Others were sent to the address of the run by the hosts that wrote them.
+            # Hosts sent the other files to the address of the run, and kept none here.
             if path.exists() or address_of(root.parent) is None:
                 _to_disk(path)
         os.replace(unfinished, folder)
@@ -146,7 +146,7 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
 
 
 def _folders(run: Path) -> list[Path]:
-    """The checkpoints of a run, readable or not."""
+    """Lists the checkpoints of a run, readable or not."""
     return [folder_of(root, number) for root in (run / CHECKPOINTS, run / BEST) for number in rounds_kept(root)]
 
 
@@ -155,9 +155,9 @@ def models_on_disk(run: Path) -> set[str]:
     return {model for models in files_of_models(_folders(run)).values() for model in models}
 
 
-def _linked(source: Path, folder: Path) -> dict[str, str]:
+def _link_tensors(source: Path, folder: Path) -> dict[str, str]:
     """Links the tensors of a checkpoint into another folder, or copies them to another disk; gives their digests."""
-    files = {name: found for name, found in _record(source)["files"].items() if name.endswith(SUFFIX)}
+    files = {name: xxh3 for name, xxh3 in _record(source)["files"].items() if name.endswith(SUFFIX)}
     for name in files:
         try:
             os.link(source / name, folder / name)
@@ -174,10 +174,10 @@ def write_clients(path: Path, tensors: "Tree") -> str:
 
 
 def address_of(run: Path) -> str | None:
-    """The address of the run of which a folder is the copy on this machine; None: the run is in the folder alone.
+    """Returns the address of the run of which a folder is the local copy; None: the run is in the folder alone.
 
-    A folder says so itself, and may come from anybody: its word counts in the cache alone, where this machine makes
-    all copies. Ownership would not do, as what a user unpacks is the user's.
+    The address is read from a file in the folder, which may come from another user. So it counts in the cache alone,
+    where this machine makes all copies. The owner of the file would not tell, since a user owns all that is unpacked.
     """
     path = run / ADDRESS
     if not path.exists() or not _is_copy(run):
@@ -186,7 +186,7 @@ def address_of(run: Path) -> str | None:
 
 
 def _is_copy(run: Path) -> bool:
-    """Whether a folder lies where copies of runs at addresses are made."""
+    """Returns whether a folder lies in the cache, in which copies of runs at addresses are made."""
     kept = Path(os.path.realpath(cache_folder()))
     return Path(os.path.realpath(run)).parent.parent in [kept / kind for kind in COPIES]
 
@@ -220,7 +220,7 @@ def _to_disk(path: Path) -> None:
 
 
 def rounds_kept(root: Path) -> list[int]:
-    """Rounds of the checkpoints, readable or not, newest first. Raises ShoalError: the folder cannot be read."""
+    """Lists the rounds of the checkpoints, readable or not, newest first. Raises ShoalError: it cannot be read."""
     try:
         names = os.listdir(root)
     except FileNotFoundError:
@@ -231,7 +231,7 @@ def rounds_kept(root: Path) -> list[int]:
 
 
 def newest_round(root: Path) -> int:
-    """Round of the newest checkpoint, readable or not; 0 if there is none; errors of `rounds_kept`."""
+    """Returns the round of the newest checkpoint, readable or not; 0 if there is none. Raises as `rounds_kept`."""
     return max(rounds_kept(root), default=0)
 
 
@@ -246,7 +246,7 @@ def newest_inputs(run: Path) -> dict[str, str]:
 
 
 def load_newest(root: Path) -> Checkpoint | None:
-    """The newest checkpoint that can be used; None if there is none. Raises ShoalError: not one of them can be used."""
+    """Loads the newest checkpoint that can be used; None if there is none. Raises ShoalError: all are unusable."""
     complaints: list[str] = []
     for number in rounds_kept(root):
         try:
@@ -264,8 +264,8 @@ def load_newest(root: Path) -> Checkpoint | None:
 
 
 def load_round(root: Path, number: int) -> Checkpoint:
-    """The checkpoint of one round. Raises ShoalError: it is not there, or cannot be used."""
-    # A state is of tensors, and who asks for rounds and names shall not wait for torch.
+    """Loads the checkpoint of a round. Raises ShoalError: it is not there, or cannot be used."""
+    # The state loads torch, and commands that ask for rounds and names alone must not wait for that.
     from shoal.engine.rounds.state import FederationState
 
     folder = folder_of(root, number)
@@ -273,8 +273,8 @@ def load_round(root: Path, number: int) -> Checkpoint:
         record = _record(folder)
         # Old checkpoints are deleted while their values may still be in use.
         files = [folder / name for name in record["files"] if name.endswith(SUFFIX)]
-        found = {name: t for file in files for name, t in read_tensors(file).items()}
-        tensors = {name: t if name.startswith((MODEL, "download/")) else t.clone() for name, t in found.items()}
+        mapped = {name: t for file in files for name, t in read_tensors(file).items()}
+        tensors = {name: t if name.startswith((MODEL, "download/")) else t.clone() for name, t in mapped.items()}
         state = FederationState.from_tensors(tensors, record["state"])
         path = folder / METRICS
         metrics = Logged(path, path.stat().st_size, record["files"][METRICS])
@@ -284,7 +284,7 @@ def load_round(root: Path, number: int) -> Checkpoint:
 
 
 def sound_tensors(root: Path, number: int) -> Path:
-    """The file of the tensors of a round. Raises ShoalError: the checkpoint is not there, or cannot be used."""
+    """Returns the file of the tensors of a round. Raises ShoalError: the checkpoint is missing, or cannot be used."""
     folder = folder_of(root, number)
     try:
         _record(folder)
@@ -294,27 +294,27 @@ def sound_tensors(root: Path, number: int) -> Path:
 
 
 def load_last(root: Path, rounds: int) -> Checkpoint:
-    """The checkpoint of a finished run's last round. Raises ShoalError: there is none, or it cannot be used."""
-    found = load_newest(root)
-    if found is None or found.passed_over or found.state.round != rounds:
-        why = found.passed_over[0] if found and found.passed_over else f"{root}: no checkpoint of round {rounds}"
+    """Loads the checkpoint of a finished run's last round. Raises ShoalError: there is none, or it cannot be used."""
+    newest = load_newest(root)
+    if newest is None or newest.passed_over or newest.state.round != rounds:
+        why = newest.passed_over[0] if newest and newest.passed_over else f"{root}: no checkpoint of round {rounds}"
         raise ShoalError(f"{why}; delete summary.json, and --resume makes the last rounds again")
-    return found
+    return newest
 
 
 def faults(root: Path) -> list[str]:
-    """A line for every checkpoint that cannot be used. Raises ShoalError: the folder is there and cannot be read."""
-    found = []
+    """Returns a line for every checkpoint that cannot be used. Raises ShoalError: the folder cannot be read."""
+    lines = []
     for number in rounds_kept(root):
         try:
             load_round(root, number)
         except ShoalError as error:
-            found.append(error.line)
-    return found
+            lines.append(error.line)
+    return lines
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, after all of it was compared. Raises what `UNUSABLE` names, or ShoalError."""
+    """Reads the record of a checkpoint and compares all its files. Raises what `UNUSABLE` names, or ShoalError."""
     text = read_bytes(folder / PLAIN)
     require_format(folder, text, FORMAT, BY_ROUND)
     record = unsealed(text)
@@ -399,7 +399,7 @@ class BestRounds:
         return {number for _, number in self._best.values()}
 
     def _compare(self, line: Mapping[str, Any]) -> bool:
-        """Whether a round is better than all before it in any scope; of equals the first is the best."""
+        """Returns whether a round is better than all before it in any scope; of equals the first is the best."""
         better = {}
         for scope, parts in line.get("scopes", {}).items():
             value = chosen(parts["val"], scope) if "val" in parts else None
@@ -410,10 +410,10 @@ class BestRounds:
 
 
 def load_best(run: Path, summary: Mapping[str, Any], scope: str) -> Checkpoint:
-    """The checkpoint of a scope's best validation round. Raises ShoalError: there is none, or it cannot be used."""
+    """Loads the checkpoint of a scope's best validation round. Raises ShoalError: there is none, or it is unusable."""
     scopes = summary["scopes"]
     if scope not in scopes or not scopes[scope]["best"]:
-        known = ", ".join(name for name, found in scopes.items() if found["best"])
+        known = ", ".join(name for name, numbers in scopes.items() if numbers["best"])
         raise ShoalError(run, f"no scope {scope} with a best validation round; there are {known or 'none'}")
     number = scopes[scope]["best"]["round"]
     if number not in rounds_kept(run / BEST):

@@ -21,14 +21,14 @@ from shoal.storage.files.digest import digest_of
 from shoal.storage.files.reading import read_bytes
 
 CLIENT_SCORES, UPLOADS = "clients.arrows", "uploads.arrows"
-# Paths below a run of what is written here.
+# These paths below a run are written here.
 WRITTEN = (r"(clients|uploads)\.arrows",)
-# What reading a batch may raise that a kill cut off, or that was damaged.
+# Reading a batch that a kill cut off, or that was damaged, may raise one of these.
 UNREADABLE = (
     *(pa.lib.ArrowException, EOFError, StopIteration),
     *(OSError, ValueError, KeyError, IndexError, MemoryError),
 )
-# Of a stream, which ours has not.
+# Arrow ends a stream with these bytes. Ours has none, so that it can be appended to.
 END = bytes.fromhex("ffffffff00000000")
 
 
@@ -37,13 +37,13 @@ class ClientScores:
 
     def __init__(self, run: Path, name: str = CLIENT_SCORES) -> None:
         self.path = run / name
-        # Of the file that is begun.
+        # The schema of the file; None before its first batch.
         self._schema: pa.Schema | None = None
 
     def append(self, number: int, columns: Mapping[str, np.ndarray | pa.Array]) -> str | None:
-        """Adds the scores of a round, and gives their digest; None where there are none.
+        """Adds the scores of a round and returns their digest; None without scores.
 
-        Raises ShoalError: the file cannot be written: it then is as before.
+        Raises ShoalError: the file cannot be written; it then is as before.
         """
         if not columns:
             return None
@@ -65,7 +65,7 @@ class ClientScores:
         return digest_of(message)
 
     def restore(self, noted: Mapping[int, str | None]) -> str | None:
-        """Cuts off what is behind a checkpoint, or not of the run; a warning if rounds are missing.
+        """Cuts off batches after a checkpoint, or of another run; returns a warning if rounds are missing.
 
         `noted` has the rounds that were kept, ascending, with the digests in their lines, if these have any.
         """
@@ -94,9 +94,9 @@ class ClientScores:
 
 
 def _messages(arrays: Mapping[str, pa.Array], begun: pa.Schema | None) -> tuple[pa.Schema, bytes, bytes]:
-    """The schema, as it is and as a stream has it, and the messages of a batch; with the types of a file if any."""
+    """Encodes a batch: its schema, the schema as a stream has it, and its messages; by the types of a begun file."""
     if begun is not None:
-        # Text is text in a file of before.
+        # A file that an older version began keeps its types, such as plain text instead of dictionaries.
         arrays = {field.name: arrays[field.name].cast(field.type) for field in begun}
     batch = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
     sink = pa.BufferOutputStream()
@@ -108,7 +108,7 @@ def _messages(arrays: Mapping[str, pa.Array], begun: pa.Schema | None) -> tuple[
 
 @dataclass(frozen=True)
 class _Batch:
-    """The scores of a round, the digest of their bytes, and where they end in the file."""
+    """The scores of a round, the digest of their bytes, and their end in the file."""
 
     number: int
     rows: pa.RecordBatch
@@ -117,12 +117,12 @@ class _Batch:
 
 
 def _batches(path: Path) -> Iterator[_Batch]:
-    """Whole batches; those that a kill cut off, or after a damage, are skipped. Raises OSError: it cannot be read."""
+    """Yields whole batches; skips one that a kill cut off, and all after a damage. Raises OSError: it is unreadable."""
     try:
         content = read_bytes(path)
     except FileNotFoundError:
         return
-    # Not mapped: a table of a program may outlive what a resume cuts off.
+    # The file is not mapped, since a table of a program may outlive the bytes that a resume cuts off.
     with pa.BufferReader(content) as file, suppress(*UNREADABLE):
         stream = pa.ipc.open_stream(file)
         while True:
@@ -134,7 +134,7 @@ def _batches(path: Path) -> Iterator[_Batch]:
 
 
 def read_client_scores(run: Path) -> pa.Table:
-    """The scores of all evaluated rounds of a run, one row for every round, scope, part and client.
+    """Reads the scores of all evaluated rounds of a run, a row for every round, scope, part and client.
 
     Raises ShoalError: the run kept none, or the file cannot be read or is of another run.
 
@@ -143,7 +143,7 @@ def read_client_scores(run: Path) -> pa.Table:
         int32, `f1` float64 (macro-F1), and other metrics of the run under their names, float64.
     """
     path = run / CLIENT_SCORES
-    batches = _read(run, CLIENT_SCORES)
+    batches = _read_batches(run, CLIENT_SCORES)
     if not batches:
         raise ShoalError(path, "no scores of clients; the run was made with run.client_scores=false, or before them")
     table = pa.Table.from_batches(batches).unify_dictionaries()
@@ -152,13 +152,13 @@ def read_client_scores(run: Path) -> pa.Table:
     return table.set_column(place, "scope", pa.chunked_array([_current(chunk) for chunk in scopes]))
 
 
-def _read(run: Path, name: str) -> list[pa.RecordBatch]:
-    """The batches of a run's file. Raises ShoalError: it cannot be read or is of another run."""
+def _read_batches(run: Path, name: str) -> list[pa.RecordBatch]:
+    """Reads the batches of a run's file. Raises ShoalError: it cannot be read or is of another run."""
     path, noted = run / name, noted_digests(run, name)
     batches = []
     try:
         for batch in _batches(path):
-            # A kill came between the batch of the last round and its line.
+            # A batch after the noted rounds is one for which a kill prevented the line.
             if batch.number <= max(noted, default=batch.number):
                 require_noted(run, batch.number, batch.digest, noted)
                 batches.append(batch.rows)
@@ -170,38 +170,41 @@ def _read(run: Path, name: str) -> list[pa.RecordBatch]:
 
 
 def columns_of(uploads: Sequence[tuple[str, int, str]]) -> dict[str, pa.Array]:
-    """Columns of phases, clients and digests of uploads."""
+    """Makes columns of phases, clients and digests of uploads."""
     phases, clients, digests = zip(*uploads)
     binary = pa.array(map(bytes.fromhex, digests), pa.binary(16))
     return {"phase": pa.array(phases), "client": pa.array(clients, pa.int32()), "digest": binary}
 
 
 def read_upload_digests(run: Path, number: int) -> list[tuple[str, int, str]]:
-    """Phase, client and digest of the uploads of a round, in their order; empty where none were kept.
+    """Reads phase, client and digest of the uploads of a round, in their order; empty if none were kept.
 
     Raises ShoalError: the file cannot be read, is of another run, or is without the round.
     """
-    batches = [rows for rows in _read(run, UPLOADS) if rows["round"][0].as_py() == number]
+    batches = [rows for rows in _read_batches(run, UPLOADS) if rows["round"][0].as_py() == number]
     if not batches and noted_digests(run, UPLOADS).get(number) is not None:
         raise ShoalError(run / UPLOADS, f"the digests of round {number} are damaged or missing; bring the file back")
-    found = [row for rows in batches for row in rows.to_pylist()]
-    return [(row["phase"], row["client"], row["digest"].hex()) for row in found]
+    uploads = [row for rows in batches for row in rows.to_pylist()]
+    return [(row["phase"], row["client"], row["digest"].hex()) for row in uploads]
 
 
 def _current(scopes: pa.DictionaryArray) -> pa.DictionaryArray:
-    """Scopes by today's names of these."""
+    """Renames scopes of older files to today's names."""
     names = [OLD_SCOPES.get(name, name) for name in scopes.dictionary.to_pylist()]
     return pa.DictionaryArray.from_arrays(scopes.indices, pa.array(names, scopes.dictionary.type))
 
 
 def mean_scores(run: Path) -> dict[tuple[int, str, str], tuple[float, float]]:
-    """Means over clients of accuracy and macro-F1, by round, scope and part; errors of `read_client_scores`."""
-    # It takes a while to load, and who lists runs computes nothing.
+    """Computes means over clients of accuracy and macro-F1, by round, scope and part.
+
+    Raises as `read_client_scores`.
+    """
+    # This module takes a while to load, which a list of runs need not wait for.
     import pyarrow.compute as pc
 
     table = read_client_scores(run).unify_dictionaries()
     accuracy = pc.divide(table["correct"].cast(pa.float64()), table["rows"])
     keys = ["round", "scope", "part"]
     means = table.append_column("accuracy", accuracy).group_by(keys).aggregate([("accuracy", "mean"), ("f1", "mean")])
-    found = means.to_pydict()
-    return dict(zip(zip(*(found[key] for key in keys)), zip(found["accuracy_mean"], found["f1_mean"])))
+    columns = means.to_pydict()
+    return dict(zip(zip(*(columns[key] for key in keys)), zip(columns["accuracy_mean"], columns["f1_mean"])))

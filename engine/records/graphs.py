@@ -1,4 +1,4 @@
-"""The graphs that a config names, and what their files held where these are gone: the stores made of them know it."""
+"""The graphs that a config names, and the digests of their files, which stores made of them keep if files are gone."""
 
 import json
 from collections import Counter
@@ -24,10 +24,10 @@ from shoal.storage.store.manifest import NAME
 from shoal.storage.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    # It is loaded where a store is at an address.
+    # A store at an address loads it; others need nothing of it.
     from shoal.storage.store.remote_store import Remote
 
-# Fields of `DataSource` that are no options of a dataset.
+# These fields of `DataSource` are no options of a dataset.
 OF_DATA_CONFIG = (
     *("dataset", "root", "path", "row_normalize", "memory_limit", "user_options", "title", "made", "edge_weights"),
     *("labels", "beside", "noted"),
@@ -35,7 +35,7 @@ OF_DATA_CONFIG = (
 
 
 def sources(config: Config) -> tuple[DataSource, ...]:
-    """The datasets that a config names; refuses wrong options, names and numbers of paths."""
+    """Makes the datasets that a config names. Raises ShoalError: options, names or numbers of paths are wrong."""
     hints = get_type_hints(DataSource, include_extras=True)
     known = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
     options: dict[str, Any] = {}
@@ -73,15 +73,15 @@ def sources(config: Config) -> tuple[DataSource, ...]:
     own = sum(name.lower() == "files" for name in data.dataset)
     if len(paths) != own:
         raise ShoalError("data.path", f"data.dataset has {own} graphs of your own (files), found {len(paths)} paths")
-    found = tuple(same(dataset=name, path=paths.pop(0) if name.lower() == "files" else None) for name in data.dataset)
-    twice = [name for name, times in Counter(each.name for each in found).items() if times > 1]
+    graphs = tuple(same(dataset=name, path=paths.pop(0) if name.lower() == "files" else None) for name in data.dataset)
+    twice = [name for name, times in Counter(graph.name for graph in graphs).items() if times > 1]
     if twice:
         raise ShoalError("data.dataset", f"{twice[0]!r} is there twice; give each graph once, and files of other names")
-    return found
+    return graphs
 
 
 def remote_of(config: Config) -> "Remote | None":
-    """The store of a config, if that is at an address."""
+    """Returns the store of a config if it is at an address, else None."""
     data = config.data
     if data.store is None or not is_address(data.store):
         return None
@@ -91,7 +91,7 @@ def remote_of(config: Config) -> "Remote | None":
 
 
 def fingerprints(config: Config) -> list[dict[str, Any]]:
-    """Identities of the graphs of a config. Raises ShoalError: one is missing or wrong, and no store knows it."""
+    """Identifies the graphs of a config. Raises ShoalError: one is missing or wrong, and no store knows it."""
     every = sources(config)
     try:
         return [fingerprint(source) for source in every]
@@ -101,7 +101,7 @@ def fingerprints(config: Config) -> list[dict[str, Any]]:
 
 
 def digest_of_graphs(config: Config) -> str | None:
-    """Digest of the user's own graphs, the value of the input `data.path`; None: there are none.
+    """Digests the user's own graphs, as the value of the input `data.path`; None: there are none.
 
     Raises ShoalError: one is missing or wrong, and no store knows it.
     """
@@ -118,7 +118,7 @@ def digest_of_graphs(config: Config) -> str | None:
 
 
 def gone(config: Config) -> list[Path]:
-    """Paths of the user's own graphs whose files are gone."""
+    """Returns the paths of the user's own graphs that are gone."""
     paths = [graph_at(source.path) for source in sources(config) if source.key == "files"]
     return [path for path in paths if is_gone(path)]
 
@@ -136,10 +136,10 @@ Noted = list[Mapping[str, str] | None]
 
 
 def _files_noted(config: Config, gone: GraphGone) -> Noted:
-    """Digests of the files of each graph, None for one without files of the user's, as a store of them notes.
+    """Finds the digests of the files of each graph that a store notes; None for a graph without files of the user.
 
-    The graphs are those that the run had whose folder the config comes from. For another config they are those of
-    `data.store`, or the ones that lay where the config says. Raises ShoalError: there is none, or there are several.
+    If the config comes from the folder of a run, the graphs are those that the run had. Else they are those of
+    `data.store`, or those that lay at the paths of the config. Raises ShoalError: no store has them, or several do.
     """
     every = sources(config)
     of_user = [source.key == "files" for source in every]
@@ -167,7 +167,7 @@ def _files_noted(config: Config, gone: GraphGone) -> Noted:
 
 
 def _is_of(graph: Mapping[str, Any], source: DataSource) -> bool:
-    """Whether a store's graph is one of a config, but for how features are kept."""
+    """Returns whether a store's graph is one of a config, whatever the form in which features are kept."""
     try:
         return all(graph.get(key) == value for key, value in fingerprint(source).items())
     except GraphGone:
@@ -175,12 +175,12 @@ def _is_of(graph: Mapping[str, Any], source: DataSource) -> bool:
 
 
 def places_of(config: Config) -> list[str | None]:
-    """Where the graphs of a config lie, or lay: absolute paths; None of a graph that is not the user's own."""
+    """Returns the absolute paths at which the graphs of a config lie, or lay; None for a graph that is not a user's."""
     return [str(graph_at(source.path)) if source.key == "files" else None for source in sources(config)]
 
 
 def _stores(config: Config) -> Iterator[tuple[Path, list[dict[str, Any]], list[str | None]]]:
-    """Stores that may be of the graphs of a config, with the graphs that each was made of and where these lay."""
+    """Yields stores that may be of the graphs of a config, with the graphs that each was made of and their paths."""
     if (remote := remote_of(config)) is not None:
         there = remote.find()
         paths = [] if there is None else [there.path]
@@ -189,7 +189,7 @@ def _stores(config: Config) -> Iterator[tuple[Path, list[dict[str, Any]], list[s
     else:
         paths = sorted((data_root(config.data.root) / "stores").glob("*"))
     for path in paths:
-        # One that cannot be read says nothing of the graph.
+        # A store that cannot be read says nothing of the graph.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             manifest = unsealed(read_bytes(path / NAME))
             dataset = manifest["identity"]["dataset"]

@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
     from shoal.algorithms.protocol import Tree
 
-# How the name of a tensor begins; the digest of its model and its own name follow.
+# The name of a tensor begins so; the digest of its model and its own name follow.
 MODEL = "model/"
 FILE = re.compile(r"models-([0-9a-f]{32})\.safetensors")
-# Bytes of models from which on they have a file of their own, and of the largest file of several.
+# Models of at least `LEAST` bytes have a file to themselves; smaller ones share files of at most `MOST` bytes.
 LEAST, MOST = 2**24, 2**26
 
 
 def files_of_models(folders: Collection[Path]) -> dict[Path, dict[str, int]]:
-    """Files of models in folders of checkpoints, one of each content, with bytes by digest of a model."""
+    """Finds files of models in folders of checkpoints, one of each content, with bytes by digest of a model."""
     by_name: dict[str, Path] = {}
     for folder in folders:
         with suppress(OSError):
             by_name |= {name: folder / name for name in os.listdir(folder) if FILE.fullmatch(name)}
-    # One that is damaged holds nothing.
+    # A file that is damaged holds nothing.
     with_models = {path: _models_in(path) for path in by_name.values()}
     return {path: models for path, models in with_models.items() if models}
 
 
 def _models_in(path: Path) -> dict[str, int]:
-    """Bytes of the models in a file, by digest, as its header says; none of a file that cannot be read."""
+    """Reads the bytes of the models in a file, by digest, from its header; none if the file cannot be read."""
     sizes: Counter[str] = Counter()
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError), path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -59,10 +59,10 @@ def _models_in(path: Path) -> dict[str, int]:
 def write_models(
     folder: Path, models: "Mapping[str, Tree]", needed: Collection[str], earlier: Mapping[Path, Mapping[str, int]]
 ) -> "tuple[dict[str, str], Tree]":
-    """Gives a new checkpoint the models that it needs: links those of `earlier` files, and writes others.
+    """Provides a new checkpoint with the models that it needs: links those of `earlier` files, and writes others.
 
     Args:
-        models: By digest, at least those of `needed` that no earlier file has.
+        models: Models by digest, at least those of `needed` that no earlier file has.
 
     Returns:
         Digests of the files by name, and tensors that are too few for a file.
@@ -82,34 +82,34 @@ def write_models(
             missing -= sizes.keys()
     size, part = 0, dict[str, "Tree"]()
     for name in sorted(missing):
-        tree = models[name] if name in models else _read(elsewhere[name], name)
+        tree = models[name] if name in models else _read_model(elsewhere[name], name)
         nbytes = sum(t.nbytes for t in tree.values())
         if size >= LEAST and size + nbytes > MOST:
-            files |= _written(folder, part)
+            files |= _write(folder, part)
             size, part = 0, {}
         part[name], size = tree, size + nbytes
     if size >= LEAST:
-        return files | _written(folder, part), {}
-    return files, dict(_named(part))
+        return files | _write(folder, part), {}
+    return files, dict(_name_tensors(part))
 
 
-def _named(models: "Mapping[str, Tree]") -> "Iterator[tuple[str, Tensor]]":
+def _name_tensors(models: "Mapping[str, Tree]") -> "Iterator[tuple[str, Tensor]]":
     for content, tree in models.items():
         for name, t in tree.items():
             yield f"{MODEL}{content}/{name}", t
 
 
-def _written(folder: Path, models: "Mapping[str, Tree]") -> dict[str, str]:
-    """Writes a file of models; gives its digest by its name."""
+def _write(folder: Path, models: "Mapping[str, Tree]") -> dict[str, str]:
+    """Writes a file of models; returns its digest by its name."""
     unnamed = folder / "models.part"
-    write_tensors(unnamed, dict(_named(models)))
+    write_tensors(unnamed, dict(_name_tensors(models)))
     content = digest(unnamed)
     unnamed.rename(folder / f"models-{content}.safetensors")
     return {f"models-{content}.safetensors": content}
 
 
-def _read(path: Path, model: str) -> "Tree":
-    """A model of a file. Raises OSError."""
+def _read_model(path: Path, model: str) -> "Tree":
+    """Reads a model of a file. Raises OSError: the file cannot be read."""
     begin = f"{MODEL}{model}/"
     try:
         return {name.removeprefix(begin): t for name, t in read_tensors(path).items() if name.startswith(begin)}

@@ -22,8 +22,8 @@ class Logged:
 
     Attributes:
         path: The file; None: there are no lines.
-        size: Bytes.
-        content: XXH3-128 of them, with which they are compared when they are read.
+        size: Their number of bytes.
+        content: XXH3-128 of these bytes, with which they are compared when they are read.
     """
 
     path: Path | None = None
@@ -32,7 +32,7 @@ class Logged:
 
     @classmethod
     def first_lines(cls, path: Path, count: int) -> "Logged":
-        """The first lines of a file as it is now. Raises OSError."""
+        """Takes the first lines of a file as it is now. Raises OSError: it cannot be read."""
         hasher, size = xxhash.xxh3_128(), 0
         with path.open("rb") as file:
             for _, line in zip(range(count), file):
@@ -41,7 +41,7 @@ class Logged:
         return cls(path, size, hasher.hexdigest())
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes, a few MiB at a time. Raises ShoalError: they were changed; OSError: they cannot be read."""
+        """Yields the bytes, a few MiB at a time. Raises ShoalError: they were changed; OSError: they cannot be read."""
         if self.path is None:
             return
         hasher, rest = xxhash.xxh3_128(), self.size
@@ -60,7 +60,7 @@ class Logged:
                 file.write(chunk)
 
     def lines(self) -> Iterator[bytes]:
-        """Each line, with its end. Raises as `chunks`, after the last one."""
+        """Yields each line, with its end. Raises as `chunks`, after the last one."""
         begun = b""
         for chunk in self.chunks():
             *whole, begun = io.BytesIO(begun + chunk).readlines() or [b""]
@@ -89,7 +89,7 @@ class LoggedLines(Sequence[Line]):
     @overload
     def __getitem__(self, place: slice) -> "LoggedLines": ...
     def __getitem__(self, place: int | slice) -> "Line | LoggedLines":
-        """A line, or several that follow each other. Raises IndexError, or ShoalError: it was changed."""
+        """Reads a line, or several that follow each other. Raises IndexError, or ShoalError: one was changed."""
         if isinstance(place, slice):
             first, count, step = place.indices(len(self))
             if step != 1:

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RECORDS = "records"
-# Paths below a run of what is written here.
+# These paths below a run are written here.
 WRITTEN = (r"metrics\.jsonl", r"records/round-\d{6,18}\.safetensors")
 SCOPES = "scopes."
-# The key of the digests of what else is kept of a round.
+# A line has, under this key, the digests of other files with records of its round.
 DIGESTS = "digests"
 
 
@@ -42,7 +42,7 @@ class Metrics:
     def __init__(self, run: Path) -> None:
         self.path = run / METRICS
         self._begin()
-        # By `RunFolder.begin`.
+        # `RunFolder.begin` sets it to the name of the run.
         self.run = run_of(run)
 
     def _begin(self) -> None:
@@ -68,7 +68,7 @@ class Metrics:
         Raises ShoalError: a number is not finite, the file cannot be written and is as before, or it was changed.
         """
         try:
-            text = self._sealed(line)
+            text = self._seal(line)
         except ValueError:
             keys = ", ".join(_not_finite(line))
             raise ShoalError(self.path, f"round {line['round']}: NaN or infinity in {keys}; not written") from None
@@ -86,17 +86,17 @@ class Metrics:
         self._hasher.update(line)
         self._ends.append(self._size + len(line))
 
-    def _sealed(self, line: Mapping[str, Any]) -> bytes:
+    def _seal(self, line: Mapping[str, Any]) -> bytes:
         return (sealed(line if self.run is None else {**line, OF_RUN: self.run}) + "\n").encode()
 
     def restore(self, logged: Logged) -> str | None:
-        """Takes over the lines that a checkpoint holds; a warning if the file does not begin with them."""
+        """Takes over the lines of a checkpoint; returns a warning if the file does not begin with them."""
         self._begin()
         size: int | None
         try:
             size = self.path.stat().st_size
             with self.path.open("rb") as file:
-                begins = all(file.read(len(line)) == line for line in self._renamed(logged))
+                begins = all(file.read(len(line)) == line for line in self._rename(logged))
                 blank = (not begins and not size) or (file.seek(0) == 0 and not any(map(bytes.strip, file)))
         except FileNotFoundError:
             size, begins, blank = None, False, False
@@ -104,7 +104,7 @@ class Metrics:
             raise ShoalError(
                 self.path, f"cannot be read ({error.strerror}); make it readable, or move it away and use --resume"
             ) from error
-        for line in self._renamed(logged):
+        for line in self._rename(logged):
             self._note(line)
         if not self._ends:
             try:
@@ -114,15 +114,15 @@ class Metrics:
             return None
         if not begins or size != self._size:
             with replacing(self.path) as unfinished, unfinished.open("wb") as file:
-                file.writelines(self._renamed(logged))
+                file.writelines(self._rename(logged))
         if begins:
             return None
         fault = "was deleted" if size is None else "was emptied" if blank else "was changed or cut off"
         return f"{self.path}: {fault}; rebuilt from the checkpoint"
 
-    def _renamed(self, logged: Logged) -> Iterator[bytes]:
-        """Lines with the name of this run: one with more rounds has another name."""
-        return (self._sealed(_plain(line)[0]) for line in logged.lines())
+    def _rename(self, logged: Logged) -> Iterator[bytes]:
+        """Yields lines with the name of this run, since a run with more rounds has another name."""
+        return (self._seal(_plain(line)[0]) for line in logged.lines())
 
 
 def write_whole(file: int, data: bytes, before: int) -> None:
@@ -136,7 +136,7 @@ def write_whole(file: int, data: bytes, before: int) -> None:
 
 
 def _not_finite(value: Any, key: str = "") -> Iterator[str]:
-    """Dotted keys of the numbers that JSON does not have."""
+    """Yields dotted keys of the numbers that JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         yield key
     elif isinstance(value, Mapping):
@@ -148,7 +148,7 @@ def _not_finite(value: Any, key: str = "") -> Iterator[str]:
 
 
 def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line by dotted name, those of scopes without a word before them, as `deployed.test.nodes`."""
+    """Returns numbers of a line by dotted name; those of scopes omit `scopes.`, as in `deployed.test.nodes`."""
     flat = {name.removeprefix(SCOPES): value for name, value in flatten(line).items()}
     return {name: v for name, v in flat.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
@@ -158,7 +158,7 @@ def _current(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(line: str | bytes) -> tuple[dict[str, Any], str | None]:
-    """A line as it was given, and the name of its run. Raises ValueError: it was changed."""
+    """Unseals a line: returns it as it was given, and the name of its run. Raises ValueError: it was changed."""
     plain = unsealed(line)
     return plain, plain.pop(OF_RUN, None)
 
@@ -169,7 +169,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     Raises ShoalError: rounds of the summary or of the newest checkpoint are missing, as where a copy was cut at the end
     of a line; a line was changed or is of another run; or the file cannot be read.
     """
-    # First, for a run at work logs a round before it writes a checkpoint of it.
+    # This is read first, since a run at work logs a round before it writes a checkpoint of it.
     done = max(newest_round(run / CHECKPOINTS), int(read_summary(run)["rounds"]) if finished(run) else 0)
     lines = _logged(run)
     require_lines(run, len(lines), done)
@@ -188,7 +188,7 @@ def has_round(run: Path) -> bool:
 
 
 def _logged(run: Path) -> list[dict[str, Any]]:
-    """The lines that are there, but a last one that a kill cut off. Raises ShoalError: they cannot be read."""
+    """Reads the lines of a file, but for a last one that a kill cut off. Raises ShoalError: they cannot be read."""
     path = run / METRICS
     try:
         text = read_bytes(path)
@@ -200,10 +200,10 @@ def _logged(run: Path) -> list[dict[str, Any]]:
     known: set[str | None] = set()
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            plain, found = _plain(line)
-            if found not in known:
-                require_same_run(run, found)
-                known.add(found)
+            plain, name = _plain(line)
+            if name not in known:
+                require_same_run(run, name)
+                known.add(name)
             if plain["round"] != number:
                 raise ValueError(f"written for round {plain['round']}")
             result.append(_current(plain))
@@ -216,37 +216,39 @@ def _logged(run: Path) -> list[dict[str, Any]]:
 
 
 def write_records(run: Path, number: int, records: "Mapping[str, Tensor]") -> str:
-    """Writes the records of a round, and gives the file's digest. Raises ShoalError: the file cannot be written."""
+    """Writes the records of a round, and returns the file's digest. Raises ShoalError: the file cannot be written."""
     with replacing(run / RECORDS / f"round-{number:06d}.safetensors") as unfinished:
         write_tensors(unfinished, records)
         return digest(unfinished)
 
 
 def noted_digests(run: Path, name: str) -> dict[int, str | None]:
-    """Digests of the records or the client scores of all logged rounds; None where the line of a round has none.
+    """Reads the digests of the records or the client scores of all logged rounds; None if the line of a round has none.
 
     Raises ShoalError: as `read_metrics`.
     """
     return {line["round"]: line.get(DIGESTS, {}).get(name) for line in read_metrics(run)}
 
 
-def require_noted(run: Path, number: int, found: str, noted: Mapping[int, str | None]) -> None:
-    """Raises ValueError: what is kept of a round is not what its line notes; runs without a name noted nothing."""
+def require_noted(run: Path, number: int, digest: str, noted: Mapping[int, str | None]) -> None:
+    """Raises ValueError: `digest` is not the one that the line of the round notes; runs without a name noted none."""
     expected = noted.get(number)
-    if found != expected and (expected is not None or run_of(run) is not None):
+    if digest != expected and (expected is not None or run_of(run) is not None):
         raise ValueError(f"round {number} is not as this run wrote it")
 
 
 def recorded_rounds(run: Path) -> list[int]:
-    """Rounds with records, ascending."""
+    """Returns the rounds with records, ascending."""
     folder = run / RECORDS
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(name[6:-12]) for name in names if re.fullmatch(r"round-\d{6,18}\.safetensors", name))
 
 
 def read_records(run: Path, number: int) -> "dict[str, Tensor]":
-    """Records of a round: `mixing` float32 `[B, B]`, weights of the uploads of column clients for row
-    clients, and `prototypes` float32 `[P, H]` with `prototype_client` and `prototype_class` int64 `[P]`, if there are.
+    """Reads the records of a round, those that it has.
+
+    `mixing` float32 `[B, B]` has weights of the uploads of column clients for row clients; `prototypes` float32
+    `[P, H]` come with `prototype_client` and `prototype_class` int64 `[P]`.
 
     Raises ShoalError: the file is damaged, or of another run.
     """

@@ -1,6 +1,6 @@
 """Folders that commands and callbacks write beside the records of a run or a sweep, with the names of their files.
 
-What writes into one asks here for its place, so that a link in a folder from somebody else leads it nowhere.
+Modules that write into a folder ask here for its place, so that a link in another user's folder cannot lead them away.
 """
 
 from pathlib import Path
@@ -11,15 +11,15 @@ EXPORT, REPORT, CLOCK, PROCESSES = "export", "report", "clock", "said"
 MODELS, BESIDE = "models.safetensors", "beside.safetensors"
 PREDICTIONS, OF_DOMAINS = "predictions.arrow", "predictions-domains.arrow"
 BEST = r"best-\w+"
-# Of a page, in its folder.
+# A page has these names in its folder.
 PAGE, FIGURES, KINDS = "index.html", "figures", ("svg", "png", "pdf")
-# Of callbacks.
+# Callbacks have these names in the folder of a run.
 CSV, TENSORBOARD, WANDB = "metrics.csv", "tensorboard", "wandb"
 OF_CALLBACKS = (CSV, TENSORBOARD, WANDB)
 
 OF_A_PAGE = rf"index\.html|{FIGURES}/[^/]+\.({'|'.join(KINDS)})"
-# Paths below a run, or a sweep, of pages; below a run, of what else is written; below a sweep, of what its processes
-# print.
+# `PAGES` has the paths of pages below a run or a sweep, `OF_RUNS` those of other output below a run, and `OF_SWEEPS`
+# those of the output of a sweep's processes.
 PAGES = (rf"{REPORT}/({OF_A_PAGE})", rf"{CLOCK}/({OF_A_PAGE}|rounds\.csv|target\.csv)")
 OF_RUNS = (
     rf"{EXPORT}/({BEST}/)?((models|beside)\.safetensors|predictions(-domains)?\.arrow)",
@@ -48,5 +48,5 @@ def page_folder(path: Path, kind: str = REPORT) -> Path:
 
 
 def printed_file(sweep: Path, run: str) -> Path:
-    """Returns the file of what the process of a run of a sweep prints; raises as `page_folder`."""
+    """Returns the file for the output of the process of a run of a sweep; raises as `page_folder`."""
     return place_in(sweep, PROCESSES, f"{run}.txt")

@@ -1,4 +1,4 @@
-"""Files of checkpoints at the address of a run: sent by the hosts that made them, fetched by who reads a checkpoint."""
+"""Files of checkpoints at the address of a run: hosts that made them send them, readers of checkpoints fetch them."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -10,13 +10,13 @@ from shoal.storage.errors import FetchError
 from shoal.storage.files.addresses import AT_ONCE, Folder
 from shoal.storage.files.places import CACHE, cache_folder
 
-# The folder at the address, of files by their XXH3-128.
+# This folder at the address has files named by their XXH3-128.
 OBJECTS = "objects"
 WAY_OUT = "bring it back, or start over with --fresh"
 
 
 def send_part(address: str, write: Callable[[Path], str]) -> str:
-    """Sends a file, which `write` writes to a path, to the address of a run; gives its digest, which `write` gives.
+    """Sends a file, which `write` writes to a path, to the address of a run; returns its digest, which `write` returns.
 
     Raises FetchError: the address does not take it, or this machine has no room for it.
     """
@@ -32,14 +32,14 @@ def send_part(address: str, write: Callable[[Path], str]) -> str:
 
 
 def no_room(folder: Path, error: OSError) -> FetchError:
-    """The error for a copy that this machine cannot keep."""
+    """Makes the error for a copy that this machine cannot keep."""
     return FetchError(
         folder, f"cannot be written: {error.strerror or error}; free space, or set {CACHE} to a larger disk"
     )
 
 
 def sizes_at(folder: Folder) -> dict[str, int | None]:
-    """Bytes of the files at the address of a run, by digest. Raises FetchError."""
+    """Returns bytes of the files at the address of a run, by digest. Raises FetchError: the address does not answer."""
     return {name.rpartition("/")[2]: size for name, size in folder.sizes(OBJECTS).items()}
 
 
@@ -64,7 +64,7 @@ def fetch_missing(address: str, folder: Path, files: Mapping[str, str]) -> None:
             there.fetch(f"{OBJECTS}/{xxh3}", size, xxh3, part)
             os.replace(part, folder / name)
         except FetchError as error:
-            # The address answers: the file is at fault.
+            # The address answers, so that the file is at fault.
             raise ValueError(error.line) from None
         except OSError as error:
             raise no_room(folder, error) from error

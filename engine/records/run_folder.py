@@ -36,21 +36,21 @@ from shoal.storage.options.types import is_address
 from shoal.storage.user_code.user_code import UserCode, path_of
 
 LOG, FAILURE = "run.log", "failure.txt"
-# Of a fork: the run that it goes on from, and after which round.
+# A fork names in this file the run that it goes on from, and the round after which it does.
 FORK = "fork.json"
-# By `shoal influence`, for the page.
+# `shoal influence` writes this file, which the page reads.
 INFLUENCE = "influence.json"
-# Paths below a run of what is written here, and by `shoal influence`.
+# These paths below a run are written here, and by `shoal influence`.
 WRITTEN = (
     r"config\.yaml|summary\.json|failure\.txt|run\.log|(fork|influence)\.json",
     rf"{CODE}/[0-9a-f]{{8}}/.+\.py",
 )
-# All that is written below a run without being replaced as a whole, and the folders that are written into.
+# These files below a run are written without being replaced as a whole; the folders are written into.
 FIXED = (METRICS, CLIENT_SCORES, UPLOADS, LOG, CHECKPOINTS, checkpoint.BEST, RECORDS, CODE, *OF_CALLBACKS, EXPORT)
 
 
 def runs_here(config: Config) -> Path:
-    """The folder of this machine with the runs of a config: `run.root`; where that is an address, one in the cache."""
+    """Returns the local folder with the runs of a config: `run.root`, or, if that is an address, one in the cache."""
     root = config.run.root
     if not is_address(root):
         return Path(root)
@@ -58,7 +58,7 @@ def runs_here(config: Config) -> Path:
 
 
 def run_place(config: Config, folder: Path) -> Path | str:
-    """Where a run is kept of which a folder of this machine is given: there, or at its address."""
+    """Returns the place of a run, given its local folder: the folder, or its address if `run.root` is one."""
     root = config.run.root
     if not is_address(root):
         return folder
@@ -68,18 +68,18 @@ def run_place(config: Config, folder: Path) -> Path | str:
 
 
 def run_path(config: Config, inputs: Mapping[str, str] | None = None) -> Path:
-    """`<name>-<8 hex digits>` in `runs_here`; `inputs` are those of `shoal.engine.records.inputs`, if read."""
+    """Returns `<name>-<8 hex digits>` in `runs_here`; `inputs` are those of `shoal.engine.records.inputs`, if read."""
     digits = name_digits(config.plain(), contents(config) if inputs is None else inputs)
     return runs_here(config) / f"{config.name}-{digits}"
 
 
 def started(run: Path) -> bool:
-    """Whether a round was logged in a run folder, or a checkpoint written, readable or not."""
+    """Returns whether a round was logged in a run folder, or a checkpoint written, readable or not."""
     return present(run / METRICS) or checkpoint.newest_round(run / CHECKPOINTS) > 0
 
 
 def failure_of(run: Path) -> str | None:
-    """Why a run that is not finished failed, in a line that begins with the round; None: it did not fail."""
+    """Returns the line of a run that failed and is not finished, which begins with the round; None: it did not fail."""
     try:
         line = read_bytes(run / FAILURE).decode(errors="replace").strip()
     except OSError:
@@ -91,7 +91,7 @@ def failure_of(run: Path) -> str | None:
 
 
 def state_of(run: Path) -> str:
-    """Returns how an unfinished run stands: why it failed, or how far it is and where a process is or was at work."""
+    """Returns the state of an unfinished run: its failure, or its round and the place of a process that is at work."""
     if failure := failure_of(run):
         return failure
     place = ended_at(run)
@@ -107,7 +107,7 @@ class RunFolder:
         Raises BusyError: another run writes it; ShoalError: it cannot be made, or a link in it leads out of it.
         """
         self.path = path
-        # What a run at an address replaces: its name in lines, and what sends the folder there.
+        # A run at an address replaces its name in lines, and the call that sends the folder there.
         self.place: Path | str = path
         self.send: Callable[[], None] = lambda: None
         self.metrics, self.client_scores = Metrics(path), ClientScores(path)
@@ -134,7 +134,7 @@ class RunFolder:
         with suppress(OSError):
             self._log.close()
         if self.is_new:
-            # A command that was refused leaves nothing.
+            # A command that was refused must leave no folder.
             with suppress(OSError):
                 if [path.name for path in self.path.iterdir()] == [LOCK]:
                     (self.path / LOCK).unlink()
@@ -153,16 +153,16 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has a summary."""
+        """Returns whether the run has a summary."""
         return finished(self.path)
 
     @property
     def started(self) -> bool:
-        """Whether there are rounds to continue from, or to lose."""
+        """Returns whether there are rounds to continue from, or to lose."""
         return started(self.path)
 
     def rounds_logged(self) -> int:
-        """Complete lines of the metrics on disk, readable or not. Raises ShoalError: the file cannot be read."""
+        """Counts complete lines of the metrics on disk, readable or not. Raises ShoalError: the file is unreadable."""
         return count_rounds(self.path)
 
     def summary(self) -> dict[str, Any]:
@@ -170,14 +170,14 @@ class RunFolder:
         return read_summary(self.path)
 
     def checkpoint_every(self) -> int | None:
-        """Rounds between checkpoints of the run that is here; None where its config cannot be read."""
+        """Returns the rounds between checkpoints of the run that is here; None if its config cannot be read."""
         try:
             return int(yaml.safe_load(read_bytes(self.path / CONFIG))["run"]["checkpoint_every"])
         except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
             return None
 
     def fail(self, line: str) -> None:
-        """Notes why the run failed, until it begins again; what cannot be written is in the log."""
+        """Writes the line of a failure, which stays until the run begins again; if it cannot, the log has it."""
         self.at_work.close()
         with suppress(OSError, ShoalError), replacing(self.path / FAILURE) as unfinished:
             unfinished.write_text(" ".join(line.split()) + "\n")
@@ -185,7 +185,7 @@ class RunFolder:
     def begin(self, config: Config) -> None:
         """Writes the resolved config, the name of the run, which goes on or is new, and the user code.
 
-        Raises ShoalError: it cannot.
+        Raises ShoalError: a file cannot be written.
         """
         with suppress(OSError):
             (self.path / FAILURE).unlink()
@@ -208,7 +208,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Deletes the files of an earlier run, readable or not. Raises ShoalError: something cannot be removed."""
-        # Opened again by the next line.
+        # The next line opens the log again.
         self._log.close()
         try:
             for name in (
@@ -252,7 +252,7 @@ def note_parent(run: Path, parent: Mapping[str, Any]) -> None:
 
 
 def parent_of(run: Path) -> dict[str, Any] | None:
-    """What `note_parent` wrote; None: the run is no fork. Raises ShoalError: the note is damaged."""
+    """Reads the note of `note_parent`; None: the run is no fork. Raises ShoalError: the note is damaged."""
     try:
         parent = unsealed(read_bytes(run / FORK))
         if not (isinstance(parent.get("run"), str) and isinstance(parent.get("round"), int)):
@@ -265,7 +265,7 @@ def parent_of(run: Path) -> dict[str, Any] | None:
 
 
 def name_of_parent(parent: Mapping[str, Any]) -> str:
-    """The name of the run that a fork goes on from."""
+    """Returns the name of the run that a fork goes on from."""
     return Path(parent["run"].partition("?")[0]).name
 
 
@@ -277,7 +277,7 @@ class _Log(logging.FileHandler):
 
 
 class _JsonLines(logging.Formatter):
-    """A JSON object a line: time (UTC), level, run, round, host, client, message; null where one is not known."""
+    """A format with a JSON object a line: time (UTC), level, run, round, host, client, message; null if unknown."""
 
     def __init__(self, run: str) -> None:
         super().__init__("%(message)s")
@@ -291,7 +291,7 @@ class _JsonLines(logging.Formatter):
 
 
 def changed_keys(config: Config, run: Path) -> list[str]:
-    """Keys that change numbers and differ between a config and that of a run folder, as `key (old -> new)`.
+    """Returns keys that change numbers and differ between a config and that of a run folder, as `key (old -> new)`.
 
     A key that one of the two does not have is at its default there. Keys of files count by the content of these, see
     `changed_contents`. Raises ShoalError: the config of the run folder cannot be read.
@@ -308,13 +308,13 @@ def changed_keys(config: Config, run: Path) -> list[str]:
 
 
 def changed_contents(config: Config, run: Path) -> list[str]:
-    """Files that a config names, and that differ from those of the newest checkpoint of a run folder."""
-    found = checkpoint.load_newest(run / CHECKPOINTS)
-    return [f"the content of {name}" for name in differences(found.inputs if found else {}, contents(config))]
+    """Returns the files that a config names, and that differ from those of the newest checkpoint of a run folder."""
+    newest = checkpoint.load_newest(run / CHECKPOINTS)
+    return [f"the content of {name}" for name in differences(newest.inputs if newest else {}, contents(config))]
 
 
 def unfinished_relatives(config: Config) -> list[Path]:
-    """Unfinished runs of another config under the same name and root, that logged a round."""
+    """Returns unfinished runs of another config with the same name and root that logged a round."""
     runs = set(runs_here(config).glob(f"{config.name}-????????")) - {run_path(config)}
     needed = (CONFIG, METRICS)
     return sorted(p for p in runs if all((p / name).exists() for name in needed) and not (p / SUMMARY).exists())

@@ -32,42 +32,42 @@ from shoal.storage.store.manifest import Manifest
 SUMMARY, METRICS = "summary.json", "metrics.jsonl"
 
 PARTS = ("train", "upload", "evaluate", "aggregate", SCORING, "transfer", "wait")
-# What the paper of FGGP reports: the mean of so many last evaluations.
+# The paper of FGGP reports the mean of so many last evaluations.
 LAST = 5
 
-# Points; a larger difference is given its reason.
+# A summary gives a reason for a difference of more points than this.
 APART = 10
 
 # A number of a round in which not all clients were evaluated has this mark, which a line explains.
 SAMPLED, OF_SAMPLES = "~", "~: of a sample of clients (evaluation.clients); the best round is the best of samples"
 
-# The mean that stands for a scope, and the one that is the accuracy of all scored items, whoever holds them.
+# `NODES` is the mean that stands for a scope; `POOLED` is the accuracy of all scored items, without regard to clients.
 NODES, POOLED = "nodes", "rows"
 
 
 def weighting_of(scope: str, weighting: str = NODES) -> str:
-    """The number that stands for a scope: the mean over domains, or over clients by a weighting."""
+    """Returns the number that stands for a scope: the mean over domains, or over clients by a weighting."""
     return "clients" if scope == DOMAINS else weighting
 
 
 def metric_of(numbers: Mapping[str, Any]) -> str:
-    """The metric that chooses rounds, by its name among the numbers of a part."""
-    # Numbers of before there were several metrics do not say so.
+    """Returns the metric that chooses rounds, by its name among the numbers of a part."""
+    # Older numbers, from before there were several metrics, do not name it.
     return numbers.get(CHOSEN_BY) or next((metric for metric in RANKINGS if metric in numbers), ACCURACY)
 
 
 def metrics_in(numbers: Mapping[str, Any]) -> list[str]:
-    """Names of the metrics beside accuracy among the numbers of a part."""
-    return [name for name, found in numbers.items() if isinstance(found, Mapping) and "ranked" in found]
+    """Returns names of the metrics beside accuracy among the numbers of a part."""
+    return [name for name, value in numbers.items() if isinstance(value, Mapping) and "ranked" in value]
 
 
-def shown(metric: str) -> str:
-    """A metric as tables call it."""
+def name_metric(metric: str) -> str:
+    """Returns the name of a metric in tables."""
     return {**RANKINGS, MACRO_F1: "macro-F1"}.get(metric, metric)
 
 
 def chosen(numbers: Mapping[str, Any], scope: str, weighting: str = NODES) -> float | None:
-    """The number by which rounds are chosen, that of the run's metric; None where it is not defined."""
+    """Returns the number by which rounds are chosen, that of the run's metric; None if it is not defined."""
     metric = metric_of(numbers)
     weightings = numbers if metric == ACCURACY else numbers[metric]
     value: float | None = weightings[weighting_of(scope, weighting)]
@@ -75,7 +75,7 @@ def chosen(numbers: Mapping[str, Any], scope: str, weighting: str = NODES) -> fl
 
 
 def best_round(lines: Iterable[dict[str, Any]], scope: str, weighting: str = NODES) -> dict[str, Any] | None:
-    """The first logged round with the highest validation metric of a scope; None where it is defined in none."""
+    """Finds the first logged round with the highest validation metric of a scope; None if no round has one."""
     best: dict[str, Any] | None = None
     highest = -math.inf
     for line in lines:
@@ -87,13 +87,13 @@ def best_round(lines: Iterable[dict[str, Any]], scope: str, weighting: str = NOD
 
 
 def numbers_in(line: Mapping[str, Any], scope: str) -> dict[str, Any]:
-    """The numbers of a scope in an evaluated round, with the round, and the clients in them where not all are."""
+    """Returns the numbers of a scope in an evaluated round, with the round, and the number of clients of a sample."""
     sampled = {EVALUATED: line[EVALUATED]} if EVALUATED in line and scope != DOMAINS else {}
     return {"round": line["round"], **sampled, **line["scopes"][scope]}
 
 
 def scopes_apart(summary: Mapping[str, Any], config: Config) -> tuple[float, str]:
-    """Points between `deployed` and `global`, the more of last and best rounds, and why; no reason up to `APART`."""
+    """Returns points between `deployed` and `global`, the more of last and best rounds, and a reason above `APART`."""
     points = 0.0
     for moment in ("final", "best"):
         tests = [
@@ -119,9 +119,9 @@ def scopes_apart(summary: Mapping[str, Any], config: Config) -> tuple[float, str
 def summarize_run(
     lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int, device: str, shared: int = 0
 ) -> dict[str, Any]:
-    """Plain values for summary.json: numbers of the last and the best-validation round, bytes, seconds, memory.
+    """Makes plain values for summary.json: numbers of the last and the best-validation round, bytes, seconds, memory.
 
-    Of a fork the first `shared` rounds are its parent's, and took none of its seconds.
+    The first `shared` rounds of a fork are its parent's, and took none of its seconds.
     """
     totals, last = _Totals(shared), lines[-1]
     for line in lines:
@@ -134,10 +134,10 @@ def summarize_run(
         "rounds": len(lines),
         "scopes": totals.scopes(),
         "bytes": totals.sent | {f"{way}_per_client_round": total / visits for way, total in totals.sent.items()},
-        # As papers count: four bytes each.
+        # Papers count numbers of four bytes.
         "scalars": {f"{way}_per_client_round": total / visits / 4 for way, total in totals.sent.items()},
         "seconds": {"round_median": median(totals.rounds), "rounds": sum(totals.rounds), **totals.seconds},
-        # Of each host, in all rounds; empty where all is one process.
+        # Seconds of work of each host, in all rounds; empty if all is one process.
         "busy_seconds": {host: totals.busy.get(host, 0.0) for host in last["hosts"].get("busy", {})},
         "retries": totals.retries,
         "left_out": {"visits": totals.failures, "clients": len(totals.failed)},
@@ -150,8 +150,8 @@ def summarize_run(
 
 
 def seconds_by_part(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the seconds of rounds by part, summed; lines of earlier versions have no scoring apart."""
-    return {part: sum(_seconds(of, part) for of in seconds) for part in PARTS}
+    """Returns the seconds of rounds by part, summed; lines of earlier versions count scoring to other parts."""
+    return {part: sum(_seconds(of_round, part) for of_round in seconds) for part in PARTS}
 
 
 def _seconds(of: Mapping[str, float], part: str) -> float:
@@ -160,17 +160,17 @@ def _seconds(of: Mapping[str, float], part: str) -> float:
 
 
 class _Totals:
-    """What a summary has of all rounds, of one line after another.
+    """The totals of a summary over all rounds, added up line by line.
 
     Attributes:
-        rounds: Seconds of each round of the run's own.
-        seconds: Of them, by what they went to; kernels and checkpoints beside rounds.
-        hidden: Rounds with hidden sums, and those of them that were skipped; empty where sums are not hidden.
+        rounds: Seconds of each round that the run itself trained.
+        seconds: Seconds of these rounds by part; kernels and checkpoints beside rounds.
+        hidden: Rounds with hidden sums, and the number of them that were skipped; empty if sums are not hidden.
         resident: The largest resident set of driver, server and any host, in bytes.
     """
 
     def __init__(self, shared: int) -> None:
-        """Begins without a round; of a fork the `shared` first are its parent's, and took none of its seconds."""
+        """Begins without a round; the `shared` first of a fork are its parent's, and took none of its seconds."""
         self._shared = shared
         self.visits = self.retries = self.failures = 0
         self.failed: set[str] = set()
@@ -181,7 +181,7 @@ class _Totals:
         self.participation: dict[str, Any] = {}
         self.hidden: dict[str, int] = {}
         self.resident: dict[str, int] = {}
-        # By scope: the last round with scores, and the best one. The last five of domains.
+        # The last line with scores, the best line by scope, and the last five lines with domains.
         self._scored: dict[str, Any] = {}
         self._best: dict[str, dict[str, Any]] = {}
         self._five: deque[dict[str, Any]] = deque(maxlen=LAST)
@@ -218,7 +218,7 @@ class _Totals:
                 self.resident[process] = max(held, self.resident.get(process, 0))
 
     def _take_scores(self, line: dict[str, Any]) -> None:
-        # Of the rest of a line, a cohort of many clients for one, nothing stays.
+        # The rest of a line is dropped: a cohort of many clients, for one, would fill the memory.
         slim = {key: line[key] for key in ("round", EVALUATED, "scopes") if key in line}
         self._scored = slim
         for scope in line["scopes"]:
@@ -229,40 +229,40 @@ class _Totals:
             self._five.append(slim)
 
     def scopes(self) -> dict[str, Any]:
-        """Numbers of the last and of the best round by scope, those of the last evaluation."""
-        found: dict[str, Any] = {}
+        """Returns numbers of the last and of the best round by scope, for the scopes of the last evaluation."""
+        numbers: dict[str, Any] = {}
         for scope in self._scored.get("scopes", ()):
             best = self._best.get(scope)
-            found[scope] = {
+            numbers[scope] = {
                 "final": numbers_in(self._scored, scope),
                 "best": numbers_in(best, scope) if best else None,
             }
             if scope == DOMAINS:
-                found[scope]["last_five"] = self._last_five()
-        return found
+                numbers[scope]["last_five"] = self._last_five()
+        return numbers
 
     def _last_five(self) -> dict[str, Any]:
-        """Means over the last five evaluations, or fewer, of validation and test rows; with their rounds."""
+        """Returns means over the last five evaluations, or fewer, of validation and test rows; with their rounds."""
         means = _mean_of([line["scopes"][DOMAINS][BOTH] for line in self._five]) if self._five else {}
         return {"rounds": [line["round"] for line in self._five], **means}
 
 
 def _mean_of(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means of the numbers of tables, and of tables inside of them; a class and what is in few tables is the last's."""
+    """Averages the numbers of tables, and of tables inside of them; the last table has the say on texts and classes."""
     means: dict[str, Any] = {}
     for name, newest in tables[-1].items():
-        found = [table[name] for table in tables if table.get(name) is not None]
+        values = [table[name] for table in tables if table.get(name) is not None]
         if isinstance(newest, dict):
-            means[name] = _mean_of(found)
+            means[name] = _mean_of(values)
         elif isinstance(newest, str):
             means[name] = newest
         else:
-            means[name] = newest if name == "constant_class" or not found else fmean(found)
+            means[name] = newest if name == "constant_class" or not values else fmean(values)
     return means
 
 
 def count_rounds(run: Path) -> int:
-    """Returns how many lines of the metrics of a run are complete, readable or not. Raises ShoalError: unreadable."""
+    """Counts the complete lines of the metrics of a run, readable or not. Raises ShoalError: the file is unreadable."""
     try:
         return read_bytes(run / METRICS).count(b"\n")
     except FileNotFoundError:
@@ -282,7 +282,7 @@ def require_lines(run: Path, logged: int, done: int) -> None:
 
 
 def finished(run: Path) -> bool:
-    """Whether a run folder has a summary, readable or not."""
+    """Returns whether a run folder has a summary, readable or not."""
     return present(run / SUMMARY)
 
 
@@ -302,7 +302,7 @@ def read_summary(run: Path) -> dict[str, Any]:
     except OSError as error:
         raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        # That of a seal or a run says what is wrong, the others are of the content.
+        # The error of a seal or of another run says what is wrong; others come from the content.
         fault = str(error) if type(error) is ValueError else f"damaged ({error})"
         raise ShoalError(
             path, f"{fault}; delete it, and --resume writes it again from the newest checkpoint"
@@ -310,7 +310,7 @@ def read_summary(run: Path) -> dict[str, Any]:
 
 
 def _current(summary: dict[str, Any]) -> dict[str, Any]:
-    """A summary by today's names of scopes and moments."""
+    """Renames scopes and moments of an older summary to today's names."""
     for scope, numbers in (scopes := current_scopes(summary.get("scopes", {}))).items():
         scopes[scope] = {OLD_MOMENTS.get(moment, moment): of_moment for moment, of_moment in numbers.items()}
     return summary | {"scopes": scopes}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def read_tensors(path: Path) -> "dict[str, Tensor]":
     """Reads the tensors of a file. Raises OSError or SafetensorError: it cannot be read."""
-    # It loads torch, which takes seconds, and who lists or shows runs reads no tensor.
+    # This module loads torch, which takes seconds, and a list of runs needs no tensor.
     from safetensors.torch import load_file
 
     return load_file(path)
@@ -26,13 +26,13 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
     """
     from safetensors.torch import save_file
 
-    # The library makes private files; an empty file has the modes of the umask.
+    # The library makes private files, so that the modes of the umask are taken from an empty file.
     path.touch()
     mode = path.stat().st_mode
     try:
         # A tensor may be a view of shared memory; a file holds it once.
         save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, path)
     except SafetensorError as error:
-        # It says the system's error in words alone.
+        # The library gives the system's error in words alone, without its number.
         raise OSError(errno.EIO, " ".join(str(error).split())) from error
     path.chmod(mode)

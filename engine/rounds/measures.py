@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from shoal.engine.config.sections import AVERAGE_PRECISION, BACKDOOR, ROC_AUC
+from shoal.engine.config.sections import AVERAGE_PRECISION, ROC_AUC
 from shoal.engine.rounds.protocol_checks import named
 from shoal.engine.rounds.scoring import Measure, kept_of_own, measured, precision_bits, twice_wins
 from shoal.storage.user_code.user_code import UserCode
@@ -21,8 +21,11 @@ OURS: Mapping[str, Measure] = {ROC_AUC: twice_wins, AVERAGE_PRECISION: precision
 
 
 def measures_of(metrics: Sequence[str], own: Mapping[str, UserCode]) -> dict[str, Measure]:
-    """What is kept for the metrics that counts do not tell, by their names, in their order; raises as `own_metric`."""
-    named = [metric for metric in measured(metrics) if metric not in BACKDOOR]
+    """Returns what is kept for the metrics that counts do not tell, by their names, in their order.
+
+    Metrics of stages are not among them: these score clients themselves. Raises as `own_metric`.
+    """
+    named = [metric for metric in measured(metrics) if metric in own or metric in OURS]
     return {metric: own_metric(own[metric]) if metric in own else OURS[metric] for metric in named}
 
 

@@ -36,8 +36,8 @@ from shoal.engine.rounds.protocol_checks import (
 )
 from shoal.engine.rounds.reduction import Sums, Uploads, combine, require_finite
 from shoal.engine.rounds.sampling import Group, Plan, cell_size_of, evaluation_cell, form_cells
-from shoal.engine.rounds.stage import Phase, Round, SkipRound, Stage, make_stages
-from shoal.engine.rounds.state import IN_BLOCK, SELECTION, STAGES, FederationState, ScoreTable
+from shoal.engine.rounds.stage import Phase, Round, SkipRound, Stage, ToHosts, make_stages
+from shoal.engine.rounds.state import IN_BLOCK, SELECTION, FederationState, ScoreTable
 from shoal.storage.errors import ShoalError
 
 TreeT = TypeVar("TreeT")
@@ -98,7 +98,8 @@ class Server:
         self._checks_always = checks_always(self.algorithm)
         self._first_rounds: dict[str, int] = {}
         # Code of the user's trains.
-        self._own = bool(job.texts) or not type(self.algorithm).__module__.startswith(OURS)
+        guarded = any(stage.guarded for stage in self._stages)
+        self._own = guarded or bool(job.texts) or not type(self.algorithm).__module__.startswith(OURS)
         self.state = FederationState(server=moved(self._set_up(), CPU)) if state is None else state
         self.schedule = plan.schedule(plan, job, store, self.algorithm, self._built[MODEL])
         self._exchange: Callable[..., Exchange] = self.schedule.exchange or Exchange
@@ -406,10 +407,13 @@ class Exchange:
         """Asks the stages what they send along with a phase; raises as they do."""
         self._exchanges += bool(ask.up and ids)
         state, lost = self.next_state, self._missing | self.meter.failures.keys()
-        kept = state.extras.setdefault(STAGES, {})
-        phase = Phase(ask, state.round, self.cohort, ids, lost, self._exchanges, self.reply is None, kept, self.columns)
+        phase = Phase(ask, state.round, self.cohort, ids, lost, self._exchanges, self.reply is None, {}, self.columns)
         if self._stages:
-            wanted = {stage.name: wants for stage in self._stages if (wants := stage.before(phase)) is not None}
+            wanted = dict[str, ToHosts]()
+            for stage in self._stages:
+                phase.kept = state.extras.setdefault(stage.name, {})
+                if (wants := stage.before(phase)) is not None:
+                    wanted[stage.name] = wants
             self._of_stages = OfStages(
                 {name: wants.note for name, wants in wanted.items() if wants.note is not None},
                 {entry: how for wants in wanted.values() for entry, how in wants.added.items()},
@@ -422,6 +426,7 @@ class Exchange:
         """Gives the stages what came back; returns what the method sees."""
         phase.outcomes = outcomes
         for stage in reversed(self._stages):
+            phase.kept = self.next_state.extras.setdefault(stage.name, {})
             replies = stage.after(replies, phase)
         return replies
 

@@ -7,18 +7,20 @@ stage by its name. A run whose config asks for nothing has no stages, and nothin
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
 from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree, Upload
-from shoal.engine.config.stage_order import STAGES
 from shoal.engine.messages.cell import Adder, Cell, Outcome
 from shoal.engine.messages.job import Job
+from shoal.engine.rounds.reduction import require_one_shape
+from shoal.engine.sections.section import load
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
@@ -47,7 +49,8 @@ class AtClient:
         client: Its number.
         cell: The cell that is visited: round, phase, entries (`up`), and in `stages.notes` what `before` sent along.
         received: Downloads and inbox of this visit, by name.
-        kept: What stages keep with the client between its visits, by names that begin with `COMPRESSION`; may change.
+        kept: Tensors that stages keep with the client between its visits; may change. Names begin with
+            `COMPRESSION`, but for stages of the user's, which see their own alone.
         notes: Goes to the server beside the upload, in `Outcome.notes` of the client; may change.
         rng: Gives a random stream of the client for a purpose.
         random: Gives a seed of the client for a purpose.
@@ -89,7 +92,7 @@ class Phase:
         lost: Clients that were drawn for the round and cannot answer any more.
         number: Of the exchange within its round, from 1; phases in which clients send nothing are not counted.
         first: Whether the method has asked nothing before in this round.
-        kept: What stages keep at the server between rounds, by name of the stage, in checkpoints; may change.
+        kept: Tensors that the stage keeps at the server between rounds, in checkpoints; may change.
         columns: What stages add to the line of the round; may change.
         outcomes: Of all cells that answered, after the clients ran.
     """
@@ -144,14 +147,20 @@ class Stage:
         name: Of its section, or of the user's class; its notes have this name.
         whole: Needs the upload of every client at the server, and reduces them itself (`reduce`).
         empty_rounds: Acts in rounds without a cohort, too.
+        hides: Hides the upload of each single client from the server.
+        bounds: Bounds the norm of each upload, so that the mean of all says little of one client.
         hides_sizes: Sizes of clients are no business of the method.
+        guarded: Is a user's: visits are made twice in round 1, and what they write is looked for.
         trigger: A trigger that test nodes get for `score`; None: scores are of plain data.
     """
 
     name: str = ""
     whole: bool = False
     empty_rounds: bool = False
+    hides: bool = False
+    bounds: bool = False
     hides_sizes: bool = False
+    guarded: bool = False
     trigger: Any = None
 
     def on_data(self, client: int) -> Mapping[str, Any]:
@@ -182,20 +191,54 @@ class Stage:
         return replies
 
 
+def rows_of(outcomes: Sequence[Outcome]) -> tuple[list[int], dict[str, list[Tensor]], dict[str, list[Tensor]]]:
+    """Returns the uploads of all clients from cells that kept each: clients, ascending, and by entry rows and weights.
+
+    Rows are the tensors of the clients, weights float64, numbers or tensors that broadcast against the entry.
+    Raises ShoalError: clients' shapes differ.
+    """
+    ids = [client for outcome in outcomes for client in outcome.ids]
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    rows: dict[str, list[Tensor]] = {}
+    weights: dict[str, list[Tensor]] = {}
+    for entry in outcomes[0].tensors:
+        require_one_shape(entry, [(o.ids[0], o.tensors[entry].shape[1:]) for o in outcomes])
+        pairs = [pair for outcome in outcomes for pair in zip(outcome.tensors[entry], outcome.lists[entry])]
+        rows[entry], weights[entry] = ([pairs[place][part] for place in order] for part in (0, 1))
+    return sorted(ids), rows, weights
+
+
 def make_stages(job: Job, plan: "Plan | None" = None) -> list[Stage]:
     """Makes the stages of a job in their order, on a host without a plan, at the server with it.
 
     Raises ShoalError: as the stages do.
     """
+    features = [(feature.called or feature.name, feature) for feature in SECTIONS]
+    places = sorted((rank, name, place) for name, one in features if name in job.stages for rank, place in one.stages)
     stages = list[Stage]()
-    for section, place in STAGES:
-        if section in job.stages:
-            module, _, function = place.partition(":")
-            stage = getattr(import_module(module), function)(job, plan)
-            if stage is not None:
-                stage.name = stage.name or section
-                stages.append(stage)
+    for _, name, place in places:
+        made: list[Stage] = load(place)(job, plan)
+        for stage in made:
+            stage.name = stage.name or name
+        stages += made
+    require_compatible(stages)
     return stages
+
+
+# Properties that two stages of a run cannot have, and why.
+PAIRS = (
+    ("whole", "whole", "both need every upload, and reduce them"),
+    ("whole", "hides", "the first needs every upload, and the second hides single ones"),
+    ("whole", "bounds", "the first reduces uploads, and the second bounds their mean"),
+)
+
+
+def require_compatible(stages: Sequence[Stage]) -> None:
+    """Raises a ShoalError if two stages exclude one another by what they declare; see `PAIRS`."""
+    for first, second, why in PAIRS:
+        for stage in (stage for stage in stages if getattr(stage, first)):
+            for other in (other for other in stages if other is not stage and getattr(other, second)):
+                raise ShoalError("stages", f"{stage.name} and {other.name}: {why}; take one of them")
 
 
 def require_means(method: str, up: Mapping[str, Reduce], key: str, kind: str, does: str, other: str) -> None:

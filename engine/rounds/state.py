@@ -22,10 +22,10 @@ from shoal.storage.errors import ShoalError
 DOWNLOADS_IN_MEMORY = 2**28
 # Bytes of such a file, but for one larger model: it stays until the last of its models goes.
 MODELS_A_FILE = 2**22
-# The parts of `FederationState.extras`: what the draw of clients reads, what stages keep, models of tiers.
-SELECTION, STAGES = "selection", "stages"
+# The part of `FederationState.extras` that the draw of clients reads; stages and schedules have parts of their names.
+SELECTION = "selection"
 # How the names of their tensors begin in a file, as in checkpoints of before there were other parts; else `EXTRA`.
-KINDS, EXTRA = {SELECTION: "known", STAGES: "release", "tiers": "tier"}, "extra"
+KINDS, EXTRA = {SELECTION: "known", "privacy": "release", "tiers": "tier"}, "extra"
 # Where each tensor of such a file begins, for any type.
 ALIGNED = 64
 # Clients whose counts change one by one, before they join the columns; clients whose counts are laid out at a time.

@@ -52,7 +52,7 @@ class Driver:
         trainers: Sequence[str],
         go_on: str | None = None,
     ) -> None:
-        """`inputs` are digests of all files that the run reads, `trainers` say how hosts train its clients.
+        """Takes a run; `inputs` are digests of all files that it reads, `trainers` say how hosts train its clients.
 
         `go_on` is the command that continues after an interruption; by default one of this run alone.
         """
@@ -67,9 +67,9 @@ class Driver:
         self._go_on = go_on or f"shoal run {shlex.quote(str(folder.place))} --resume"
         self._servers_lost = 0
         self._saved = time.monotonic()
-        # While rounds run.
+        # `drive` replaces it by one that listens for signals.
         self.interrupt = Interrupt()
-        # Since the last line of a round.
+        # Seconds that checkpoints took since the last line of a round.
         self._seconds_of_checkpoints = 0.0
 
     def drive(self, state: FederationState | None, until: int | None = None) -> None:
@@ -77,14 +77,14 @@ class Driver:
 
         After round `until` it pauses: with a checkpoint, and no summary.
 
-        A ShoalError says that a round failed or a file cannot be written, a KeyboardInterrupt that the user stopped it
-        or its time was over; a checkpoint is kept where one can be.
+        Raises ShoalError: a round failed or a file cannot be written; KeyboardInterrupt: the user stopped it, or its
+        time was over. If possible, a checkpoint is kept.
         """
         began = time.monotonic()
         memory = PeakMemory()
         every, over = self.config.run.checkpoint_every, False
         try:
-            # Until the first round begins, a signal ends the run immediately.
+            # Before the first round there is nothing to keep, and a signal ends the run immediately.
             done = self._serve(state)
             name, rounds = self.config.name, min(self.config.rounds, until or self.config.rounds)
             with graceful() as interrupt, live_view(name, rounds, done, self._of_study) as view:
@@ -103,9 +103,9 @@ class Driver:
                         with self._keeping(done):
                             self._calls.after(line)
                             if predicted:
-                                self._calls.predicted(line, predicted)
+                                self._calls.after_predictions(line, predicted)
                         now, limit = time.monotonic(), self.config.run.max_seconds
-                        # The time of this run alone: it ends no other run of a study.
+                        # The limit is one of this run alone, and ends no other run of a study.
                         over = limit is not None and now - began > limit
                         last = done == rounds or self._ended_early() or interrupt.asked or over
                         if last or done % every == 0 or now - self._saved > self.config.run.checkpoint_seconds:
@@ -125,7 +125,7 @@ class Driver:
             summary["seconds"]["checkpoint"] += self._seconds_of_checkpoints
             kernel: Any = self.config.kernel()
             if kernel.boundaries:
-                # Few runs read edges between clients.
+                # Few runs read edges between clients, and others need not load this.
                 from shoal.engine.preparing.cross_edges import exchange_bytes
 
                 summary["bytes"]["exchange"] = exchange_bytes(self.store, kernel)
@@ -140,17 +140,17 @@ class Driver:
         finally:
             memory.stop()
             self.backend.end()
-            # Does nothing after a finished run.
+            # After a finished run callbacks have ended already, and this does nothing.
             self._calls.end(None)
 
     def _watching(self, view: LiveView, interrupt: Interrupt, done: int) -> Watch:
-        """Shows a round under way; asked to stop, it keeps earlier rounds at once (`ray job stop` waits 3 seconds)."""
+        """Shows a round under way; asked to stop, keeps earlier rounds at once (`ray job stop` waits 3 seconds)."""
 
         def watch(live: Live) -> None:
             view.watch(live)
             if interrupt.asked and done and not checkpoint.folder_of(self.folder.checkpoints, done).exists():
                 current = self._current()
-                # At its end, the server may be a round ahead of the lines of metrics; then all of it is kept.
+                # At the end of a round the server may be ahead of the lines of metrics; the round is then kept whole.
                 if current.state.round == done:
                     checkpoint.save(self.folder.checkpoints, current, self.config.run.keep)
                     self.folder.send()
@@ -160,7 +160,7 @@ class Driver:
 
     @contextmanager
     def _keeping(self, done: int) -> Iterator[None]:
-        """After a failure writes a checkpoint of the rounds that are done; the failure is reported in any case."""
+        """Writes, after a failure in the block, a checkpoint of the rounds that are done; the failure is reported."""
         try:
             yield
         except ShoalError:
@@ -176,7 +176,7 @@ class Driver:
         return f"continue with: {self._go_on}"
 
     def _ended_early(self) -> bool:
-        """Whether a callback ended the run; it ends with the next evaluation."""
+        """Returns whether a callback ended the run; it ends with the next evaluation."""
         lines = self.folder.metrics.lines if self._calls.running.stopped else []
         return "scopes" in lines[-1] if lines else False
 
@@ -228,7 +228,7 @@ class Driver:
         return Checkpoint(state, self.environment, self.inputs, self.folder.metrics.logged, write_states=write_states)
 
     def _serve(self, state: FederationState | None) -> int:
-        """Opens a server from a state, a new one if it is lost; returns how many rounds are finished."""
+        """Opens a server from a state, a new one if it is lost; returns the number of finished rounds."""
         self.folder.at_work.note(f"after round {state.round}" if state else "before round 1")
         if isinstance(self.backend, LocalBackend):
             self.backend.note_places(self.folder.at_work.note)
@@ -241,7 +241,7 @@ class Driver:
         return state.round if state else 0
 
     def _serve_again(self, error: ServerLost) -> int:
-        """A new server from the newest checkpoint, on the same hosts."""
+        """Opens a new server from the newest checkpoint, on the same hosts."""
         self._servers_lost += 1
         log.warning("server lost: %s", error)
         if self._servers_lost > SERVERS_LOST:
@@ -249,24 +249,24 @@ class Driver:
                 f"the server was lost {self._servers_lost} times in a row ({error}); the newest checkpoint is kept, "
                 "use --resume"
             ) from error
-        found = checkpoint.load_newest(self.folder.checkpoints)
-        done = found.state.round if found else 0
+        newest = checkpoint.load_newest(self.folder.checkpoints)
+        done = newest.state.round if newest else 0
         say(f"the server was lost ({error}); going on after round {done}")
-        go_on_from(self.folder, found, self.config.run)
-        return self._serve(found.state if found else None)
+        go_on_from(self.folder, newest, self.config.run)
+        return self._serve(newest.state if newest else None)
 
 
-def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps: RunConfig) -> None:
-    """Restores a run folder to the content of a checkpoint, or to its start, and reports what it could not use."""
-    if found is None and (parent := parent_of(folder.path)):
+def go_on_from(folder: RunFolder, newest: Checkpoint | None, keeps: RunConfig) -> None:
+    """Restores a run folder to the content of a checkpoint, or to its start; reports checkpoints that are unusable."""
+    if newest is None and (parent := parent_of(folder.path)):
         raise ShoalError(
             folder.checkpoints, f"no checkpoint, and the run is a fork of {parent['run']}; remove it, and fork again"
         )
-    for fault in found.passed_over if found else ():
+    for fault in newest.passed_over if newest else ():
         _warn(f"{fault}; set aside, the one before it is used")
-    if found and found.passed_over:
-        checkpoint.set_aside(folder.checkpoints, found.state.round)
-    if rebuilt := folder.metrics.restore(found.metrics if found else Logged()):
+    if newest and newest.passed_over:
+        checkpoint.set_aside(folder.checkpoints, newest.state.round)
+    if rebuilt := folder.metrics.restore(newest.metrics if newest else Logged()):
         _warn(rebuilt)
     noted, evaluated = dict[int, dict[str, Any]](), set[int]()
     for line in folder.metrics.lines:

@@ -17,7 +17,6 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
-from shoal.engine.config.names import shown_name
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.environment import bfloat16_support
 from shoal.engine.messages.job import require_room_for_hops
@@ -33,8 +32,8 @@ from shoal.engine.rounds.sampling import Schedule, cell_size_of, form_cells
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console
-from shoal.engine.stages.compression.compression import sent_whole
-from shoal.engine.stages.privacy.node_privacy import require_small_delta
+from shoal.engine.sections.section import load as load_place
+from shoal.engine.sections.sections import SECTIONS
 from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
 from shoal.partition.methods.workspace import scratch_bytes
@@ -56,11 +55,9 @@ from shoal.storage.store.view import Cache, View
 
 # A pass over a client takes several times the memory of its data.
 SHARE_TO_MEASURE = 16
-# Of a store, in which labelled nodes and their neighbours are counted.
+# Labelled nodes and their neighbours are counted in so many clients of a store.
 COUNTED_CLIENTS = 4
-# Numbers of hostile clients that are shown.
-MOST_NAMED = 20
-# Multiplications of a layer in a step, in bfloat16 on a processor (`benchmarks/fast_paths.py`).
+# bfloat16 pays on a processor from so many multiplications of a layer in a step (`benchmarks/fast_paths.py`).
 PAYS_FROM = 2**24
 
 
@@ -85,10 +82,10 @@ class _Disk(NamedTuple):
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Sizes of a dataset, from its store or, where there is none yet, from its graph.
+    """The sizes of a dataset, from its store or, if there is none yet, from its graph.
 
-    `items` are what has labels, nodes, graphs or pairs, as `what` says; `entries` directed edges; `values` the stored
-    values of sparse features, None of dense ones; `graphs_of_node` is as of `ClientInfo`.
+    `items` have labels, and `what` says what they are: nodes, graphs or pairs. `entries` are directed edges, `values`
+    the stored values of sparse features, None of dense ones; `graphs_of_node` is as in `ClientInfo`.
     """
 
     items: int
@@ -139,7 +136,7 @@ def _sizes_of_graph(config: Config) -> _Sizes:
     if graph.copy_of is not None and graph.split is not None and data.split == "public":
         most = int(np.bincount(graph.copy_of[graph.of_nodes(graph.split) == TRAIN]).max(initial=0))
     if config.task == "edge":
-        # All edges, if none joins two clients, and as many pairs without one.
+        # At most all edges are items, if none joins two clients, and as many pairs without an edge.
         items, what, classes = graph.entries, "pair", LABELS
     rows = rows_to_keep(graph.indptr, graph.indices, graph.of_nodes(graph.y), config.propagation)
     disk = _Disk(
@@ -156,7 +153,7 @@ def _sizes_of_graph(config: Config) -> _Sizes:
 
 
 def _exchange(config: Config, nodes: int, features: int, dtype: str) -> int:
-    """Bytes of the scratch files while hops run over edges between clients; 0: they do not."""
+    """Returns bytes of the scratch files while hops run over edges between clients; 0: they do not."""
     if config.kernel().boundaries is None:
         return 0
     from shoal.engine.preparing.cross_edges import scratch_bytes
@@ -165,7 +162,7 @@ def _exchange(config: Config, nodes: int, features: int, dtype: str) -> int:
 
 
 def _rows_of_store(store: Store, config: Config) -> int:
-    """Rows of a store whose hops are to be made; with neighbours of labelled ones an estimate from some clients."""
+    """Counts rows of a store that need hops; neighbours of labelled ones are estimated from some clients."""
     manifest, options = store.manifest, config.kernel()
     if options.folder is None:
         return 0
@@ -201,7 +198,10 @@ def expected(plan: RunPlan) -> Expected:
     infos = [
         ClientInfo(i, of.nodes // clients, train_items, of.classes, model_of[i], graphs, pairs) for i in range(clients)
     ]
-    require_small_delta(config, [info.nodes for info in infos])
+    features = [feature for feature in SECTIONS if feature.is_on(config)]
+    for feature in features:
+        if feature.checks_sizes:
+            load_place(feature.checks_sizes)(config, [info.nodes for info in infos])
     cohort = Schedule(plan.rounds, clients, config.seed).cohort(1)
     shape: dict[str, Any] = {
         "features": of.features,
@@ -247,23 +247,24 @@ def expected(plan: RunPlan) -> Expected:
     beside = sum(several[0].info.parameters for name, several in built.items() if name != MODEL)
     parameters = np.array([len(model.w) + beside for model in models])
     moments = 2 if train.optimizer == "adam" and train.opt_state == "keep" else 0
-    # In copies of the models: what clients keep, and what is made of those in a round before it replaces that.
+    # Memory counts in copies of the models: those that clients keep, and those that a round makes before it replaces
+    # these.
     personal, mixes = algorithm.client_models != "global", "MIX" in type(algorithm).round.__code__.co_names
-    unsent = config.communication.upload != "none" and config.communication.error_feedback
-    # Robust reductions have all uploads of a round, as what is mixed has.
-    held = mixes or config.aggregation.kind not in ("mean", "norm_bound")
-    states, share = moments + personal + unsent, len(cohort) / clients
+    of_features, held_of = ([feature.copies(feature.of(config))[place] for feature in features] for place in (0, 1))
+    held = mixes or any(held_of)
+    states, share = moments + personal + sum(of_features), len(cohort) / clients
     copy = 4 * int(parameters[model_of].sum())
     kept = copy * (states + mixes)
     on_ray = config.engine.backend == "ray"
     peak = kept + int(copy * share * (states + (1 + on_ray) * held))
     if on_ray:
-        # What the clients of a cell make is in its host's memory as well, and in Ray's.
+        # Results of the clients of a cell are in its host's memory as well as in Ray's.
         peak += int(copy * busy * max(map(len, cells), default=0) / clients * (states + 2 * held))
     # Training nodes alone have at most as much as all nodes.
     scratch, *made, exchange = (step * (1 + config.data.inductive) for step in of.disk)
     disk = sum(made)
     at_most = " at most" if of.what == "pair" and not prepared else ""
+    sizes_of_models = [len(model.w) for model in models]
     rows = {
         "store": f"{remote_of(config) or path} ({'ready' if prepared else 'to be prepared'})",
         "dataset": "" if of.what == "node" else f"{of.items:,} {of.what}s{at_most}, {of.nodes:,} nodes",
@@ -280,8 +281,7 @@ def expected(plan: RunPlan) -> Expected:
         + f", {size(kept)} a checkpoint, {config.run.keep} kept",
         "hops": _computed_hops(config, mean.nodes, of, limit // 2 // hosts) if config.propagation.computed else "",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
-        "hostile": "" if config.attack.kind == "none" else _hostile(config, clients),
-        "privacy": "" if config.privacy.unit == "none" else _private(config),
+        **{key: text for feature in features for key, text in feature.says_of(config, sizes_of_models).items()},
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
         f"({config.engine.backend})"
         + ("" if busy == hosts else f", {hosts - busy} without work: lower engine.{lower}"),
@@ -289,7 +289,6 @@ def expected(plan: RunPlan) -> Expected:
             f"{model.name}, {p:,} parameters ({size(4 * p)})" for model, p in zip(config.models(), parameters.tolist())
         ),
         "bytes": f"up to {size(4 * int(parameters.max()) * len(cohort))} each way a round where parameters are sent",
-        "compression": sent_whole(config.communication, [len(model.w) for model in models]),
         "memory": f"{size(kept)} of client state in the end, {size(peak)} in a round beside what the method adds, "
         f"{size(disk)} of files mapped once, 0.3 GiB a process",
         "precision": _bfloat16(models, min(mean.train, train.batch_size or mean.train), of.values is not None)
@@ -301,24 +300,8 @@ def expected(plan: RunPlan) -> Expected:
     return Expected({name: text for name, text in rows.items() if text}, seconds)
 
 
-def _hostile(config: Config, clients: int) -> str:
-    """How many clients attack, how, and the first of them."""
-    from shoal.engine.stages.hostile.hostile import hostile_clients
-
-    found = sorted(hostile_clients(config.attack, clients, config.seed))
-    first = ", ".join(map(str, found[:MOST_NAMED]))
-    return f"{len(found)} of {clients} clients, by {shown_name(config.attack.kind)}: {first}"
-
-
-def _private(config: Config) -> str:
-    """Epsilon after all rounds, with its unit."""
-    from shoal.engine.stages.privacy.privacy import bound_of
-
-    return bound_of(config, config.rounds)
-
-
 def _bfloat16(models: Sequence[FlatModel], rows: int, sparse: bool) -> str:
-    """How this processor multiplies in bfloat16 in steps of so many rows, and where it does not pay."""
+    """Says how this processor multiplies in bfloat16 in steps of so many rows, and whether float32 is faster."""
     text = f"bfloat16, this processor has {bfloat16_support()}"
     if sparse:
         return f"{text}; sparse rows are multiplied in float32"
@@ -329,7 +312,7 @@ def _bfloat16(models: Sequence[FlatModel], rows: int, sparse: bool) -> str:
 
 
 def _computed_hops(config: Config, nodes: int, of: _Sizes, cached: int) -> str:
-    """What a visit computes; refused as by a host where its cache is too small for a client of so many nodes."""
+    """Says what a visit computes; refuses, as a host does, a cache that is too small for a client of so many nodes."""
     if of.values is None:
         require_room_for_hops(config.propagation, nodes, of.features, cached)
     most = hops_bytes(nodes, of.features, replace(config.propagation, rows="all"))
@@ -345,12 +328,12 @@ def _span(seconds: np.ndarray) -> str:
 def _mean_client(
     info: ClientInfo, features: int, entries: int, propagation: PropagationOptions, a_row: int | None
 ) -> View:
-    """Random numbers and random edges in the shape of a mean client; sparse ones with `a_row` values a row."""
+    """Makes random features and edges in the shape of a mean client; sparse features have `a_row` values a row."""
     rng = np.random.default_rng(0)
     indptr = np.linspace(0, entries if info.nodes else 0, info.nodes + 1).astype(np.int32)
     graph, starts, sizes = None, np.zeros(1, dtype=np.int64), np.array([max(info.nodes, 1)])
     if info.graphs is not None:
-        # Of small graphs every edge stays in its own.
+        # Every edge joins nodes of one small graph.
         graph = np.arange(info.nodes) * min(info.graphs, info.nodes) // max(info.nodes, 1)
         bounds, of_entry = first_rows(graph), np.repeat(graph, np.diff(indptr))
         starts, sizes = bounds[of_entry], np.diff(bounds)[of_entry]
@@ -386,8 +369,8 @@ def _random_rows(nodes: int, features: int, a_row: int, rng: np.random.Generator
 
 
 def _measure(model: FlatModel, path: str, data: View, info: ClientInfo, train: TrainOptions) -> tuple[float, float]:
-    """Seconds of one training epoch and one forward pass over a client."""
-    # Cross-entropy: the method's own loss may need a download.
+    """Measures the seconds of a training epoch and of a forward pass over a client."""
+    # The loss is cross-entropy, since the method's may need a download.
     form = analytic(model) if path == ANALYTIC else None
     trainer = LocalTrainer({MODEL: model}, replace(train, epochs=1), Algorithm(), form)
     times = []

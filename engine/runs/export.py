@@ -32,7 +32,7 @@ from shoal.storage.options.split_codes import UNASSIGNED
 from shoal.storage.store.split import to_codes
 from shoal.storage.store.store import Store
 
-# Columns that hold classes.
+# These columns hold classes.
 CLASSES = {"label", "deployed", "global", "domains"}
 
 
@@ -72,16 +72,16 @@ def export(run: Path, best: str | None = None, probabilities: bool = False) -> P
     rows = []
     with progress("export", store.clients, "clients") as step:
         for client_id in range(store.clients):
-            columns = _described(store, job.split, client_id, client=client_id)
+            columns = _describe_items(store, job.split, client_id, client=client_id)
             for scope, visit in visits_of(host, state, client_id, global_model):
                 if best is None or scope == best:
-                    columns |= _predicted(scope, algorithm, visit, job.who(client_id), probabilities)
+                    columns |= _predict_scope(scope, algorithm, visit, job.who(client_id), probabilities)
                 if scope == "global":
-                    models.update(_named(visit, "global/", received=True))
+                    models.update(_name_parameters(visit, "global/", received=True))
                 elif personal:
-                    models.update(_named(visit, f"client/{client_id:05d}/"))
+                    models.update(_name_parameters(visit, f"client/{client_id:05d}/"))
                 else:
-                    deployed = dict(_named(visit, ""))
+                    deployed = dict(_name_parameters(visit, ""))
             if not personal:
                 _keep_apart(models, beside, deployed, client_id, state.newest.get(client_id, 0))
             rows.append(columns)
@@ -94,7 +94,7 @@ def export(run: Path, best: str | None = None, probabilities: bool = False) -> P
         with replacing(out / BESIDE) as unfinished:
             write_tensors(unfinished, {**beside, "round": torch.tensor(rounds, dtype=torch.int32)})
     names, ids = store.manifest.label_names, store.ids()
-    _write(out / PREDICTIONS, with_ids(_joined(rows), ids), names)
+    _write(out / PREDICTIONS, with_ids(_join(rows), ids), names)
     graphs = job.open_graphs(store) if best != "deployed" else None
     if graphs is not None:
         of_domains = _of_domains(host, job, graphs, state, global_model, probabilities)
@@ -127,33 +127,33 @@ def reopen(run: Path, best: str | None) -> Reopened:
     job = make_job(config, store, run.name)
     if inputs.differences(summary["inputs"], inputs.of_stores(job.content, "", "", config.propagation.keep)):
         raise ShoalError(store.path, f"not the store that {run} was run on; restore that, or start the run over")
-    if changed := inputs.differences(summary["inputs"], inputs.pretrained(config)):
+    if changed := inputs.differences(summary["inputs"], inputs.digest_pretrained(config)):
         raise ShoalError(run, f"{', '.join(changed)} changed since this run started; restore the content")
     host = Host()
     # Export runs on any machine, whatever device trained the run.
     host.open(replace(job, device="cpu", precision="float32"))
     with code_of(algorithm, "global_model"):
         global_model = algorithm.global_model({name: t.clone() for name, t in state.server.items()})
-    # A part of a model answers for nobody by itself.
+    # A part of a model predicts nothing for a client without the other part.
     return Reopened(host, job, store, algorithm, state, global_model if "w" in global_model else {})
 
 
 def _of_domains(
     host: Host, job: Job, graphs: Store, state: FederationState, current: Tree, probabilities: bool
 ) -> dict[str, pa.Array]:
-    """Columns of the items of all domains' whole graphs, by the server's model."""
+    """Predicts the items of all domains' whole graphs by the server's model; returns columns."""
     rows = []
     for place in range(len(job.domains)):
         number = len(job.model_of) + place
         visit = host.visit(number, evaluation_cell(state.round, [number], {}, {}), current)
-        predicted = _predicted("domains", job.algorithm(), visit, job.who(number), probabilities)
-        rows.append({**predicted, **_described(graphs, job.split, place, domain=place)})
-    joined = _joined(rows)
+        predicted = _predict_scope("domains", job.algorithm(), visit, job.who(number), probabilities)
+        rows.append({**predicted, **_describe_items(graphs, job.split, place, domain=place)})
+    joined = _join(rows)
     return joined | {"domain": pa.DictionaryArray.from_arrays(joined["domain"], pa.array(job.domains))}
 
 
 def _write(file: Path, table: dict[str, pa.Array], label_names: Sequence[str] | None) -> None:
-    """One batch, its columns in the order of their names; where classes have names, with a column of these for each."""
+    """Writes one batch, its columns in the order of their names; each column of classes has one of names, if any."""
     notes = None
     if label_names is not None:
         notes = {"label_names": json.dumps(label_names)}
@@ -170,8 +170,8 @@ def _write(file: Path, table: dict[str, pa.Array], label_names: Sequence[str] | 
         writer.write_batch(batch)
 
 
-def _joined(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, pa.Array]:
-    """Columns of all clients behind one another: probabilities `[N, C]` as lists, parts as text, null for none."""
+def _join(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, pa.Array]:
+    """Concatenates the columns of all clients: probabilities `[N, C]` as lists, parts as text, null for none."""
     joined = {name: np.concatenate([columns[name] for columns in rows]) for name in rows[0]}
     code = joined.pop("part")
     parts = pa.DictionaryArray.from_arrays(pa.array(code - 1, mask=code == UNASSIGNED), ["train", "val", "test"])
@@ -183,7 +183,7 @@ def _joined(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, pa.Array]:
 
 
 def with_ids(table: dict[str, pa.Array], ids: pa.Array | None) -> dict[str, pa.Array]:
-    """The table with the user's ids of the nodes in it, where these have ids of their own."""
+    """Replaces numbers of nodes in a table by the user's ids, if nodes have ids."""
     if ids is None:
         return table
     columns = {"node": "id", "source": "source_id", "target": "target_id"}
@@ -191,7 +191,7 @@ def with_ids(table: dict[str, pa.Array], ids: pa.Array | None) -> dict[str, pa.A
 
 
 def visits_of(host: Host, state: FederationState, client: int, current: Tree) -> Iterator[tuple[str, Visit]]:
-    """The client in every scope that a finished run still has; one at a time, they share the host's models."""
+    """Yields the client in every scope that a finished run still has; use one at a time, they share the models."""
     own = evaluation_cell(state.round, [client], state.clients, state.inboxes)
     download = state.downloads.get(state.newest.get(client, 0), {})
     yield "deployed", host.visit(client, own, download)
@@ -199,11 +199,13 @@ def visits_of(host: Host, state: FederationState, client: int, current: Tree) ->
         yield "global", host.visit(client, evaluation_cell(state.round, [client], {}, {}), current)
 
 
-def _predicted(scope: str, algorithm: Algorithm, visit: Visit, who: str, probabilities: bool) -> dict[str, np.ndarray]:
-    """The column of a scope, the class of the largest score of every item, and that of probabilities, if asked for."""
+def _predict_scope(
+    scope: str, algorithm: Algorithm, visit: Visit, who: str, probabilities: bool
+) -> dict[str, np.ndarray]:
+    """Returns columns of a scope: the class of the largest score of every item, and probabilities if asked."""
     client = visit.scored
     try:
-        # A backdoor attached nodes behind the client's own, which are in no table.
+        # Nodes that a backdoor attached come after the client's, and are in no table.
         scores_NC = scores_of(algorithm, client, visit.received, "all", len(client.data.label))[: client.info.items]
     except ShoalError as error:
         raise ShoalError(who, *error.args, detail=error.detail) from error
@@ -214,21 +216,21 @@ def _predicted(scope: str, algorithm: Algorithm, visit: Visit, who: str, probabi
 
 
 def probabilities_of(scores_NC: Tensor) -> Tensor:
-    """The softmax of a method's scores, float32 `[N, C]`, on the processor."""
+    """Returns the softmax of a method's scores, float32 `[N, C]`, on the processor."""
     return scores_NC.detach().float().softmax(1).cpu()
 
 
 def _read_by_predict(state: FederationState, global_model: Tree, names: Iterable[str]) -> Tree:
-    """What a method's own `predict` may read beside models of these names: states, and what `receive` saw."""
+    """Returns the tensors that a method's `predict` may read beside models of these names: states and downloads."""
     parameters = {parameters_key(name) for name in names}
-    found = {f"global/download/{name}": t for name, t in global_model.items() if name != "w"}
+    tensors = {f"global/download/{name}": t for name, t in global_model.items() if name != "w"}
     for number, tree in state.downloads.items():
-        found.update({f"round/{number:06d}/download/{name}": t for name, t in tree.items() if name != "w"})
+        tensors.update({f"round/{number:06d}/download/{name}": t for name, t in tree.items() if name != "w"})
     for kind, trees in (("state", state.clients), ("inbox", state.inboxes)):
         for client, tree in trees.items():
             kept = [name for name in tree if not only_trains(name) and name not in parameters]
-            found.update({f"client/{client:05d}/{kind}/{name}": tree[name] for name in kept})
-    return found
+            tensors.update({f"client/{client:05d}/{kind}/{name}": tree[name] for name in kept})
+    return tensors
 
 
 def _keep_apart(models: Tree, beside: Tree, deployed: Tree, client: int, number: int) -> None:
@@ -242,19 +244,19 @@ def _keep_apart(models: Tree, beside: Tree, deployed: Tree, client: int, number:
     beside.update({of_round + name: t for name, t in deployed.items()})
 
 
-def _named(visit: Visit, prefix: str, received: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Parameters of a client's models, or of those that the server sends; that of the config has no name between."""
+def _name_parameters(visit: Visit, prefix: str, received: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Yields parameters of a client's models, or of those that the server sends; the config's model adds no name."""
     for name, model in visit.client.models.items():
         if received and not model.received:
             continue
         below = prefix if name == MODEL else f"{prefix}{name}/"
         for key, p in model.module.named_parameters():
-            # Row-major, whatever the layout in the model.
+            # Files have row-major parameters; a model may lay them out otherwise.
             yield below + key, p.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _described(store: Store, split: str, number: int, **same: int) -> dict[str, np.ndarray]:
-    """Ids of the items of a client or a whole graph, with labels, parts, and a number that is the same of all."""
+def _describe_items(store: Store, split: str, number: int, **same: int) -> dict[str, np.ndarray]:
+    """Returns columns of the items of a client or a whole graph: ids, labels, parts, and numbers that all share."""
     shard = store.shard(number)
     columns = {name: np.full(shard.items, value, dtype=np.int32) for name, value in same.items()}
     if shard.pairs is None:

@@ -1,4 +1,4 @@
-"""A run that is possible, as far as its config tells: checked once, before data is read, and taken by every command."""
+"""The plan of a run: its config, checked once before data is read; every command on configs takes one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +34,8 @@ from shoal.engine.rounds.sampling import (
     require_without,
 )
 from shoal.engine.schedules import choose_schedule
+from shoal.engine.sections.section import load as load_place
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.store.store import Store
 
 
@@ -54,7 +56,7 @@ class RunPlan:
 
     @classmethod
     def of(cls, config: Config, trains: bool = True) -> "RunPlan":
-        """Checks method, models, device, dataset, callbacks and rounds of a config; a ShoalError names a key.
+        """Checks method, models, device, dataset, callbacks and rounds of a config. A ShoalError names the key.
 
         Without `trains`, to prepare and export, it needs no callbacks, no learning rates and no trace.
         """
@@ -71,15 +73,14 @@ class RunPlan:
         device = device_choice(config)
         require_known(config)
         rounds = plan_of(config, algorithm.centralized or not trains)
-        if config.privacy.unit == "node":
-            from shoal.engine.stages.privacy.node_privacy import require_bounded
-
-            require_bounded(config, algorithm)
+        for feature in SECTIONS:
+            if feature.checks_method and feature.is_on(config):
+                load_place(feature.checks_method)(config, algorithm)
         return cls(config, method, algorithm, device, callbacks, rounds)
 
     @cached_property
     def inputs(self) -> dict[str, str]:
-        """Digests of the files that the config names, read once; raises ShoalError if one cannot be read."""
+        """The digests of the files that the config names, read once. Raises ShoalError: one cannot be read."""
         return inputs.contents(self.config)
 
     @cached_property
@@ -89,11 +90,11 @@ class RunPlan:
 
     @property
     def place(self) -> Path | str:
-        """Where the run is kept: its folder, or its address as text."""
+        """The place of the run: its folder, or its address as text."""
         return run_place(self.config, self.folder)
 
     def bring(self) -> None:
-        """Brings what there is of the run at its address, if it has one, to `folder`; as `bring_here`."""
+        """Brings the run from its address, if it has one, to `folder`; as `bring_here`."""
         if isinstance(self.place, str):
             from shoal.engine.runs.remote_run import bring_here
 
@@ -105,7 +106,7 @@ class RunPlan:
 
 
 def plan_of(config: Config, centralized: bool = False) -> Plan:
-    """The rounds of a config; the single client of a centralized method takes part in every round."""
+    """Plans the rounds of a config; the single client of a centralized method takes part in every round."""
     participation = ParticipationOptions() if centralized else config.participation
     clients = config.partition.clients
     newcomers = () if centralized else draw_newcomers(config.data.newcomers, clients, config.seed)
@@ -121,24 +122,10 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         require_cohorts(participation, clients, config.rounds, members)
         require_selection(participation, clients)
         require_sample(config.evaluation.clients, clients)
-        if config.attack.kind != "none" or config.aggregation.kind != "mean":
-            from shoal.engine.stages.hostile.hostile import require_possible
-
-            everybody = config.partition.clients
-            cohort = draw_cohort(everybody, participation, config.seed, 1, None, newcomers)
-            require_possible(config, len(cohort))
-        if config.privacy.unit == "client":
-            from shoal.engine.stages.privacy import privacy
-
-            privacy.require_possible(config)
-        if config.secure.kind != "none":
-            from shoal.engine.stages.secure import answers as secure_round
-
-            secure_round.require_possible(config)
-        if config.secure.kind == "homomorphic":
-            from shoal.engine.stages.secure.homomorphic import require_tenseal
-
-            require_tenseal()
+        if features := [one for one in SECTIONS if one.checks and one.is_on(config)]:
+            cohort = len(draw_cohort(config.partition.clients, participation, config.seed, 1, None, newcomers))
+            for feature in features:
+                load_place(feature.checks)(config, cohort)
     size: int | str = config.engine.cell_size
     if size == "auto":
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"

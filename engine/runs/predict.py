@@ -18,7 +18,7 @@ from shoal.engine.runs.export import Reopened, reopen
 from shoal.storage.datasets.features.features import check_finite, made_features, row_normalized
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import weights_among
-from shoal.storage.graph.gather import gathered
+from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import kept_entries
 from shoal.storage.options.propagation import PropagationOptions
@@ -32,7 +32,7 @@ GRAPH = "graph"
 
 
 def predict(run: Path, graph: Any, client: int | None, best: str | None) -> tuple[Tensor, list[str] | None]:
-    """Scores of every node of a graph, float `[N, C]`, and names of the classes; see `shoal.Run.predict`."""
+    """Predicts a graph: scores of every node, float `[N, C]`, and names of the classes; see `shoal.Run.predict`."""
     config = load_config(run)
     if config.task != "node":
         raise ShoalError("task", f"{config.task}, and only nodes of another graph are predicted; see predictions()")
@@ -53,19 +53,19 @@ def predict(run: Path, graph: Any, client: int | None, best: str | None) -> tupl
         view = _view_of(clean, number, config, opened, Path(folder))
         visit = _visit(opened, view, number, by_server)
         scores_NC = scores_of(opened.algorithm, visit.scored, visit.received, "all", view.nodes).detach().float()
-        # A shard has its nodes in an order of its own.
-        found_NC = torch.empty_like(scores_NC)
-        found_NC[torch.from_numpy(view.node.copy())] = scores_NC
-    return found_NC, manifest.label_names
+        # A shard has its nodes in another order than the graph.
+        in_order_NC = torch.empty_like(scores_NC)
+        in_order_NC[torch.from_numpy(view.node.copy())] = scores_NC
+    return in_order_NC, manifest.label_names
 
 
 def _graph_of(graph: Any, made: bool) -> Graph:
-    """A clean graph of edges and features, with labels that nobody reads."""
+    """Makes a clean graph of edges and features; its labels are not read."""
     if isinstance(graph, Graph):
-        found = graph
-        check_finite(found.x, f"{GRAPH}.x")
+        clean = graph
+        check_finite(clean.x, f"{GRAPH}.x")
     else:
-        # It takes a second of every process that imports it, and need not be installed.
+        # PyG takes a second to import, and need not be installed.
         from torch_geometric.data import Data
 
         from shoal.storage.adapters import from_pyg
@@ -76,14 +76,14 @@ def _graph_of(graph: Any, made: bool) -> Graph:
             if made:
                 given["x"] = torch.zeros(int(graph.num_nodes or 0), 1)
             graph = Data(**given, y=torch.zeros(len(given["x"]) if "x" in given else 0, dtype=torch.int64))
-        found = from_pyg(graph, called=GRAPH)
-    if found.graph_of is not None:
+        clean = from_pyg(graph, called=GRAPH)
+    if clean.graph_of is not None:
         raise ShoalError(GRAPH, "many small graphs; give one graph, whose nodes are predicted")
-    return found
+    return clean
 
 
 def _as_prepared(graph: Graph, config: Config) -> Graph:
-    """Features and weights as a store of the config would have them."""
+    """Converts features and weights to those that a store of the config would have."""
     data = config.data
     if data.features.made:
         if data.features.kind != "degree":
@@ -98,18 +98,18 @@ def _as_prepared(graph: Graph, config: Config) -> Graph:
 
 
 def _view_of(graph: Graph, client: int, config: Config, opened: Reopened, folder: Path) -> View:
-    """The graph as the data of a client, its shard and its hops in a folder."""
+    """Opens the graph as the data of a client, with its shard and its hops in a folder."""
     everybody = np.zeros(graph.nodes, dtype=np.int32)
     kept = kept_entries(graph.indptr, graph.indices, everybody)
     limit, layout = config.memory_limit(), opened.store.manifest.layout
-    ((_, part, x),) = gathered(graph, everybody, kept, [0], config.data.dtype, limit, layout)
+    ((_, part, x),) = gather_features(graph, everybody, kept, [0], config.data.dtype, limit, layout)
     weight = None
     if graph.edge_weight is not None:
         weight = weights_among(part, graph.indptr, graph.indices, graph.edge_weight)
     write_shard(folder / "shard", client, part, np.zeros(graph.nodes), x, edge_weight=weight)
     shard = open_shard(folder / "shard", client)
     hops = []
-    # All nodes are predicted, whether labels are known or not.
+    # All nodes are predicted, so that hops of all of them are needed, with and without labels.
     propagation: PropagationOptions = replace(config.propagation, rows="all", keep="all")
     if propagation.used:
         write_hops(folder / "hops", shard, propagation)
@@ -122,7 +122,7 @@ def _view_of(graph: Graph, client: int, config: Config, opened: Reopened, folder
 
 
 def _visit(opened: Reopened, view: View, client: int, by_server: bool) -> Visit:
-    """A visit that is scored on the graph: of a client as it is deployed, or of none, with the server's model."""
+    """Makes a visit that is scored on the graph: by a client's deployed model, or by the server's model."""
     state = opened.state
     if by_server:
         cell, down = evaluation_cell(state.round, [client], {}, {}), opened.global_model

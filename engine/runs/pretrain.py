@@ -37,7 +37,7 @@ Graphs = Literal["train", "all"]
 
 
 def options_of(values: Mapping[str, Any]) -> ContrastOptions:
-    """Options from the command line; names one that is out of its bounds."""
+    """Makes options from the command line. Raises ShoalError: one is out of its bounds, by name."""
     try:
         return ContrastOptions(**values)
     except ValidationError as error:
@@ -95,7 +95,7 @@ def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, gr
 
 
 def _model(config: Config) -> ModelSpec:
-    """The model of a config."""
+    """Returns the only model of a config. Raises ShoalError: it cannot be pre-trained."""
     several = config.models()
     if len(several) > 1:
         raise ShoalError(
@@ -123,9 +123,10 @@ def _require_place(out: Path) -> None:
 
 
 def _data(config: Config, cache: Cache, device: torch.device) -> tuple[View, Manifest]:
-    """The whole dataset as that of one client, with the clients' split of it, and its manifest."""
+    """Opens the whole dataset as that of one client, with the clients' split, and its manifest."""
     plain = {
-        # The file of a config may be the one that is to be made; neither hops nor whole domains are needed.
+        # `model.pretrained` may name the file that is to be made, so that the model is a plain one. Neither hops nor
+        # whole domains are needed.
         "model": ModelSpec(),
         "propagation": replace(config.propagation, hops=0),
         "evaluation": replace(config.evaluation, domains=False),
@@ -144,7 +145,7 @@ def _data(config: Config, cache: Cache, device: torch.device) -> tuple[View, Man
 
 
 def _graphs(data: View, manifest: Manifest, parts: int, graphs: Graphs, seed: int) -> tuple[SmallGraphs, str]:
-    """The graphs to learn from, and a text that names them."""
+    """Returns the graphs to learn from, and a text that names them."""
     indptr, indices = data.csr
     if data.graph_ptr is not None:
         every = SmallGraphs(data.graph_ptr.cpu().numpy(), indptr, indices, np.arange(data.nodes))

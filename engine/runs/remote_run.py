@@ -2,7 +2,7 @@
 
 At the address, `objects/` has files by the XXH3-128 of their content, `run.json` their paths in the folder, and
 `drivers/` an object for each driver at work, which shows itself every few seconds. Files are sent before `run.json`
-names them, and removed after it does not any more: what a kill leaves at any moment is the run as it was.
+names them, and removed when it no longer does, so that a kill at any moment leaves the run as it was.
 """
 
 import fcntl
@@ -40,30 +40,30 @@ from shoal.storage.files.places import COPIES, cache_folder
 
 log = logging.getLogger(__name__)
 LIST, FORMAT = "run.json", 1
-# The folder of drivers at work, and the name of one: machine, process, and a number of its own.
+# Drivers at work have a folder, in which a name has machine, process, and a random number.
 DRIVERS, DRIVER = "drivers", r"[^/]+-\d{1,10}-[0-9a-f]{8}"
 OF_CHECKPOINTS = (CHECKPOINTS, checkpoint.BEST)
-# What is of this machine, or is made of the rest.
+# These files belong to this machine, or are made from the others, and are not sent.
 NOT_SENT = re.compile(
     rf"\.lock|\.address|{LIST}|({REPORT}|{CLOCK}|{EXPORT})/.*|.*\.(unfinished|unusable\d*|part)(/.*)?"
 )
-# Paths below the address, and below a run here, of what is written by this file.
+# These paths are written here, below the address and below a run on this machine.
 THERE = (rf"{OBJECTS}/{DIGEST}", rf"{DRIVERS}/{DRIVER}")
 WRITTEN = (re.escape(LIST),)
-# A driver shows itself, and one that does not is gone, after so many seconds.
+# A driver shows itself every `BETWEEN_SIGNS` seconds, and counts as gone after `GONE_AFTER` without a sign.
 BETWEEN_SIGNS, GONE_AFTER, BETWEEN_LOOKS = 10.0, 60.0, 1.0
 
 
 class Seat:
-    """The one place of who writes a run at an address, from when it is made until it is closed."""
+    """The seat of the only process that may write a run at an address, from when it is made until it is closed."""
 
     def __init__(self, folder: Folder) -> None:
-        """Raises BusyError: a driver that was there before shows itself; FetchError."""
+        """Takes the seat. Raises BusyError: an earlier driver shows itself; FetchError: the address is out of reach."""
         self._folder, self._machine = folder, _machine()
         self._name = f"{DRIVERS}/{self._machine}-{os.getpid()}-{secrets.token_hex(4)}"
         self._closed = threading.Event()
         before = self._drivers()
-        # All times are those of the object store.
+        # Signs are compared by the times of the object store, as clocks of machines differ.
         folder.put(self._name, b"")
         self._signs = threading.Thread(target=self._show, daemon=True)
         self._signs.start()
@@ -74,19 +74,19 @@ class Seat:
             raise
 
     def is_ours(self) -> bool:
-        """Whether no other driver took the place of this one, which was silent for too long. Raises FetchError."""
+        """Returns whether no other driver took the seat after too long a silence of this one. Raises FetchError."""
         return self._name in self._drivers()
 
     def close(self) -> None:
-        """Leaves the place to others."""
+        """Leaves the seat to others."""
         self._closed.set()
-        # A sign that is under way would stay behind.
+        # A sign that is under way would be written after the removal, and stay behind.
         self._signs.join(BETWEEN_SIGNS)
         with suppress(FetchError):
             self._folder.delete(self._name)
 
     def _drivers(self) -> dict[str, float]:
-        infos = self._folder.listed(DRIVERS).items()
+        infos = self._folder.list_files(DRIVERS).items()
         files = {name: info for name, info in infos if info.size is not None}
         return {
             name: info.mtime.timestamp()
@@ -95,7 +95,7 @@ class Seat:
         }
 
     def _await(self, before: Collection[str]) -> None:
-        """Waits for who was there before, or came in the same moment and a little earlier, unless it is gone."""
+        """Waits for drivers that came before, or in the same moment a little earlier, unless they are gone."""
         first, began = self._drivers(), time.monotonic()
         for other, shown in first.items():
             silent = first[self._name] - shown
@@ -126,7 +126,7 @@ class Seat:
 
 
 def _machine() -> str:
-    """A name of this machine, and of the processes that can be seen in it."""
+    """Returns a name of this machine, and of the namespace of its processes."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     seen = f"{boot.read_text() if boot.exists() else ''} {os.stat('/proc/self/ns/pid').st_ino}"
     return f"{platform.node()}-{text_digest(seen)[:8]}"
@@ -136,7 +136,7 @@ class RemoteRun:
     """The one writer of a run at an address, from its folder on this machine."""
 
     def __init__(self, address: str, folder: RunFolder, fresh: bool) -> None:
-        """Takes the run, and brings what is newer there into the folder, unless it starts `fresh`.
+        """Takes the seat of the run, and brings newer files from there into the folder, unless it starts `fresh`.
 
         Raises ShoalError: another driver writes it, or the address is out of reach.
         """
@@ -175,7 +175,7 @@ class RemoteRun:
         (self._run.path / LIST).unlink(missing_ok=True)
 
     def send(self) -> None:
-        """Sends what is new. Where that fails, a line says so, and the run goes on.
+        """Sends files that are new. If that fails, a line says so, and the run goes on.
 
         Raises ShoalError: another driver took the run over.
         """
@@ -189,7 +189,7 @@ class RemoteRun:
             log.warning(line)
 
     def finish(self) -> None:
-        """Sends the finished run. Raises ShoalError: it cannot be."""
+        """Sends the finished run. Raises ShoalError: it cannot be sent."""
         self.send()
         if self._unsent is not None:
             raise ShoalError(
@@ -234,27 +234,27 @@ class RemoteRun:
                 self._folder.delete(f"{OBJECTS}/{xxh3}")
 
     def _files(self, there: Mapping[str, int | None]) -> dict[str, list[Any]]:
-        """Size and digest of each file of the run, by its path; those that hosts sent are at the address alone.
+        """Returns size and digest of each file of the run, by its path; those that hosts sent are at the address alone.
 
-        A checkpoint of which a file is nowhere is left out. Of a file that grows meanwhile its beginning counts.
+        A checkpoint with a missing file is left out. A file that grows meanwhile counts with its size at first.
         """
         path = self._run.path
         names = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if _is_sent(file, path)}
-        # As checkpoints say; what is there already is not read again.
+        # Checkpoints name the digests of their files, so that these need not be read again.
         digests: dict[str, str] = {}
         for name in [name for name in names if name.endswith(f"/{PLAIN}")]:
             with suppress(*checkpoint.UNUSABLE, ShoalError):
                 of_state = checkpoint.files_of(names[name].parent)
                 digests |= {f"{PurePosixPath(name).parent}/{part}": xxh3 for part, xxh3 in of_state.items()}
-        found = {name: [there[xxh3], xxh3] for name, xxh3 in digests.items() if there.get(xxh3) is not None}
-        for name in names.keys() - found.keys():
+        records = {name: [there[xxh3], xxh3] for name, xxh3 in digests.items() if there.get(xxh3) is not None}
+        for name in names.keys() - records.keys():
             size = names[name].stat().st_size
-            found[name] = [size, _digest(names[name], size)]
-        for name in digests.keys() - found.keys():
+            records[name] = [size, _digest(names[name], size)]
+        for name in digests.keys() - records.keys():
             log.warning("%s/%s is neither here nor in %s; this checkpoint is not sent", path, name, self._folder)
             folder = f"{PurePosixPath(name).parent}/"
-            found = {other: record for other, record in found.items() if not other.startswith(folder)}
-        return found
+            records = {other: record for other, record in records.items() if not other.startswith(folder)}
+        return records
 
 
 def _is_sent(file: Path, path: Path) -> bool:
@@ -272,14 +272,14 @@ def _digest(file: Path, size: int) -> str:
 
 
 def read_list(folder: Folder) -> dict[str, Any]:
-    """What `run.json` at an address says; empty where there is none.
+    """Reads `run.json` at an address; empty if there is none.
 
-    Raises FetchError; ShoalError: it is damaged, or of another format.
+    Raises FetchError: the address is out of reach; ShoalError: the list is damaged, or of another format.
     """
     if LIST not in folder.sizes():
         return {}
     fault: Exception | None = None
-    # A driver may write it between the question for its size and that for its content.
+    # A driver may write the list between the question for its size and the one for its content.
     for _ in range(TRIES):
         try:
             text = folder.content(LIST)
@@ -291,7 +291,7 @@ def read_list(folder: Folder) -> dict[str, Any]:
 
 
 def _check_list(where: str, listed: dict[str, Any]) -> dict[str, Any]:
-    """Returns a list of files, without those that no run sends, once what it names can only be files of a run.
+    """Checks that a list names files of a run alone, and returns it without files that no run sends.
 
     Raises ShoalError: a name is no path below a run, or a digest is none. ValueError, KeyError, TypeError,
     AttributeError: it is of another form.
@@ -316,7 +316,7 @@ def _list_here(path: Path) -> dict[str, Any]:
 
 
 def bring(folder: Folder, there: Mapping[str, Any], path: Path) -> None:
-    """Makes a folder of this machine as a list says, but for tensors of checkpoints: who reads these fetches them.
+    """Makes a folder of this machine equal to a list, but for tensors of checkpoints, which readers fetch themselves.
 
     Raises FetchError: the address is out of reach, or a file there is missing or another one, or there is no room.
     """
@@ -353,19 +353,19 @@ def _is_as(file: Path, record: list[Any]) -> bool:
 
 
 def bring_here(address: str, path: Path) -> None:
-    """Brings what is new of a run at an address into the folder of its driver on this machine, as that driver does.
+    """Brings new files of a run at an address into the folder of its driver on this machine, as that driver does.
 
-    Raises ShoalError: another driver writes it; FetchError.
+    Raises ShoalError: another driver writes it; FetchError: the address is out of reach.
     """
     there = read_list(Folder(address, WAY_OUT))
     if there and there != _list_here(path):
         with closing(RunFolder(path)) as run, closing(RemoteRun(address, run, fresh=False)):
-            # Its beginning brings them.
+            # A `RemoteRun` brings new files when it begins.
             pass
 
 
 def copies_of(address: str) -> list[Path]:
-    """Folders of this machine for a run at an address: for commands that read it, and for its driver.
+    """Returns the folders of this machine for a run at an address: for commands that read it, and for its driver.
 
     Raises ShoalError: the address ends in no name of a folder.
     """
@@ -374,9 +374,9 @@ def copies_of(address: str) -> list[Path]:
 
 
 def copy_of(address: str, root: Path | None = None) -> Path:
-    """The folder of a run at an address, as it is there now, as a copy on this machine, in `root` or in the cache.
+    """Copies a run at an address, as it is there now, into a folder of this machine, in `root` or in the cache.
 
-    Raises FetchError.
+    Raises FetchError: the address is out of reach.
     """
     folder = Folder(address, WAY_OUT)
     path = copies_of(address)[0]
@@ -396,7 +396,7 @@ def copy_of(address: str, root: Path | None = None) -> Path:
                 bring(folder, there, path)
                 break
             except FetchError:
-                # The run went on meanwhile.
+                # If the run went on meanwhile, its list has changed, and the new one is brought.
                 if tries == TRIES - 1 or read_list(folder) == there:
                     raise
     return path

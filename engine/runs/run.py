@@ -1,4 +1,4 @@
-"""One run from config to summary: prepare, rounds, checkpoints, evaluation; and again from where it was cut off."""
+"""Runs a config from preparing to its summary, and goes on with a run that was interrupted."""
 
 import inspect
 import logging
@@ -38,6 +38,7 @@ from shoal.engine.runs.driver import Driver, go_on_from
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.head import show, shown_path
 from shoal.engine.screen.progress import say
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.options.types import is_own
@@ -45,7 +46,7 @@ from shoal.storage.store.store import Store
 from shoal.storage.user_code.user_code import read_user_code
 
 log = logging.getLogger(__name__)
-# What reads the number of rounds in the text of a method or a callback.
+# The text of a method or a callback that reads the number of rounds matches this.
 READS_ROUNDS = re.compile(r"""\.rounds\b|["']rounds["']""")
 OF_METHODS = "shoal.algorithms.methods."
 
@@ -63,8 +64,8 @@ def run(
     Args:
         resume: Continue an unfinished run from its newest checkpoint, or one of fewer rounds; see `take_over`.
         fresh: Start over, whatever the folder holds.
-        backend: Carries it out; by default the run starts its own and closes it.
-        go_on: The command of the study that the run belongs to, which continues it; the study says the rest.
+        backend: The backend that carries it out; by default the run starts one and closes it.
+        go_on: The command of the study that the run belongs to, which continues it; the study prints head and end.
         until: A round after which the run pauses with a checkpoint, for a resume.
 
     Raises:
@@ -73,7 +74,7 @@ def run(
     """
     if resume and fresh:
         raise ShoalError("--resume, --fresh", "one goes on with the run, the other clears it; give one of them")
-    plan = run if isinstance(run, RunPlan) else _planned(run)
+    plan = run if isinstance(run, RunPlan) else _plan(run)
     config = plan.config
     folder, remote, begun = RunFolder(plan.folder, config.run.log_format), None, False
     try:
@@ -84,7 +85,7 @@ def run(
 
             remote = RemoteRun(plan.place, folder, fresh)
         read = inputs.contents(config) | _published(config)
-        # A sweep may have made the plan hours ago.
+        # A sweep may have made the plan hours ago, and files may have changed since.
         _require_same(folder, plan.inputs, read)
         if fresh and parent_of(folder.path):
             raise ShoalError(
@@ -99,9 +100,9 @@ def run(
             if go_on is None:
                 say("already finished; --fresh runs it again")
             return folder.path
-        found = None if fresh else _checkpoint(plan, folder, resume, quiet=go_on is not None and until is not None)
-        if found:
-            _require_same(folder, found.inputs, read)
+        newest = None if fresh else _checkpoint(plan, folder, resume, quiet=go_on is not None and until is not None)
+        if newest:
+            _require_same(folder, newest.inputs, read)
         store = plan.prepare(repair=False)
         if go_on is None:
             graph = store.manifest
@@ -110,35 +111,35 @@ def run(
             show({"graph": f"{graph.name}{kind}: {sizes}"})
         job = make_job(config, store, folder.path.name)
         job = replace(job, predictions=asks_for_predictions(plan.callbacks))
-        # Files that were first downloaded now count, too.
+        # Files that were downloaded just now count, too.
         read |= _published(config)
         read |= inputs.of_stores(job.content, job.graphs, job.training, config.propagation.keep)
-        if found:
-            _require_same(folder, found.inputs, read)
-        # Models that do not fit the memory are an error before any actor starts.
+        if newest:
+            _require_same(folder, newest.inputs, read)
+        # Models that do not fit the memory must be an error before any actor starts.
         models = [built.flat for built in job.sketch_models(store, plan.algorithm)[MODEL]]
         trainers = job.trainers(store, plan.algorithm, models)
         if config.resources.gpus_per_host and job.device == "cpu":
             say("engine.device: cpu: shares of GPUs are reserved, but only a custom method can use them")
         if of_samples := _chosen_on_samples(config):
             say(of_samples)
-        if config.communication.upload != "none":
-            from shoal.engine.stages.compression.compression import sent_whole
-
-            if whole := sent_whole(config.communication, [len(model.w) for model in models]):
-                say(whole)
+        for feature in SECTIONS:
+            lines = feature.says_of(config, [len(model.w) for model in models]) if feature.warns else {}
+            for subject in feature.warns:
+                if lines.get(subject):
+                    say(lines[subject])
         if fresh:
             folder.clear()
             if remote is not None:
                 remote.clear()
         folder.begin(config)
         begun = True
-        go_on_from(folder, found, config.run)
+        go_on_from(folder, newest, config.run)
         own = backend or open_backend(config)
         try:
             driver = Driver(plan, folder, own, job, store, read, trainers, go_on)
-            with folder.at_work.noted(folder.fail):
-                driver.drive(found.state if found else None, until)
+            with folder.at_work.keep_places(folder.fail):
+                driver.drive(newest.state if newest else None, until)
         finally:
             if backend is None:
                 own.close()
@@ -162,14 +163,14 @@ def run(
 
 
 def require_set_up(plan: RunPlan, store: Store) -> None:
-    """Makes the server of a run on its store as the run will; raises a ShoalError where the method refuses it."""
+    """Makes the server of a run on its store as the run will. Raises ShoalError: the method refuses it."""
     job = make_job(plan.config, store, plan.folder.name)
     job.sketch_models(store, plan.algorithm)
     Server(job, plan.rounds, LocalBackend(), None)
 
 
-def _planned(config: Config) -> RunPlan:
-    """The plan of a config; the traceback of code that fails in it goes to the log of the run, if there can be one."""
+def _plan(config: Config) -> RunPlan:
+    """Plans a config; the traceback of code that fails meanwhile goes to the log of the run, if there can be one."""
     try:
         return RunPlan.of(config)
     except ShoalError as error:
@@ -184,7 +185,7 @@ def _published(config: Config) -> dict[str, str]:
 
 
 def _chosen_on_samples(config: Config) -> str:
-    """A warning where what a run keeps or ends by is the best of samples; else nothing."""
+    """Returns a warning if the run keeps, or ends by, the best of samples of clients; else an empty text."""
     keys = ["run.keep_best"] * config.run.keep_best + ["callbacks"] * bool(steering(config.plain()["callbacks"]))
     if config.evaluation.clients == "all" or not keys:
         return ""
@@ -195,7 +196,7 @@ def _chosen_on_samples(config: Config) -> str:
 
 
 def _say_where_it_ended(folder: RunFolder, place: str) -> None:
-    """Says where a process ended that could not: a crash, a kill, or an exit of code that is compiled."""
+    """Says where a process ended that could not say so: by a crash, a kill, or an exit of compiled code."""
     line = f"the process before ended without a line, {place}: it was killed, or compiled code crashed or left"
     say(f"{folder.path}: {line}")
     log.warning(line)
@@ -208,7 +209,7 @@ def _note(error: ShoalError, folder: RunFolder) -> None:
 
 
 def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool, quiet: bool) -> Checkpoint | None:
-    """The checkpoint that an unfinished run, or one of more rounds, continues from; None: from its start."""
+    """Loads the checkpoint that an unfinished run, or one of more rounds, continues from; None: it starts over."""
     if not folder.started and resume and (why_not := take_over(plan, folder)) is not None:
         _refuse_changed(plan.config)
         say(f"{why_not}, starting")
@@ -216,8 +217,8 @@ def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool, quiet: bool) -> 
         return None
     if not resume:
         raise ShoalError(folder.place, "holds an unfinished run; --resume continues it, --fresh starts over")
-    found = checkpoint.load_newest(folder.checkpoints)
-    if found is None:
+    newest = checkpoint.load_newest(folder.checkpoints)
+    if newest is None:
         logged, every = folder.rounds_logged(), folder.checkpoint_every()
         if every is not None and logged > every:
             raise ShoalError(
@@ -227,19 +228,19 @@ def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool, quiet: bool) -> 
             )
         say("no checkpoint yet: starting over")
         return None
-    if changed := differences(found.environment, plan.device):
+    if changed := differences(newest.environment, plan.device):
         say(f"the machine or its software changed, last bits may differ: {', '.join(changed)}")
     if not quiet:
-        say(f"resuming after round {found.state.round}")
-    return found
+        say(f"resuming after round {newest.state.round}")
+    return newest
 
 
 def _require_same_keys(folder: RunFolder, config: Config) -> None:
-    """Compares the whole config with that of the folder: another version of Shoal may have had other defaults."""
+    """Refuses a config that differs from that of the folder: another version of Shoal may have had other defaults."""
     try:
         changed = changed_keys(config, folder.path) if folder.started or folder.finished else []
     except ShoalError:
-        # A damaged config is written anew.
+        # A damaged config cannot be compared; it is written anew.
         return
     if changed:
         raise ShoalError(
@@ -273,31 +274,31 @@ def _refuse_changed(config: Config) -> None:
 
 
 def take_over(plan: RunPlan, folder: RunFolder) -> str | None:
-    """Copies the state of the longest run that differs from a plan in fewer `rounds` alone; else gives why it did not.
+    """Copies the state of the longest run that differs from a plan in fewer `rounds` alone; else returns a reason.
 
-    Its rounds are those that the plan would begin with, to the bit. Of a last round that is evaluated, or evaluated
-    whole, only because it is the last, the checkpoint before it is taken. A ShoalError says that the folder cannot be
-    written.
+    The rounds of that run are those that the plan would begin with, to the bit. If its last round is evaluated, or
+    evaluated whole, only because it is the last, the checkpoint before it is taken. Raises ShoalError: the folder
+    cannot be written.
     """
     reasons = []
-    for other, rounds in sorted(_shorter(plan), key=lambda found: -found[1]):
-        why, found = _depends_on_rounds(plan, other, rounds), None
+    for other, rounds in sorted(_shorter(plan), key=lambda run: -run[1]):
+        why, newest = _depends_on_rounds(plan, other, rounds), None
         if why is None:
-            # A last round may be evaluated whole, as no other is.
+            # The last round alone may be evaluated on all clients.
             evaluation = plan.config.evaluation
             last = rounds - 1 if evaluation.clients != "all" and evaluation.last == "all" else rounds
-            found = usable(other, last - last % evaluation.every)
+            newest = usable(other, last - last % evaluation.every)
             why = "none of its checkpoints can be used"
-        if found is not None:
+        if newest is not None:
             say(f"{other}: the run of {rounds} rounds goes on to {plan.config.rounds} in {folder.path}")
-            bring(other, found, folder)
+            bring(other, newest, folder)
             return None
         reasons.append(f"{other}: the run of {rounds} rounds cannot go on to {plan.config.rounds}: {why}")
     return reasons[0] if reasons else f"{folder.path}: nothing to resume"
 
 
 def _shorter(plan: RunPlan) -> Iterator[tuple[Path, int]]:
-    """Runs on this machine of the same name and keys with fewer rounds, and maybe with another schedule of rates."""
+    """Yields local runs of the same name and keys with fewer rounds, and maybe with another schedule of rates."""
     config = plan.config
     for other in runs_here(config).glob(f"{config.name}-????????"):
         try:
@@ -311,12 +312,12 @@ def _shorter(plan: RunPlan) -> Iterator[tuple[Path, int]]:
 
 
 def _depends_on_rounds(plan: RunPlan, other: Path, rounds: int) -> str | None:
-    """Why the first rounds of a plan are not those of a shorter run; None: they are."""
+    """Returns the reason why the first rounds of a plan are not those of a shorter run; None: they are."""
     config = plan.config
     if run_path(config.model_copy(update={"rounds": rounds}), plan.inputs) != other:
         return "train.schedule, a file that it reads, or the version of Shoal is another"
-    if config.privacy.epsilon is not None:
-        return "the noise for privacy.epsilon is that of all rounds"
+    if whole := next(filter(None, (one.of_all_rounds(one.of(config)) for one in SECTIONS if one.is_on(config))), ""):
+        return whole
     modules = [sys.modules[cls.__module__] for cls in type(plan.algorithm).__mro__ if cls.__module__ in sys.modules]
     texts = [inspect.getsource(module) for module in modules if module.__name__.startswith(OF_METHODS)]
     code = plan.method.code
@@ -331,7 +332,7 @@ def _depends_on_rounds(plan: RunPlan, other: Path, rounds: int) -> str | None:
 
 
 def usable(other: Path, last: int) -> Checkpoint | None:
-    """The newest checkpoint of a run up to a round, of all that are kept."""
+    """Loads the newest checkpoint of a run up to a round, of all that are kept; None: there is none."""
     roots = (other / CHECKPOINTS, other / checkpoint.BEST)
     kept = {number: root for root in reversed(roots) for number in checkpoint.rounds_kept(root)}
     for number in sorted(kept, reverse=True):
@@ -343,9 +344,9 @@ def usable(other: Path, last: int) -> Checkpoint | None:
     return None
 
 
-def bring(other: Path, found: Checkpoint, folder: RunFolder) -> None:
-    """Copies a checkpoint, and what was kept of the rounds before it; their log comes last, as it makes a run begun."""
-    last = found.state.round
+def bring(other: Path, source: Checkpoint, folder: RunFolder) -> None:
+    """Copies a checkpoint, and the files of the rounds before it; their log comes last, as it makes a run begun."""
+    last = source.state.round
     for number in recorded_rounds(other):
         if number <= last:
             write_records(folder.path, number, read_records(other, number))
@@ -356,5 +357,5 @@ def bring(other: Path, found: Checkpoint, folder: RunFolder) -> None:
         if (other / name).exists():
             with replacing(folder.path / name) as unfinished:
                 shutil.copyfile(other / name, unfinished)
-    checkpoint.write(folder.checkpoints, found)
-    folder.metrics.restore(found.metrics)
+    checkpoint.write(folder.checkpoints, source)
+    folder.metrics.restore(source.metrics)

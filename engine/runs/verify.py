@@ -24,8 +24,10 @@ from shoal.storage.store.verify import files_to_verify, unnamed_files, verify
 
 
 def verify_folder(path: Path, place: object = None) -> None:
-    """Checks every file; of a store, names the files that belong to nothing. Refuses damaged and missing ones: names
-    the first, and how many more. `place` names the folder in lines, if it is a copy.
+    """Checks every file of a store or a run, and names files of a store that belong to nothing.
+
+    Raises ShoalError: files are damaged or missing; names the first, and the number of others. `place` names the
+    folder in lines, if it is a copy.
     """
     if not (path / NAME).exists() and (started(path) or finished(path)):
         faults, advice = verify_run(path), "shoal run with --resume continues from the files that are sound"
@@ -52,13 +54,13 @@ def _verify(store: Store) -> list[str]:
 
 
 def verify_run(run: Path) -> list[str]:
-    """Reads every file of a run that a later command reads; gives one line for each fault."""
+    """Reads every file of a run that a later command reads; returns a line for each fault."""
     faults: list[str] = []
     checks: list[Callable[[], object]] = [
         partial(load_config, run),
         partial(read_metrics, run),
         partial(_require_client_scores, run),
-        # Behind a damage no round can be read, and so not the last.
+        # After a damage no round can be read, so that the last one shows whether all can.
         lambda: read_upload_digests(run, len(read_metrics(run))),
         *(partial(read_records, run, number) for number in recorded_rounds(run)),
         partial(_require_summary, run),
@@ -75,7 +77,7 @@ def verify_run(run: Path) -> list[str]:
 
 
 def _require_client_scores(run: Path) -> None:
-    """Compares the scores of clients, where a run kept them, with the means over clients in its metrics."""
+    """Refuses scores of clients, if a run kept them, that differ from the means over clients in its metrics."""
     path = run / CLIENT_SCORES
     if not present(path):
         return
@@ -83,8 +85,8 @@ def _require_client_scores(run: Path) -> None:
     for line in read_metrics(run):
         for scope, parts in line.get("scopes", {}).items():
             for part, numbers in parts.items() if scope != DOMAINS else ():
-                found = means.get((line["round"], scope, part), (nan, nan))
-                if not np.allclose(found, (numbers["clients"], numbers["f1_clients"]), rtol=1e-9, atol=0):
+                scores = means.get((line["round"], scope, part), (nan, nan))
+                if not np.allclose(scores, (numbers["clients"], numbers["f1_clients"]), rtol=1e-9, atol=0):
                     raise ShoalError(
                         path,
                         f"the scores of round {line['round']} are damaged or missing; --fresh makes the run "

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from shoal.algorithms.rng import key
-from shoal.engine.config.round_sections import AvailabilityOptions, is_csv
+from shoal.engine.config.round_sections import AvailabilityOptions
+from shoal.engine.sections.words import is_csv
 from shoal.storage.errors import ShoalError
 
 HEADS = ("client", "from", "to")

@@ -1,4 +1,4 @@
-"""What a command says before anything else: what runs, on which data, and where."""
+"""The first lines of a command: what runs, on which data, and where."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -47,7 +47,7 @@ def show(rows: Mapping[str, str]) -> None:
 
 
 def shown_path(path: Path) -> Path:
-    """A path as short as it can be: from the working directory, where it is below that."""
+    """Shortens a path: relative to the working directory if it is below that."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

@@ -14,15 +14,15 @@ from shoal.engine.records.at_work import end_process
 from shoal.storage.files.places import remove_temporary
 from shoal.storage.parent import ends_with
 
-# Names the process that a command is a part of.
+# This variable names the process that a command is a part of.
 PARENT = "SHOAL_PARENT"
 SHOW_CURSOR = "\x1b[?25h"
-# Lines that a command ends with where a signal ends it at once.
+# A command that a signal ends at once ends with these lines.
 _last: list[str] = []
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run has ended because it was asked to, by a signal of this number; SIGINT where its time was over."""
+    """The end of a run on request, by a signal of this number; SIGINT if its time was over."""
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Interrupt:
 
 
 def _ending() -> list[signal.Signals]:
-    """Signals that end a command. Under `nohup` it goes on without its terminal."""
+    """Returns the signals that end a command; under `nohup` it goes on without its terminal."""
     gone = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *gone]
 
@@ -52,7 +52,7 @@ def graceful() -> Iterator[Interrupt]:
     """Listens for signals while a run is at work."""
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
-        # Python lets no other thread listen; whoever started it is asked.
+        # Python lets no other thread listen, so that signals reach the main thread alone.
         yield interrupt
         return
 
@@ -77,7 +77,7 @@ def graceful() -> Iterator[Interrupt]:
 
 @contextmanager
 def says_last(line: str) -> Iterator[None]:
-    """A signal that ends the command inside of the block prints a line at its end."""
+    """Prints a line at the end of the command if a signal ends it inside of the block."""
     _last.append(line)
     try:
         yield
@@ -86,23 +86,23 @@ def says_last(line: str) -> Iterator[None]:
 
 
 def listen() -> None:
-    """From now on a signal ends this process and its children immediately; written files can be resumed from.
+    """Makes a signal end this process and its children immediately; runs can be resumed from written files.
 
-    No exception is thrown into whatever is at work: code that is not Python's own may not survive one.
+    No exception is thrown into the code at work, since compiled code may not survive one.
     """
     for number in _ending():
         signal.signal(number, lambda number, frame: end_now(number))
 
 
 def end_with_parent() -> None:
-    """A command that another one started is told to stop when that one ends, in whatever way."""
+    """Makes a command that another one started stop when that one ends, in whatever way."""
     parent = os.environ.pop(PARENT, None)
     if parent is not None and not ends_with(int(parent), signal.SIGTERM):
         end_now(signal.SIGTERM)
 
 
 def listen_no_more() -> None:
-    """The command is at its end, and nothing comes between it and its status."""
+    """Ignores signals at the end of a command, so that nothing comes between it and its status."""
     for number in _ending():
         signal.signal(number, signal.SIG_IGN)
 
@@ -111,7 +111,7 @@ def end_now(number: int) -> None:
     """Ends all child processes and this one, with status 128 plus the number of the signal."""
     listen_no_more()
     if sys.stderr is not None and sys.stderr.isatty():
-        # Below a bar, and what the terminal shows of the key.
+        # The line comes below a bar, and below the key that the terminal shows.
         _print(f"{SHOW_CURSOR}\n", end="")
     _print("\n".join(["stopped", *_last]))
     end_children()
@@ -119,11 +119,11 @@ def end_now(number: int) -> None:
 
 
 def end_children(spared: Collection[int] = ()) -> None:
-    """Kills every process that this one started, and those that they started; their temporary folders go, too.
+    """Kills every process that this one started, and those that they started; removes their temporary folders.
 
     Children of this process whose numbers are `spared` go on.
     """
-    # Stopped first, so that none starts another one behind the count.
+    # Processes are stopped first, so that none starts another one after they are counted.
     stopped: dict[int, psutil.Process] = {}
     while new := [child for child in _children(spared) if child.pid not in stopped]:
         for child in new:
@@ -147,7 +147,7 @@ def _children(spared: Collection[int] = ()) -> list[psutil.Process]:
 
 
 def _print(text: str, end: str = "\n") -> None:
-    """A line from within a signal handler: by the system, for the streams of Python may be at work."""
-    # Before the streams of a command are open, one that is closed is none.
+    """Prints a line within a signal handler, by the system, since the streams of Python may be at work."""
+    # Python has None for a stream that was closed when the process began.
     with suppress(OSError, ValueError, AttributeError):
         os.write(sys.stderr.fileno(), (text + end).encode())

@@ -15,17 +15,17 @@ from rich.text import Text
 
 from shoal.engine.config.sections import ACCURACY, EVALUATED
 from shoal.engine.config.sizes import size
-from shoal.engine.records.summary import SAMPLED, chosen, metric_of, shown
+from shoal.engine.records.summary import SAMPLED, chosen, metric_of, name_metric
 from shoal.engine.rounds.costs import Live
 from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars, standing
 
-# Most runs are about the model that a client would deploy.
+# This scope comes first, since most runs are about the model that a client would deploy.
 FIRST_SCOPE = "deployed"
 LONGEST_NAME = 20
 
 
 class AsRoomAllows:
-    """As many of the parts of a note, from the first, as a line has room for; none is cut."""
+    """A note that shows as many of its parts, from the first, as a line has room for; none is cut."""
 
     def __init__(self, parts: Sequence[str]) -> None:
         self._parts = [part for part in parts if part]
@@ -51,7 +51,7 @@ class _NoteColumn(ProgressColumn):
 
 
 def columns() -> tuple[ProgressColumn, ...]:
-    """Columns of both bars: name, bar, count, time left, and notes as there is room, accuracy first."""
+    """Makes the columns of both bars: name, bar, count, time left, and notes as there is room, accuracy first."""
     return (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=12),
@@ -62,7 +62,7 @@ def columns() -> tuple[ProgressColumn, ...]:
 
 
 class LiveView:
-    """Rounds and clients done, their rate, bytes, hosts, retries, time left."""
+    """A view of a run at work: rounds and clients done, their rate, bytes, hosts, retries, time left."""
 
     def __init__(self, name: str, rounds: int, done: int, bars: Progress | None, of_study: bool = False) -> None:
         """Starts after `done` of `rounds`; the end of a run `of_study` is a line of the study."""
@@ -76,7 +76,7 @@ class LiveView:
         self.back_to(done)
 
     def watch(self, live: Live) -> None:
-        """A round is on its way."""
+        """Shows a round that is on its way."""
         if not live.visits:
             self._round_began = time.monotonic()
         rate = f"{live.visits / max(time.monotonic() - self._round_began, 1e-9):.1f} clients/s"
@@ -94,7 +94,7 @@ class LiveView:
             self._print(f"round {live.round}: {live.visits}/{live.expected} {did}, {', '.join((rate, *traffic))}")
 
     def advance(self, line: dict[str, Any]) -> None:
-        """A round is done; `line` is its line of metrics."""
+        """Shows that a round is done; `line` is its line of metrics."""
         self._done = line["round"]
         self._retries += line["retries"]
         self._round_began = now = time.monotonic()
@@ -105,7 +105,7 @@ class LiveView:
         if busy := line["hosts"].get("busy"):
             traffic.append(f"{100 * fmean(busy.values()):.0f} % busy")
         if self._bars is not None:
-            self._bars.update(self._run, completed=self._done, note=(*_reached(line), f"{rate:.1f} rounds/s"))
+            self._bars.update(self._run, completed=self._done, note=(*_results_of(line), f"{rate:.1f} rounds/s"))
             clients = len(line["cohort"])
             self._bars.update(
                 self._round,
@@ -118,11 +118,11 @@ class LiveView:
             left = (self._rounds - self._done) / rate
             self._print(
                 f"{self._done}/{self._rounds} rounds, {rate:.1f}/s, {left:.0f} s left, "
-                f"{', '.join((*_reached(line), visits, *traffic))}"
+                f"{', '.join((*_results_of(line), visits, *traffic))}"
             )
 
     def back_to(self, done: int) -> None:
-        """The run starts, or part of it was lost with the server."""
+        """Sets the view to so many rounds: the run starts, or rounds were lost with the server."""
         self._first = self._done = done
         self._began = self._round_began = time.monotonic()
         if self._bars is not None:
@@ -148,21 +148,21 @@ def live_view(name: str, rounds: int, done: int, of_study: bool = False) -> Iter
 
 
 def _traffic(up: int, down: int, hosts: tuple[int, int], retries: int) -> list[str]:
-    at_work, of = hosts
-    seen = [] if at_work == of == 1 else [f"{at_work} of {of} hosts"]
+    at_work, count = hosts
+    busy = [] if at_work == count == 1 else [f"{at_work} of {count} hosts"]
     lost = [] if not retries else ["1 retry"] if retries == 1 else [f"{retries} retries"]
-    return [f"{size(up)} up", f"{size(down)} down", *seen, *lost]
+    return [f"{size(up)} up", f"{size(down)} down", *busy, *lost]
 
 
-def _reached(line: dict[str, Any]) -> list[str]:
-    """Results of a round: accuracies, the loss, and notes of the method."""
+def _results_of(line: dict[str, Any]) -> list[str]:
+    """Returns the results of a round in words: accuracies, the loss, and notes of the method."""
     parts = []
     scopes = line.get("scopes", {})
     for scope in sorted(scopes, key=lambda scope: scope != FIRST_SCOPE):
         numbers = scopes[scope]
         if "val" in numbers:
             value, metric = chosen(numbers["val"], scope), metric_of(numbers["val"])
-            name = f"{scope} val" if metric == ACCURACY else f"{scope} val {shown(metric)}"
+            name = f"{scope} val" if metric == ACCURACY else f"{scope} val {name_metric(metric)}"
             mark = SAMPLED if EVALUATED in line else ""
             parts.append(f"{name} -" if value is None else f"{name} {100 * value:.1f}{mark} %")
     parts += [] if line["loss"] is None else [f"loss {line['loss']:.3f}"]

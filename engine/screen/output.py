@@ -1,4 +1,4 @@
-"""What prints: lines and tables in which texts from data and configs are plain."""
+"""Lines and tables on the screen, in which texts from data and configs are plain."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class Console(of_rich.Console):
 
     def __init__(self, **options: Any) -> None:
         """Takes the options of rich's."""
-        # Brackets and colons in a name or path are what they are.
+        # Brackets and colons in a name or path are no markup and no emoji.
         super().__init__(markup=False, emoji=False, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:

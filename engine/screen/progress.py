@@ -15,23 +15,23 @@ from shoal.storage.progress import Advance
 
 console = Console(stderr=True)
 SECONDS_BETWEEN_LINES = 5.0
-# A step inside of a step is shown from then on.
+# A step inside of a step is shown after so many seconds.
 SECONDS_OF_INNER_STEP = 1.0
-# What stands at the foot of the terminal, the outermost first.
+# These parts stand at the foot of the terminal, the outermost first.
 _standing: list[Callable[[], RenderableType]] = []
 _steps: list["Step"] = []
 
 
 def shows_bars() -> bool:
-    """Whether bars can be shown: on a terminal, or in a notebook with widgets."""
+    """Returns whether bars can be shown: on a terminal, or in a notebook with widgets."""
     return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
 @contextmanager
 def standing(part: Callable[[], RenderableType], stays: bool = True) -> Iterator[None]:
-    """Shows a part at the foot of the terminal, below those that stand there.
+    """Shows a part at the foot of the terminal inside of the block, below those that stand there.
 
-    At its end the first one stays, if it is to; one below another goes.
+    After the block the first part stays, unless `stays` is false; a part below another one goes.
     """
     _standing.append(part)
     try:
@@ -56,7 +56,7 @@ class Step:
         self._task = bar.add_task(what, total=total, completed=done, rate="") if bar and not inner else None
 
     def advance(self, count: int = 1) -> None:
-        """So many more are done."""
+        """Notes that `count` more are done."""
         if not count:
             return
         self._done += count
@@ -77,7 +77,7 @@ class Step:
             )
 
     def end(self) -> None:
-        """All is done: the bar is full, that of an inner step goes."""
+        """Ends the step: its bar is full; that of an inner step goes."""
         if self.bar is not None and self._task is not None:
             if self._inner:
                 self.bar.remove_task(self._task)

@@ -23,8 +23,8 @@ from shoal.engine.records.summary import (
     chosen,
     metric_of,
     metrics_in,
+    name_metric,
     scopes_apart,
-    shown,
     weighting_of,
 )
 from shoal.engine.screen.head import shown_path
@@ -34,25 +34,25 @@ from shoal.storage.options.types import is_own
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import TRAINING
 
-# Columns of a terminal, and where there is none.
+# Tables are at least so wide, and wider without a terminal.
 NARROWEST = 80 if Console().is_terminal else 100
-# Of classes that have names, and of features.
+# At most so many names of classes, and of features, are shown.
 SHOWN_CLASSES, SHOWN_FEATURES = 20, 5
-# Clients that lose most of their edges, and pairs of classes that most cut edges join.
+# So many clients that lose most of their edges are shown, and pairs of classes that most cut edges join.
 WORST_CLIENTS, MOST_PAIRS = 3, 5
-# The predicted item, by task.
+# A task predicts these items.
 ITEMS = {"node": "node", "edge": "pair", "graph": "graph"}
-# Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
+# A terminal that is too narrow wraps a table, which loses nothing; rich would cut it.
 console = Console(width=None if Console().width >= NARROWEST else NARROWEST)
 
 
 def show_run(run: Path, details: bool = False) -> None:
-    """The table that a finished run ends with; with `details` spreads over clients, and the seconds of parts."""
+    """Prints the table that a finished run ends with; with `details` spreads over clients, and the seconds of parts."""
     summary = read_summary(run)
     config = load_config(run)
     of_run = f"{title_of_run(summary, config)}; "
     for number, metric in enumerate(metrics_of(summary["scopes"])):
-        _line(f"{'' if number else of_run}test {shown(metric)} (%)")
+        _line(f"{'' if number else of_run}test {name_metric(metric)} (%)")
         console.print(score_table(summary["scopes"], metric, ITEMS[config.task], details))
     if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("final", "best")))):
         _line(OF_SAMPLES)
@@ -72,7 +72,7 @@ def show_run(run: Path, details: bool = False) -> None:
     _line(f"peak memory {short_size(summary['peak_memory_bytes'])} ({held} with shared pages)")
     if details:
         _show_costs(summary)
-    # Summaries of before have no such count.
+    # Older summaries have no such count.
     if (left_out := summary.get("left_out", {})).get("visits"):
         _line(
             f"left out: {left_out['visits']} visits of {left_out['clients']} clients, which failed "
@@ -87,11 +87,11 @@ def show_run(run: Path, details: bool = False) -> None:
 
 
 def _show_costs(summary: Mapping[str, Any]) -> None:
-    """Bytes in all, and the seconds of every part of the rounds."""
+    """Prints bytes in all, and the seconds of every part of the rounds."""
     traffic, scalars, seconds = summary["bytes"], summary["scalars"], summary["seconds"]
     numbers = ", ".join(f"{scalars[f'{way}_per_client_round']:,.0f} {way}" for way in ("up", "down"))
     _line(f"numbers per client and round: {numbers}; in total {size(traffic['up'])} up, {size(traffic['down'])} down")
-    # Summaries of earlier versions have scoring in what the server aggregates.
+    # Summaries of earlier versions count scoring to the server's aggregating.
     spent = {part: f"{short(seconds[part])} s" for part in PARTS if part in seconds}
     scoring = f", {spent[SCORING]} scoring" if SCORING in spent else " and scoring"
     _line(
@@ -145,7 +145,7 @@ def show_store(place: object, manifest: Manifest) -> None:
     rows = {
         "dataset": f"{manifest.name}{kind}: {graphs}{manifest.nodes:,} nodes, {manifest.features} features "
         f"({manifest.dtype}, {density}), {manifest.classes} classes",
-        "partition": _listed(manifest.identity["partition"]),
+        "partition": _join_pairs(manifest.identity["partition"]),
         "clients": f"{len(nodes)}, of {held}{min(nodes):,} to {max(nodes):,} nodes "
         f"(largest over mean {quality['balance']:.3f})",
         "edges kept": f"{entries.sum() // 2:,} undirected{weighted}{hidden}; cut {100 * quality['cut_fraction']:.1f} %",
@@ -153,9 +153,9 @@ def show_store(place: object, manifest: Manifest) -> None:
         f"{min(labelled):,} to {max(labelled):,} a client; "
         f"classes a client {min(classes)} to {max(classes)}",
         "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",
-        **({"features": abridged(manifest.feature_names)} if manifest.feature_names else {}),
-        **({"features": f"made: {_listed(made)}"} if (made := dataset.get("made_features")) else {}),
-        **({"classes": abridged(names, SHOWN_CLASSES)} if names else {}),
+        **({"features": abridge(manifest.feature_names)} if manifest.feature_names else {}),
+        **({"features": f"made: {_join_pairs(made)}"} if (made := dataset.get("made_features")) else {}),
+        **({"classes": abridge(names, SHOWN_CLASSES)} if names else {}),
         "splits": ", ".join(
             f"{name} ({' / '.join(f'{part:,}' for part in split.counts.sum(0))})"
             for name, split in manifest.splits.items()
@@ -181,7 +181,7 @@ def _cross_edges(manifest: Manifest, name: str) -> str:
     worst = np.argsort(-shares, kind="stable")[:WORST_CLIENTS]
     most = ", ".join(f"{100 * shares[client]:.1f} % of client {client}'s" for client in worst)
     of_class = f", {100 * same / known:.1f} % of those with labels join nodes of one class" if known else ""
-    # With more neighbours as the least, an edge may be kept for one of its ends alone.
+    # If more than one neighbour is required, an edge may be kept for one of its ends alone.
     kept = f"{edges // 2:,} undirected" if name.split("-")[2] == "min1" else f"{edges:,} directed"
     return (
         f"{kept}, {min(cut):,} to {max(cut):,} a client{of_class}; of the edges of hops {most}; "
@@ -203,26 +203,26 @@ def show_class_pairs(pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None
 
 
 def _shares_of_pairs(entries: np.ndarray) -> np.ndarray:
-    """Shares of all edges, of a pair in either order above the diagonal."""
+    """Returns shares of all edges; a pair of classes in either order counts above the diagonal."""
     pairs = np.triu(entries) + np.tril(entries, -1).T
     return pairs / max(int(entries.sum()), 1)
 
 
-def _listed(options: Mapping[str, Any]) -> str:
+def _join_pairs(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in options.items())
 
 
-def abridged(names: Sequence[str], most: int = SHOWN_FEATURES) -> str:
-    """The first `most` names, and the last of them all."""
+def abridge(names: Sequence[str], most: int = SHOWN_FEATURES) -> str:
+    """Returns the first `most` names, and the last of them all."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown}, … {names[-1]}"
 
 
 def show_rounds(run: Path, last: int = 10) -> None:
-    """The newest rounds of a run, finished or not."""
+    """Prints the newest rounds of a run, finished or not."""
     lines = read_metrics(run)
     parts = [part for line in lines for scope in line.get("scopes", {}).values() for part in scope.values()]
-    metric = shown(metric_of(parts[-1] if parts else {}))
+    metric = name_metric(metric_of(parts[-1] if parts else {}))
     heads = ("round", "cohort", "loss", "trained", "deployed", "seconds", "up", "down")
     state = "" if finished(run) else ", not finished"
     _line(f"{shown_path(run)}: {len(lines)} rounds logged{state}; validation {metric} in %", whole=True)
@@ -244,7 +244,7 @@ def show_rounds(run: Path, last: int = 10) -> None:
         _line(OF_SAMPLES)
 
 
-# Columns, by the names of rates and of their means over domains.
+# Columns of the table of domains, each with the name of a rate and that of its mean over domains.
 RATES = {
     "accuracy": ("accuracy", "clients"),
     "F1": ("f1", "f1_clients"),
@@ -255,7 +255,7 @@ RATES = {
 
 
 def domain_table(scope: Mapping[str, Any]) -> Table:
-    """A row a domain, their mean, and the best constant class: of the best round, the last, the last five."""
+    """Makes a table of domains, their mean, and the best constant class: at the best round, the last, the last five."""
     table = _numbers("the server's model on the whole graph of every domain (%)", ["test", "domain"], list(RATES))
     best, last, five = scope["best"], scope["final"], scope["last_five"]
     rounds = five["rounds"]
@@ -275,26 +275,26 @@ def domain_table(scope: Mapping[str, Any]) -> Table:
 
 
 def metrics_of(scopes: Mapping[str, Any]) -> list[str]:
-    """The metrics of a summary's scopes: the one that chooses rounds, then the others beside accuracy."""
+    """Returns the metrics of a summary's scopes: the one that chooses rounds, then the others beside accuracy."""
     parts = [part for scope in scopes.values() for part in scope["final"].values() if isinstance(part, dict)]
     first = [metric_of(part) for part in parts[:1]] or [ACCURACY]
     return list(dict.fromkeys((*first, *(metric for part in parts for metric in metrics_in(part)))))
 
 
-# Columns, by the names of weightings: of the final round, and more of them with details.
+# Columns of the table of scores, with names of weightings: of the final round, and more with details.
 FINAL = {"per test {item}": "rows", "per client": "clients"}
 SPREAD = {"F1": "f1", "min": "min", "median": "median", "max": "max"}
 
 
 def score_table(scopes: Mapping[str, Any], metric: str, item: str = "node", details: bool = False) -> Table:
-    """A row a scope of a summary: test scores by a metric; with `details` those over clients."""
+    """Makes a table with a row a scope of a summary: test scores by a metric; with `details` those over clients."""
     accuracy = metric == ACCURACY
     columns = {**FINAL, **(SPREAD if details else {})}
     if not accuracy:
         columns = {head: name for head, name in columns.items() if name != "f1"}
     heads = ["final", "at best validation", *(head.format(item=item) for head in columns), *["ranked"] * (not accuracy)]
     if details:
-        # All of them have room on 80 columns.
+        # Shorter heads leave room for all columns on a terminal of 80.
         heads[1:4] = ["at best val", f"test {item}", "client"]
     table = _numbers("", ["model"], heads)
     for scope, numbers in scopes.items():
@@ -313,7 +313,7 @@ def score_table(scopes: Mapping[str, Any], metric: str, item: str = "node", deta
 
 
 def _numbers(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
-    """A table that stays readable on 80 columns: columns of names, then of numbers."""
+    """Makes a table that stays readable on a terminal of 80 columns: names, then numbers."""
     table = Table(title=title or None, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in names:
         table.add_column(name, no_wrap=True)
@@ -332,19 +332,19 @@ def _mark(numbers: Mapping[str, Any] | None) -> str:
 
 
 def title_of_run(summary: Mapping[str, Any], config: Config) -> str:
-    """Method, dataset, clients, rounds and models of a run, in a line."""
+    """Returns method, dataset, clients, rounds and models of a run, in a line."""
     models = ", ".join(shown_name(model.name) for model in config.models())
     what = f"{summary['dataset']}{' (synthetic)' if summary['synthetic'] else ''}: {summary['clients']} clients"
     return f"{shown_name(config.algorithm.name)} on {what}, {summary['rounds']} rounds, {models}"
 
 
 def short(number: float) -> str:
-    """A number with two digits that count, or all before the point."""
+    """Formats a number with two significant digits, or all before the point."""
     return f"{number:.2g}" if number < 100 else f"{number:,.0f}"
 
 
 def short_size(count: float) -> str:
-    """Bytes for people, with three digits at most."""
+    """Formats bytes for people, with three digits at most."""
     number, unit = size(count).split(" ")
     return f"{float(number):.0f} {unit}" if float(number) >= 100 else f"{number} {unit}"
 

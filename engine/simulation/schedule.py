@@ -20,10 +20,10 @@ from shoal.storage.files.reading import read_text
 from shoal.storage.suggestions import did_you_mean
 
 CLASS, SHARE, SERVER = "class", "share", "server"
-# Columns of both kinds of files beside these two, with their defaults; None: it must be there.
+# Files have these columns beside class and share, with their defaults; None: the column must be there.
 DEVICES = {"gflops": None, "gb_per_s": None, "watts": None, "idle_watts": 0.0, "spread": 0.0, "per_hour": 0.0}
 NETWORKS = {"down_mbit": None, "up_mbit": None, "latency_ms": None, "spread": 0.0, "per_gb": 0.0}
-# The least and the most of a column, within which all times, energies and sums of money are finite numbers.
+# Columns have bounds, within which all times, energies and sums of money are finite numbers.
 OTHERS, SPEED = (0.0, 1e12), (1e-12, 1e18)
 BOUNDS = {
     **dict.fromkeys(("gflops", "gb_per_s", "down_mbit", "up_mbit"), SPEED),
@@ -31,7 +31,7 @@ BOUNDS = {
     "spread": (0.0, 10.0),
 }
 GIGA, MBIT, HOUR = 1e9, 1e6 / 8, 3600
-# Of a file, and the characters of a line.
+# A file has at most so many bytes, and a line so many characters.
 MOST_BYTES, LONGEST = 1 << 20, 2000
 
 
@@ -43,14 +43,14 @@ class Classes:
     names: tuple[str, ...]
     columns: dict[str, np.ndarray]
 
-    def drawn(self, clients: int, seed: int, what: str) -> tuple[np.ndarray, np.ndarray]:
-        """The class of every client, int64 `[B]`, and its speed over that of the class: log-normal of median 1.
+    def draw(self, clients: int, seed: int, what: str) -> tuple[np.ndarray, np.ndarray]:
+        """Draws the class of every client, int64 `[B]`, and its speed over that of the class: log-normal of median 1.
 
-        Both are drawn by (seed, what), and a client has the same however many others there are.
+        Both are keyed by (seed, what), and a client has the same however many others there are.
         """
         bounds = np.cumsum(self.columns[SHARE])
-        of = np.random.default_rng(key(seed, "clock", what)).random(clients)
-        number = np.searchsorted(bounds / bounds[-1], of, side="right")
+        uniform = np.random.default_rng(key(seed, "clock", what)).random(clients)
+        number = np.searchsorted(bounds / bounds[-1], uniform, side="right")
         normal = np.random.default_rng(key(seed, "clock", what, "speed")).standard_normal(clients)
         return number, np.exp(self.columns["spread"][number] * normal)
 
@@ -72,7 +72,7 @@ def read_classes(place: str, folder: str, known: dict[str, float | None]) -> Cla
     try:
         heads, rows = list(reader.fieldnames or ()), list(reader)
     except csv.Error as error:
-        # A cell in quotes may go on over many lines.
+        # A cell with an open quote may go on over many lines, beyond what the reader takes.
         raise ShoalError(path, f"cannot be read: {error}") from error
     needed = [CLASS, SHARE, *(name for name, default in known.items() if default is None)]
     if wrong := next((head for head in heads if head not in (CLASS, SHARE, *known)), None):
@@ -93,7 +93,7 @@ def read_classes(place: str, folder: str, known: dict[str, float | None]) -> Cla
 
 
 def read_network(place: str) -> Classes | None:
-    """Classes of links, as `read_classes`; `none`: messages take no time and no money."""
+    """Reads classes of links, as `read_classes`; None for `none`: messages take no time and no money."""
     return None if place == "none" else read_classes(place, "networks", NETWORKS)
 
 
@@ -122,13 +122,13 @@ def _number(path: Path, row: dict[str, Any], name: str, default: float | None) -
 
 @dataclass(frozen=True)
 class Fleet:
-    """What every client computes and sends with, float64 `[B]` each, in units of the SI; and the server's link.
+    """The devices and links of clients, float64 `[B]` each, in units of the SI; and the server's link.
 
     Attributes:
-        device: Number of its class of devices, int64.
+        device: Number of the client's class of devices, int64.
         flops, traffic: Operations and bytes of memory a second.
-        watts, idle_watts: While it computes, and in the rest of a round.
-        per_hour, per_byte: Money.
+        watts, idle_watts: Power while it computes, and in the rest of a round.
+        per_hour, per_byte: Money for an hour of a round, and for a byte sent or received.
         down, up, latency: Bytes a second of its link, and seconds of every message.
         server_down, server_up: Bytes a second that the server receives and sends.
     """
@@ -148,15 +148,15 @@ class Fleet:
 
     @classmethod
     def of(cls, devices: Classes, networks: Classes | None, clients: int, seed: int) -> "Fleet":
-        """Gives every client a device and a link, by the seed; a ShoalError: no row `server` of share 0.
+        """Draws a device and a link for every client, by the seed.
 
-        Without networks messages take no time and no money.
+        Without networks messages take no time and no money. Raises ShoalError: no row `server` has share 0.
         """
-        device, speed = devices.drawn(clients, seed, "device")
-        found = {name: column[device] for name, column in devices.columns.items()}
+        device, speed = devices.draw(clients, seed, "device")
+        columns = {name: column[device] for name, column in devices.columns.items()}
         compute = (
-            device, GIGA * found["gflops"] * speed, GIGA * found["gb_per_s"] * speed, found["watts"],
-            found["idle_watts"], found["per_hour"],
+            device, GIGA * columns["gflops"] * speed, GIGA * columns["gb_per_s"] * speed, columns["watts"],
+            columns["idle_watts"], columns["per_hour"],
         )  # fmt: skip
         if networks is None:
             fast, none = np.full(clients, math.inf), np.zeros(clients)
@@ -165,7 +165,7 @@ class Fleet:
         server = networks.names.index(SERVER) if SERVER in networks.names else 0
         if networks.names[server] != SERVER or link[SHARE][server]:
             raise ShoalError(networks.path, SERVER, "a row of this class with share 0 must give the server's link")
-        network, pace = networks.drawn(clients, seed, "network")
+        network, pace = networks.draw(clients, seed, "network")
         return cls(
             *compute, MBIT * link["down_mbit"][network] * pace,
             MBIT * link["up_mbit"][network] * pace, link["latency_ms"][network] / 1000, link["per_gb"][network] / GIGA,
@@ -173,20 +173,20 @@ class Fleet:
         )  # fmt: skip
 
     def seconds(self, work: Work) -> np.ndarray:
-        """Seconds of work of every client, `[B]`: operations or memory, whichever take longer (the roofline)."""
+        """Returns seconds of work of every client, `[B]`: of operations or of memory, the longer one (the roofline)."""
         return np.maximum(work.flops / self.flops, work.traffic / self.traffic)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """One round, from its beginning at 0: `[C]` of the cohort, and the end.
+    """The schedule of a round, in seconds from its beginning, `[C]` each, and its end.
 
     Attributes:
-        received, ready: When a client has the download, and when it has computed.
-        arrived, finished: When its upload is at the server's link, and when the server has it.
+        received, ready: The times when a client has the download, and when it has computed.
+        arrived, finished: The times when its upload is at the server's link, and when the server has it.
         moving: Seconds that its own messages take, without those of others in front of them.
-        late: Whether it is finished after the deadline; the server does not wait for it.
-        end: When the server has all uploads that it waits for, or the deadline, if any of these is late.
+        late: True if it is finished after the deadline; the server does not wait for it.
+        end: The time when the server has all uploads that it waits for, or the deadline, if any of these is late.
     """
 
     received: np.ndarray
@@ -207,9 +207,9 @@ def schedule(
     deadline: float = math.inf,
     counted: np.ndarray | None = None,
 ) -> Schedule:
-    """The schedule of a synchronous round of a cohort, int64 `[C]`, ascending; bytes and seconds of compute `[C]`.
+    """Schedules a synchronous round of a cohort, int64 `[C]`, ascending; bytes and seconds of compute are `[C]`.
 
-    `counted` says whom the server waits for, bool `[C]`; None: all. The others take their places in the queues.
+    `counted` says which clients the server waits for, bool `[C]`; None: all. The others take places in the queues.
     The server's link is a queue, first in, first out, in each direction: it sends downloads one after another in the
     order of clients, and takes uploads one after another as they arrive. A message passes one link after the other.
     """
@@ -222,7 +222,7 @@ def schedule(
     arrived = ready + to_server
     order = np.argsort(arrived, kind="stable")
     done = np.cumsum(service[order])
-    # A link works without a break from some arrival on: the one that leaves the upload latest.
+    # A link works without a break from some arrival on, which is the one that makes the upload end latest.
     finished = np.empty_like(arrived)
     finished[order] = done + np.maximum.accumulate(arrived[order] - (done - service[order]))
     waited = np.ones(len(cohort), dtype=bool) if counted is None else counted
@@ -233,10 +233,10 @@ def schedule(
 
 @dataclass(frozen=True)
 class Clock:
-    """What rounds take, `[T]` each: seconds, joules and money; operations; seconds that clients wait; late clients; and
-    seconds of all clients of the round.
+    """The costs of rounds, `[T]` each: seconds, joules, money, operations, seconds that clients wait, and late clients.
 
-    `late_of` are late visits by class of devices, int64 `[D]`, of `visits_of`.
+    `of_clients` are seconds of all clients of the round. `late_of` and `visits_of` are late visits and all visits by
+    class of devices, int64 `[D]`.
     """
 
     seconds: np.ndarray
@@ -252,12 +252,12 @@ class Clock:
 
 @dataclass(frozen=True)
 class Round:
-    """What a run records of a round: its cohort, bytes of each client, seconds of the server, and whether it scored.
+    """The record of a round: its cohort, bytes of each client, seconds of the server, and whether it scored.
 
-    Of a run that is not synchronous also the seconds since the step before, and those of each client from the step
-    that made its model, `[C]`; its evaluations take no time. Where some were drawn and take no part to the end,
-    they are in `cohort`, too, and are not `counted`, bool `[C]`; `end` is when the round ended in the run, None: when
-    the last one that counts is finished.
+    A run that is not synchronous also has the seconds since the step before (`took`), and those of each client from the
+    step that made its model, `[C]` (`spent`); its evaluations take no time. Clients that were drawn and took no part to
+    the end are in `cohort`, and not `counted`, bool `[C]`. `end` is the time when the round ended in the run; None:
+    when the last client that counts is finished.
     """
 
     cohort: np.ndarray
@@ -272,7 +272,7 @@ class Round:
 
 
 def clock(rounds: Sequence[Round], work: ClientWork, fleet: Fleet, deadline: float = math.inf) -> Clock:
-    """The clock of the rounds of a run; a round that scored has its cohort evaluate before it sends.
+    """Computes the clock of the rounds of a run; in a round that scored, the cohort evaluates before it sends.
 
     A client uses `watts` while it computes, to the end of the round at most, and `idle_watts` in the rest of it.
     """
@@ -284,21 +284,24 @@ def clock(rounds: Sequence[Round], work: ClientWork, fleet: Fleet, deadline: flo
     for number, each in enumerate(rounds):
         own = each.cohort
         compute, flops = (values[own] for values in (scored if each.scored else plain))
-        found = schedule(fleet, own, each.down, each.up, compute, deadline, each.counted)
-        end = found.end if each.end is None else each.end
-        took, busy = end + each.server, np.clip(end - found.received, 0, compute)
+        of_round = schedule(fleet, own, each.down, each.up, compute, deadline, each.counted)
+        end = of_round.end if each.end is None else each.end
+        took, busy = end + each.server, np.clip(end - of_round.received, 0, compute)
         total = np.full(len(own), took)
         if each.spent is not None:
             took, busy, total = each.took + each.server, compute, each.spent
-        waits = np.maximum(total - busy - found.moving, 0)
+        waits = np.maximum(total - busy - of_round.moving, 0)
         joules = fleet.watts[own] @ busy + fleet.idle_watts[own] @ (total - busy)
         money = fleet.per_hour[own] @ total / HOUR + fleet.per_byte[own] @ (each.down + each.up)
-        table[:, number] = took, joules, money, flops.sum(), waits.sum(), found.late.sum(), total.sum()
-        late.append(fleet.device[own[found.late]])
+        table[:, number] = took, joules, money, flops.sum(), waits.sum(), of_round.late.sum(), total.sum()
+        late.append(fleet.device[own[of_round.late]])
         visits.append(fleet.device[own])
     classes = int(fleet.device.max(initial=0)) + 1
-    of = [np.bincount(np.concatenate(each) if each else np.zeros(0, int), minlength=classes) for each in (late, visits)]
-    return Clock(*table, *of)
+    by_class = [
+        np.bincount(np.concatenate(devices) if devices else np.zeros(0, int), minlength=classes)
+        for devices in (late, visits)
+    ]
+    return Clock(*table, *by_class)
 
 
 def join_clocks(clocks: Sequence[Clock]) -> Clock:

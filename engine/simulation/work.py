@@ -29,7 +29,8 @@ from shoal.storage.options.propagation import propagation_of
 from shoal.storage.store.store import Store
 
 KNOWN = "mlp, sgc, s2gc, gbp, sign, gamlp, gat, gcn, gcnii, gin, sage, transformer"
-# Bytes of a number, and of the column of an entry; numbers of a parameter that a step of an optimizer reads and writes.
+# A number has 4 bytes, and so has the column of an entry. For a parameter, a step of an optimizer reads and writes so
+# many numbers.
 FLOAT = 4
 OF_STEP = {"adam": 7, "sgd": 3, "momentum": 5}
 
@@ -44,7 +45,7 @@ class Work(NamedTuple):
         return Work(self.flops + other.flops, self.traffic + other.traffic)
 
     def times(self, count: Any) -> "Work":
-        """So many times the work, a number or one for each client."""
+        """Multiplies the work by a number, or by one for each client."""
         return Work(self.flops * count, self.traffic * count)
 
 
@@ -62,10 +63,10 @@ class Product:
     """A product of a model: of `[n, inner]` with `[inner, out]`.
 
     Attributes:
-        over: What n is, `rows` or `nodes`; `entries`: of a sparse matrix `[nodes, nodes]` with `[nodes, out]`.
+        over: The meaning of n, `rows` or `nodes`; `entries`: of a sparse matrix `[nodes, nodes]` with `[nodes, out]`.
         passes: Products of this size in a training step: the output, the gradient of the weight, that of the input.
         repeat: Rows of the product for each of n; of a sparse matrix the values of an entry, one a head of attention.
-        own: Each row has a second matrix of its own.
+        own: Each row has another second matrix.
     """
 
     over: Literal["rows", "nodes", "entries"]
@@ -76,7 +77,7 @@ class Product:
     own: bool = False
 
     def work(self, sizes: Sizes) -> Work:
-        """The work of one such product; each number is read and written once, of a sparse entry values and column."""
+        """Returns the work of a product; each number is read and written once, of a sparse entry values and column."""
         n = getattr(sizes, self.over).astype(np.float64)
         if self.over == "entries":
             return Work(2 * n * self.out, FLOAT * ((self.repeat + 1) * n + 2 * sizes.nodes * self.out))
@@ -86,7 +87,7 @@ class Product:
 
 
 def products_of(module: nn.Module) -> list[Product] | None:
-    """The products of a model of nodes, in their order; None: its work is not known."""
+    """Returns the products of a model of nodes, in their order; None: its work is not known."""
     if isinstance(module, Coupled) and module.fanouts:
         return None
     known = FORMULAS.get(type(module).__name__) if type(module).__module__.startswith("shoal.") else None
@@ -99,7 +100,7 @@ def _widths(head: Head) -> list[tuple[int, int]]:
 
 
 def _head(head: Head, first: int) -> list[Product]:
-    """A classifier; the first layer has so many passes: two if no gradient of its input is needed."""
+    """Returns products of a classifier; the first layer has so many passes: two if its input needs no gradient."""
     return [Product("rows", *width, 3 if number else first) for number, width in enumerate(_widths(head))]
 
 
@@ -115,7 +116,10 @@ def _gamlp(module: GAMLP) -> list[Product]:
 
 def _sign(module: SIGN) -> list[Product]:
     of_hops: Any = module.of_hops
-    return [*(Product("rows", of.in_features, of.out_features, 2) for of in of_hops), *_head(module.head, 3)]
+    return [
+        *(Product("rows", linear.in_features, linear.out_features, 2) for linear in of_hops),
+        *_head(module.head, 3),
+    ]
 
 
 class Layer(NamedTuple):
@@ -128,14 +132,14 @@ class Layer(NamedTuple):
     heads: int = 1
 
 
-def _coupled(module: Coupled, layer: Callable[[Layer], list[Product]]) -> list[Product]:
-    """The products of all layers, then those of the classifier."""
+def _layers(module: Coupled, layer: Callable[[Layer], list[Product]]) -> list[Product]:
+    """Returns the products of all layers, then those of the classifier."""
     hidden, classes = _widths(module.head)[-1]
-    inner, found = module.first_weights()[0].shape[1], list[Product]()
+    inner, products = module.first_weights()[0].shape[1], list[Product]()
     for number, conv in enumerate(module.convs):
-        of = Layer(hidden if number else inner, hidden, hidden, 3 if number else 2, getattr(conv, "heads", 1))
-        found += layer(of)
-    return found + (layer(Layer(hidden, hidden, classes)) if module.conv_head else _head(module.head, 3))
+        widths = Layer(hidden if number else inner, hidden, hidden, 3 if number else 2, getattr(conv, "heads", 1))
+        products += layer(widths)
+    return products + (layer(Layer(hidden, hidden, classes)) if module.conv_head else _head(module.head, 3))
 
 
 def _gcn(of: Layer) -> list[Product]:
@@ -151,12 +155,12 @@ def _gin(of: Layer) -> list[Product]:
 
 
 def _gat(of: Layer) -> list[Product]:
-    # The weights of edges have a gradient, too.
+    # Attention weights have a gradient, too, so that entries take three passes.
     return [Product("nodes", of.inner, of.out, of.first), Product("entries", 1, of.out, 3, repeat=of.heads)]
 
 
 def _transformer(of: Layer) -> list[Product]:
-    # Queries, keys, values and the node's own; a score of an edge is a product, too.
+    # Weights make queries, keys, values and the node's own term; the score of an edge is a product, too.
     weight, summed = _gat(of)
     return [weight] * 4 + [summed] * 2
 
@@ -172,22 +176,22 @@ def _hops_in_one(module: FixedHops) -> list[Product]:
     return _head(module.head, 2)
 
 
-# By the class of a model.
+# Each class of a model has a formula for its products.
 FORMULAS: dict[str, Callable[[Any], list[Product]]] = {
     **dict.fromkeys(("MLP", "SGC", "S2GC", "GBP"), _hops_in_one),
     **{
         "GAMLP": _gamlp,
         "SIGN": _sign,
-        "GCN": partial(_coupled, layer=_gcn),
-        "GraphSAGE": partial(_coupled, layer=_sage),
+        "GCN": partial(_layers, layer=_gcn),
+        "GraphSAGE": partial(_layers, layer=_sage),
     },
-    **{"GIN": partial(_coupled, layer=_gin), "GAT": partial(_coupled, layer=_gat), "GCNII": _gcnii},
-    "Transformer": partial(_coupled, layer=_transformer),
+    **{"GIN": partial(_layers, layer=_gin), "GAT": partial(_layers, layer=_gat), "GCNII": _gcnii},
+    "Transformer": partial(_layers, layer=_transformer),
 }
 
 
 def training_work(products: list[Product], parameters: int, sizes: Sizes, options: TrainOptions) -> Work:
-    """Work of a visit's local training: all epochs, in batches, with the optimizer's traffic."""
+    """Returns the work of a visit's local training: all epochs, in batches, with the optimizer's traffic."""
     size = np.maximum(sizes.rows, 1) if options.batch_size is None else options.batch_size
     steps = np.ceil(sizes.rows / size)
     batch = Sizes(sizes.rows / np.maximum(steps, 1), sizes.nodes, sizes.entries)
@@ -199,7 +203,7 @@ def training_work(products: list[Product], parameters: int, sizes: Sizes, option
 
 
 def forward_work(products: list[Product], sizes: Sizes) -> Work:
-    """Work of one pass without gradients."""
+    """Returns the work of a pass without gradients."""
     total = Work(np.zeros(len(sizes.rows)), np.zeros(len(sizes.rows)))
     for product in products:
         total += product.work(sizes)
@@ -219,14 +223,14 @@ class ClientWork:
 def work_of(
     job: Job, store: Store, algorithm: Algorithm, models: Sequence[BuiltModel], place: Path | str
 ) -> ClientWork:
-    """The work of every client of a job, from its store and the models of its config.
+    """Computes the work of every client of a job, from its store and the models of its config.
 
     Raises ShoalError: the work of a model is not known; the line begins with `place`.
     """
     if job.propagation is not None and propagation_of(job.propagation).first_layer:
         raise ShoalError(place, "the work of layers that read data.cross_edges is not known")
     method, counts = job.method.name, store.manifest.splits[job.split].counts
-    found = [Work(np.zeros(store.clients), np.zeros(store.clients)) for _ in range(3)]
+    totals = [Work(np.zeros(store.clients), np.zeros(store.clients)) for _ in range(3)]
     for number, built in enumerate(models):
         module = built.flat.module
         products = products_of(module) if store.manifest.task == "node" else None
@@ -245,16 +249,16 @@ def work_of(
             passes = forward_work(products, Sizes(seen.nodes, seen.nodes, seen.entries))
             upload = (passes + sketch).times(1 / algorithm.sketch_every)  # type: ignore
         mine = np.array(job.model_of) == number
-        for total, work in zip(found, (steps, upload, forward_work(products, scored))):
+        for total, work in zip(totals, (steps, upload, forward_work(products, scored))):
             total.flops[mine], total.traffic[mine] = work.flops[mine], work.traffic[mine]
     note = (
         "" if method in ONLY_TRAIN else f"{method}: what it computes beside local training of the model is not counted"
     )
-    train, upload, evaluate = found
+    train, upload, evaluate = totals
     return ClientWork(train, upload, evaluate, note)
 
 
 def _sizes(store: Store, module: nn.Module) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes of clients, and entries of the matrix of a layer: edges both ways, with self loops where it has them."""
+    """Returns nodes of clients, and entries of a layer's matrix: edges both ways, with self loops if it has them."""
     nodes, entries = (store.manifest.clients.count(name) for name in ("nodes", "entries"))
     return nodes, entries + nodes if getattr(module, "operator", "") in ("symmetric", "attention") else entries

@@ -1,4 +1,4 @@
-"""What commands do with runs and stores at addresses: copy, list, verify and remove them."""
+"""Copies, lists, verifies and removes runs and stores at addresses."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ from shoal.engine.runs.remote_run import WRITTEN as OF_LIST
 from shoal.engine.runs.verify import verify_folder
 from shoal.engine.screen.output import put
 from shoal.engine.screen.progress import progress, say
-from shoal.engine.studies.listing import Kept, listed
+from shoal.engine.studies.listing import Kept, make_tables
 from shoal.engine.studies.removal import FILES
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.files.addresses import AT_ONCE, Folder, below
@@ -26,13 +26,13 @@ from shoal.storage.options.types import address_fault
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.remote_store import Remote, RemoteStore, files_below
 
-# Paths below an address of what Shoal writes there, by kind; what makes it one of that kind.
+# `THERE` has the paths that Shoal writes below an address, by kind; `MARKS` the file by which a kind is recognized.
 THERE = {"run": (*THERE_OF_RUNS, *OF_LIST), "store": FILES["store"]}
 MARKS = {"run": LIST, "store": NAME}
 
 
 def local_copy(address: str) -> Path:
-    """A folder of this machine for a run or a store at an address: small files, and manifests, as they are there now.
+    """Copies a run or a store at an address to this machine: its small files, and manifests, as they are there now.
 
     Raises ShoalError: there is neither; FetchError.
     """
@@ -41,24 +41,24 @@ def local_copy(address: str) -> Path:
 
 
 def kept_at(address: str) -> list[Kept]:
-    """The run or the store at an address, or those in the folders there; a line for each that cannot be read."""
+    """Finds the run or the store at an address, or those in the folders there; says which of them cannot be read."""
     inside = [path for path, size in _folder(address).sizes().items() if size is None]
     # A name may have characters that have a meaning in an address.
     places = [address, *(below(address, quote(path)) for path in inside)]
-    found = []
+    folders = []
     for place in places:
         try:
             if kind := _kind_of(Folder(place)):
-                found.append(Kept(kind, local_copy(place), _change(place)))
+                folders.append(Kept(kind, local_copy(place), _change(place)))
         except ShoalError as error:
             if place == address:
                 raise
             say(error.line)
-    return found
+    return folders
 
 
 def verify_at(address: str) -> None:
-    """Reads all of a run or a store at an address; errors of `verify_folder`."""
+    """Reads all of a run or a store at an address. Raises as `verify_folder`."""
     place = str(_folder(address))
     if _kind(address) == "store":
         _verify_store(_store(address))
@@ -86,13 +86,13 @@ def _verify_store(store: RemoteStore) -> None:
         return None if same else f"{folder}/{relative}: is not what the manifest says"
 
     with ThreadPoolExecutor(AT_ONCE) as threads, progress(f"verify {store}", len(files), "files") as step:
-        found = []
+        faults = []
         for line in threads.map(lambda file: fault(file[0], file[1].bytes, file[1].xxh3), files):
-            found += [line] if line else []
+            faults += [line] if line else []
             step.advance()
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise ShoalError(f"{found[0]}{more}; delete {folder}/{NAME}, and `shoal prepare` makes all again")
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise ShoalError(f"{faults[0]}{more}; delete {folder}/{NAME}, and `shoal prepare` makes all again")
     say(f"{store}: {len(files)} files, all as they were written")
 
 
@@ -101,11 +101,11 @@ def remove_at(addresses: Sequence[str], ask: Callable[[str], bool]) -> bool:
 
     Only what Shoal wrote is removed; whatever else is there stays and is named. Refuses a run that is being written.
     """
-    found = [_find(address) for address in addresses]
-    put("\n".join(table.text() for table in listed(found)), end="")
-    if not ask(f"remove {len(found)} folder{'s' * (len(found) > 1)}, {size(sum(each.bytes for each in found))}?"):
+    folders = [_find(address) for address in addresses]
+    put("\n".join(table.text() for table in make_tables(folders)), end="")
+    if not ask(f"remove {len(folders)} folder{'s' * (len(folders) > 1)}, {size(sum(each.bytes for each in folders))}?"):
         return False
-    for address, kept in zip(addresses, found):
+    for address, kept in zip(addresses, folders):
         folder = _folder(address)
         if kept.kind == "run":
             with closing(Seat(folder)):
@@ -131,9 +131,9 @@ def _find(address: str) -> Kept:
 
 def _remove(folder: Folder, kind: str) -> None:
     written = re.compile(f"({'|'.join(THERE[kind])})({OF_UNFINISHED})?")
-    names = [name for name, info in folder.listed(everything=True).items() if info.size is not None]
+    names = [name for name, info in folder.list_files(everything=True).items() if info.size is not None]
     own = [name for name in names if written.fullmatch(name) and not name.startswith(f"{DRIVERS}/")]
-    # What makes it a run or a store comes last: what an interruption leaves can be removed again.
+    # The marks come last, so that what an interruption leaves is still recognized and can be removed.
     own.sort(key=lambda name: name.endswith(MARKS[kind]))
     for name in own:
         folder.delete(name)
@@ -148,7 +148,7 @@ def _folder(address: str) -> Folder:
 
 
 def _kind(address: str) -> str:
-    """`run` or `store`, by what is at an address. Raises ShoalError: neither is there."""
+    """Returns `run` or `store`, by what is at an address. Raises ShoalError: neither is there."""
     folder = _folder(address)
     kind = _kind_of(folder)
     if kind is None:
@@ -168,5 +168,5 @@ def _store(address: str) -> RemoteStore:
 
 
 def _change(address: str) -> tuple[int, float]:
-    infos = [info for info in Folder(address).listed(everything=True).values() if info.size is not None]
+    infos = [info for info in Folder(address).list_files(everything=True).values() if info.size is not None]
     return sum(info.size for info in infos), max(info.mtime.timestamp() for info in infos)

@@ -1,4 +1,4 @@
-"""What the figures of a page show, read from the folders of runs.
+"""Numbers for the figures of a page, read from the folders of runs.
 
 Axes: T rounds, S runs that differ in seeds alone, B clients, C classes.
 """
@@ -23,7 +23,7 @@ from shoal.storage.errors import GraphGone
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 
 Line = dict[str, Any]
-# Written by `shoal export`.
+# `shoal export` writes this file.
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Curve:
     deviation: np.ndarray
     runs: int
 
-    def reached(self, target: float) -> dict[str, float] | None:
-        """`x` where the mean first is at least a target; None where it never is."""
+    def first_reaching(self, target: float) -> dict[str, float] | None:
+        """Returns `x` where the mean first is at least a target; None if it never is."""
         over = np.flatnonzero(self.middle >= target)
         return {name: float(values[over[0]]) for name, values in self.x.items()} if len(over) else None
 
@@ -60,7 +60,7 @@ def loss_in(line: Line) -> float | None:
 
 
 def curve_of(runs: Sequence[Sequence[Line]], read: Callable[[Line], float | None]) -> Curve | None:
-    """A number of the lines of runs, over the rounds in which all have it; None if there are none."""
+    """Makes the curve of a number in the lines of runs, over rounds in which all have it; None without such rounds."""
     of_runs = [_points(lines, read) for lines in runs]
     rounds = sorted(set.intersection(*(set(points) for points in of_runs))) if of_runs else []
     if not rounds:
@@ -74,14 +74,14 @@ def curve_of(runs: Sequence[Sequence[Line]], read: Callable[[Line], float | None
 
 
 def _points(lines: Sequence[Line], read: Callable[[Line], float | None]) -> dict[int, tuple[float, float, float]]:
-    """Value, bytes and seconds so far by round."""
-    found, sent, seconds = {}, 0.0, 0.0
+    """Returns value, bytes and seconds so far by round."""
+    by_round, sent, seconds = {}, 0.0, 0.0
     for line in lines:
         sent += line["bytes_up"] + line["bytes_down"]
         seconds += line["seconds"]["round"]
         if (value := read(line)) is not None:
-            found[int(line["round"])] = (value, sent, seconds)
-    return found
+            by_round[int(line["round"])] = (value, sent, seconds)
+    return by_round
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ClientNumbers:
     Attributes:
         client: Their numbers, int64 `[B]`, ascending.
         accuracy: Their accuracies, float64 `[B]`.
-        counts: Test items of all clients by class, int64 `[3, C]`: of the class, predicted so, and rightly so.
+        counts: Test items of all clients, int64 `[3, C]`: by class, by predicted class, and rightly predicted by class.
     """
 
     client: np.ndarray
@@ -107,11 +107,11 @@ class ClientNumbers:
 
 
 def client_numbers(run: Path, scope: str) -> ClientNumbers | None:
-    """Scores of single clients; None where the run keeps no checkpoint or does not score the scope."""
+    """Reads scores of single clients; None if the run keeps no checkpoint or does not score the scope."""
     newest = newest_round(run / CHECKPOINTS)
     if not newest:
         return None
-    # They load torch, which takes seconds.
+    # These modules load torch, which takes seconds.
     from safetensors import safe_open
 
     from shoal.engine.rounds.scoring import PARTS, by_client
@@ -128,7 +128,7 @@ def client_numbers(run: Path, scope: str) -> ClientNumbers | None:
 
 
 def confusion(run: Path, scope: str) -> tuple[np.ndarray, list[str]] | None:
-    """Test items by label and predicted class, int64 `[C, C]`, and names of classes; None without `shoal export`."""
+    """Counts test items by label and predicted class, int64 `[C, C]`, and names classes; None without an export."""
     path = run / EXPORT / PREDICTIONS
     if not path.exists():
         return None
@@ -147,7 +147,7 @@ def confusion(run: Path, scope: str) -> tuple[np.ndarray, list[str]] | None:
 
 
 def manifest_of(run: Path) -> Manifest | None:
-    """The manifest of a run's store; None where the store is gone."""
+    """Reads the manifest of a run's store; None if the store is gone."""
     try:
         path = store_or_overlay(load_config(run))
     except GraphGone:
@@ -156,16 +156,17 @@ def manifest_of(run: Path) -> Manifest | None:
 
 
 def recorded_mixing(run: Path) -> dict[int, np.ndarray]:
-    """Matrices of mixing of the first, the middle and the last recorded round, float32 `[B, B]`, if there are any."""
-    found = recorded_rounds(run)
-    numbers = sorted({found[place] for place in (0, len(found) // 2, -1)}) if found else []
+    """Reads matrices of mixing of the first, middle and last recorded round, float32 `[B, B]`, if there are any."""
+    recorded = recorded_rounds(run)
+    numbers = sorted({recorded[place] for place in (0, len(recorded) // 2, -1)}) if recorded else []
     of_rounds = {number: read_records(run, number) for number in numbers}
     return {number: records["mixing"].numpy() for number, records in of_rounds.items() if "mixing" in records}
 
 
 def recorded_prototypes(run: Path) -> tuple[int, np.ndarray, np.ndarray] | None:
-    """The last recorded round, its prototypes on their two largest principal components float64 `[P, 2]`, and their
-    classes `[P]`; None if there are fewer than three.
+    """Reads the last recorded round's number, prototypes and their classes `[P]`; None with fewer than three of them.
+
+    Prototypes are projected on their two largest principal components, float64 `[P, 2]`.
     """
     for number in reversed(recorded_rounds(run)):
         records = read_records(run, number)

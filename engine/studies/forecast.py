@@ -1,4 +1,4 @@
-"""What a whole sweep takes, by the first rounds of one run of each combination, and beside it what it took."""
+"""Forecasts the costs of a sweep from first rounds of one run a combination, and compares them with its real costs."""
 
 import json
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def forecast(sweep: "Sweep", price: float) -> TextTable:
     Rounds of all runs take the mean of those after the first, between the shortest of these and the longest of all. The
     sweep goes on from them. `price` is of an hour. Raises ShoalError: one of the runs failed.
     """
-    # A page needs nothing that trains.
+    # The page of a sweep reads forecasts, too, and must not load what trains.
     from shoal.engine.studies.sweep import Hosts, Sweep
 
     runs: dict[int, int] = {}
@@ -52,8 +52,8 @@ def forecast(sweep: "Sweep", price: float) -> TextTable:
         time += rounds * _range([line["seconds"]["round"] for line in lines])
         traffic += rounds * _range([line["bytes_up"] + line["bytes_down"] for line in lines])
         memory = np.maximum(memory, _range([sum(line["memory"].values()) for line in lines]))
-    found = {"time": time, "traffic": traffic, "memory": memory, "money": time / 3600 * price}
-    plain = {"price": price, **{name: values.tolist() for name, values in found.items()}}
+    costs = {"time": time, "traffic": traffic, "memory": memory, "money": time / 3600 * price}
+    plain = {"price": price, **{name: values.tolist() for name, values in costs.items()}}
     with replacing(sweep.folder / FORECAST) as unfinished:
         unfinished.write_text(json.dumps(plain) + "\n")
     return forecast_table(sweep.folder, sweep.rows)
@@ -65,15 +65,15 @@ def _range(values: Sequence[float]) -> np.ndarray:
 
 
 def forecast_table(folder: Path, rows: Sequence[Row]) -> TextTable:
-    """The forecast in a folder, and, if all runs of the sweep are finished, what they took and the error."""
+    """Reads the forecast in a folder; if all runs of the sweep are finished, adds their real costs and the error."""
     plain = json.loads((folder / FORECAST).read_text())
     whole = all(row.figures for row in rows)
-    of = [row.figures for row in rows]
-    time = sum(figures.get("seconds.rounds", 0) for figures in of)
+    runs = [row.figures for row in rows]
+    time = sum(figures.get("seconds.rounds", 0) for figures in runs)
     took = {
         "time": time, "money": time / 3600 * plain["price"],
-        "traffic": sum(figures.get("bytes.up", 0) + figures.get("bytes.down", 0) for figures in of),
-        "memory": max(sum(v for name, v in figures.items() if name.startswith("resident_bytes.")) for figures in of),
+        "traffic": sum(figures.get("bytes.up", 0) + figures.get("bytes.down", 0) for figures in runs),
+        "memory": max(sum(v for name, v in figures.items() if name.startswith("resident_bytes.")) for figures in runs),
     }  # fmt: skip
     cells = []
     for name, text in SHOWN.items():

@@ -14,9 +14,9 @@ Statistic = Literal["mean", "median"]
 
 @dataclass(frozen=True)
 class Row:
-    """One run of a study: its folder, values of keys that vary, seeds among them, and, if it is finished, its figures.
+    """A run of a study: its folder, values of keys that vary, seeds among them, and, if it is finished, its figures.
 
-    Its state is `finished`, `failed` with an error, `waiting`, or `not chosen`; a key that it has not is missing.
+    Its state is `finished`, `failed` with an error, `waiting`, or `not chosen`. A key without effect in it is missing.
     """
 
     columns: dict[str, str]
@@ -40,25 +40,25 @@ Key = tuple[tuple[str, str], ...]
 
 
 def varied_in(rows: Sequence[Row] | Sequence[Selection]) -> dict[str, list[str]]:
-    """The keys in which runs differ, seeds among them, with their values in order."""
+    """Returns the keys in which runs differ, seeds among them, with their values in order."""
     keys = dict.fromkeys(key for row in rows for key in row.columns)
     values = {key: dict.fromkeys(row.columns.get(key) for row in rows) for key in keys}
     return {key: [v for v in several if v is not None] for key, several in values.items() if len(several) > 1}
 
 
 def short_key(key: str, keys: Iterable[str]) -> str:
-    """A key as short as it is clear among others: without its section, and `algorithm.name` without `name`."""
+    """Returns a key as short as it is clear among others: without its section, and `algorithm.name` without `name`."""
     names = {other: other.removesuffix(".name").rpartition(".")[2] for other in keys}
     return names[key] if list(names.values()).count(names[key]) == 1 else key
 
 
 def others_of(row: Row, key: str = "") -> Key:
-    """The columns of a run but seeds and one key."""
+    """Returns the columns of a run but seeds and one key."""
     return tuple((name, value) for name, value in row.columns.items() if name != key and not is_seed(name))
 
 
 def label_of(row: Row, varied: Sequence[str]) -> str:
-    """The values of a run, of the keys that vary, in a line."""
+    """Returns the values of a run, of the keys that vary, in a line."""
     keys = [key for key in varied if key in row.columns]
     return ", ".join(f"{short_key(key, varied)} {shown_name(row.columns[key])}" for key in keys)
 
@@ -76,7 +76,7 @@ class Group:
         return sum(bool(row.figures) for row in self.rows)
 
     def values(self, figure: str) -> list[float]:
-        """A figure of every run that has it."""
+        """Returns a figure of every run that has it."""
         return [row.figures[figure] for row in self.rows if figure in row.figures]
 
 
@@ -89,22 +89,22 @@ class Spread:
     high: float | None
 
 
-def grouped(rows: Sequence[Row]) -> list[Group]:
-    """Runs that differ in seeds alone as one group each, in the order of their first runs."""
-    found: dict[Key, list[Row]] = {}
+def group_runs(rows: Sequence[Row]) -> list[Group]:
+    """Groups runs that differ in seeds alone, in the order of their first runs."""
+    members_of: dict[Key, list[Row]] = {}
     for row in rows:
-        found.setdefault(others_of(row), []).append(row)
-    return [Group(dict(key), tuple(members)) for key, members in found.items()]
+        members_of.setdefault(others_of(row), []).append(row)
+    return [Group(dict(key), tuple(members)) for key, members in members_of.items()]
 
 
-def varied(groups: Sequence[Group]) -> list[str]:
-    """The keys in which groups differ, in the order of their first mention."""
+def list_varied(groups: Sequence[Group]) -> list[str]:
+    """Returns the keys in which groups differ, in the order of their first mention."""
     keys = list(dict.fromkeys(key for group in groups for key in group.columns))
     return [key for key in keys if len({group.columns.get(key) for group in groups}) > 1]
 
 
 def spread_of(values: Sequence[float], statistic: Statistic) -> Spread | None:
-    """Mean with the sample standard deviation, or median with both quartiles; None of nothing."""
+    """Computes the mean and the sample standard deviation, or the median and quartiles; None without values."""
     if not values:
         return None
     if statistic == "mean":
@@ -117,8 +117,8 @@ def spread_of(values: Sequence[float], statistic: Statistic) -> Spread | None:
 
 
 def baseline_of(group: Group, groups: Sequence[Group], baseline: Mapping[str, str]) -> Group | None:
-    """The group to compare with: of the columns that both have, it differs in those of the baseline alone."""
-    # Options of one method are no columns of another.
+    """Finds the group to compare with: of the columns that both have, it differs in those of the baseline alone."""
+    # A method has columns for its options, which other methods lack.
     own = {key.partition(".")[0] for key in baseline}
     for other in groups:
         others = {key for key in group.columns.keys() | other.columns.keys() if key.partition(".")[0] not in own}
@@ -130,25 +130,26 @@ def baseline_of(group: Group, groups: Sequence[Group], baseline: Mapping[str, st
 
 
 def differences(group: Group, other: Group, figure: str) -> list[float]:
-    """A figure of a group over that of another one, of runs with the same seeds."""
+    """Returns a figure of a group over that of another one, of runs with the same seeds."""
     return [mine - others for mine, others in _pairs(group, other, figure)]
 
 
 def paired_p(group: Group, other: Group, figure: str) -> float | None:
-    """Two-sided p of the paired t-test over runs with the same seeds; None with fewer than two pairs, and where all
-    pairs differ by the same amount, for then the test has no variance.
+    """Computes the two-sided p of the paired t-test over runs with the same seeds.
+
+    None with fewer than two pairs, or if all pairs differ by the same amount: the test then has no variance.
     """
     pairs = _pairs(group, other, figure)
     if len(pairs) < 2 or stdev(mine - others for mine, others in pairs) == 0:
         return None
-    # It takes a second of every process that imports it.
+    # SciPy's statistics take a second to import, so only a table that needs them does.
     from scipy.stats import ttest_rel
 
     return float(ttest_rel(*zip(*pairs)).pvalue)
 
 
 def _pairs(group: Group, other: Group, figure: str) -> list[tuple[float, float]]:
-    mine, others = (_by_seeds(one, figure) for one in (group, other))
+    mine, others = (_by_seeds(members, figure) for members in (group, other))
     return [(mine[seeds], others[seeds]) for seeds in mine if seeds in others]
 
 

@@ -1,6 +1,6 @@
 """Influences of the clients of a run, on all others and by class: as tables, and in a file of the run.
 
-Axes: C classes; 2: of the client itself, of all others.
+Axes: C classes; lists of two have the client's own number first, then that of all others.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from shoal.storage.files.reading import read_bytes
 
 @dataclass(frozen=True)
 class Influence:
-    """What a client changes of a run.
+    """The influence of a client on a run.
 
     Attributes:
         first: The round of its first visit; 0: it has none, and changes nothing.
         trained: Rounds that the run without it trained.
-        run: Folder of that run; of a client without visits, of the run itself.
+        run: Folder of that run; for a client without visits the run's own.
         items: Test items by class, `[2][C]`.
-        gains: Of these, how many more are predicted right in the run than in the run without the client, `[2][C]`.
+        gains: Number of these items that are predicted right in the run minus that without the client, `[2][C]`.
     """
 
     client: int
@@ -67,11 +67,11 @@ class Influences:
         return sorted(self.found, key=lambda each: (-each.on_others, each.client))
 
     def table(self, by_class: bool = False) -> TextTable:
-        """A row a client, the most useful one for others first; numbers are points. `by_class` adds every class."""
+        """Makes a table with a row a client, the most useful for others first, in points; `by_class` adds classes."""
         rows = tuple(
             (
                 *map(str, (each.client, sum(each.items[0]), each.first or "-", each.trained)),
-                *map(_shown, (each.on_others, each.on_itself, *(each.on_classes if by_class else ()))),
+                *map(_format_points, (each.on_others, each.on_itself, *(each.on_classes if by_class else ()))),
                 each.run.name,
             )
             for each in self.ordered
@@ -87,13 +87,13 @@ class Influences:
         )
 
     def of_classes(self) -> TextTable:
-        """A row a class: over the clients, the mean, lowest and highest influence on its items at all others."""
+        """Makes a table with a row a class: mean, lowest and highest influence on its items at all other clients."""
         rows = []
         for c, name in enumerate(self.classes):
             known = [(each.on_classes[c], each.client) for each in self.found if each.items[1][c]]
             items = max((sum(of[c] for of in each.items) for each in self.found), default=0)
-            ends = [f"{_shown(points)} (client {client})" for points, client in (min(known), max(known)) if known]
-            mean = _shown(fmean(points for points, _ in known)) if known else "-"
+            ends = [f"{_format_points(point)} (client {client})" for point, client in (min(known), max(known)) if known]
+            mean = _format_points(fmean(points for points, _ in known)) if known else "-"
             rows.append((name, str(items), mean, *(ends or "--")))
         heads = ("class", "test items", "mean", "lowest", "highest")
         title = "influence on test accuracy of a class at all others: points with the client minus without"
@@ -107,11 +107,11 @@ class Influences:
 
 
 def read_influences(run: Path) -> Influences | None:
-    """Those that were kept in a folder; None: there are none. Raises ShoalError: the file is damaged."""
+    """Reads the influences kept in a folder; None: there are none. Raises ShoalError: the file is damaged."""
     try:
         plain = unsealed(read_bytes(run / INFLUENCE))
-        found = [Influence(**{**each, "run": Path(each["run"])}) for each in plain.pop("found")]
-        return Influences(**plain, found=found)
+        influences = [Influence(**{**entry, "run": Path(entry["run"])}) for entry in plain.pop("found")]
+        return Influences(**plain, found=influences)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -122,5 +122,5 @@ def _points(gain: int, items: int) -> float:
     return 100 * gain / items if items else nan
 
 
-def _shown(points: float) -> str:
+def _format_points(points: float) -> str:
     return "-" if isnan(points) else f"{points:+.2f}"

@@ -50,7 +50,7 @@ class Kept:
     """A folder that Shoal wrote: a `store`, a `run` or a `sweep`.
 
     Attributes:
-        there: Bytes and time of the last change of one at an address, whose copy on this machine has not all of it.
+        there: Bytes and time of the last change, for a folder at an address whose copy on this machine is not whole.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class Kept:
 
     @cached_property
     def changed(self) -> float:
-        """When its newest file was written, in seconds since 1970."""
+        """The time at which its newest file was written, in seconds since 1970."""
         if self.there is not None:
             return self.there[1]
         names = (self.path / name for name in (SWEEP, MANIFEST, METRICS, FAILURE, CONFIG))
@@ -75,10 +75,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a list says of a folder: its state, and in words what is in it; `sweep` is the sweep that a run belongs to.
+    """A row of a list: a folder, its state, and its content in words; `sweep` is the sweep that a run belongs to.
 
-    Of a finished run `score` is its test score at the best validation round, a share of 1, of the scope that is named,
-    by the mean over clients that the table of its sweep has.
+    The `score` of a finished run is its test score at the best validation round, a share of 1, of models `scope`, by
+    the mean over clients that the table of its sweep has.
     """
 
     kept: Kept
@@ -91,7 +91,7 @@ class Entry:
 
 
 def kind_of(path: Path) -> str | None:
-    """`store`, `run` or `sweep`; None of a folder that is none of these."""
+    """Returns `store`, `run` or `sweep`; None for any other folder."""
     if is_sweep(path):
         return "sweep"
     if (path / MANIFEST).exists():
@@ -101,7 +101,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def kept_in(root: Path) -> Iterator[Kept]:
-    """Folders of Shoal in a folder, and in its `sweeps` and `stores`; in the order of names."""
+    """Yields folders of Shoal in a folder, and in its `sweeps` and `stores`; in the order of names."""
     for folder in (root, root / SWEEPS, root / "stores"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             kind = kind_of(path) if path.is_dir() else None
@@ -110,13 +110,13 @@ def kept_in(root: Path) -> Iterator[Kept]:
 
 
 def entries(found: Sequence[Kept]) -> list[Entry]:
-    """Stores, then runs and sweeps, each by time, the newest last; runs of a sweep below it."""
+    """Lists stores, then runs and sweeps, each by time, the newest last; runs of a sweep below it."""
     own: dict[Path, tuple[Path, dict[str, str], str]] = {}
     for sweep in sorted((each for each in found if each.kind == "sweep"), key=lambda each: each.changed):
         with suppress(ShoalError):
             rows = read_rows(sweep.path)
             mean = POOLED if several_clients(rows) else NODES
-            own |= {row.path.resolve(): (sweep.path, varied, mean) for row, varied in zip(rows, _varied(rows))}
+            own |= {row.path.resolve(): (sweep.path, varied, mean) for row, varied in zip(rows, _varied_columns(rows))}
     alone = [each for each in found if each.kind == "run" and each.path.resolve() not in own]
     differ = _differences(alone)
 
@@ -140,9 +140,9 @@ def entries(found: Sequence[Kept]) -> list[Entry]:
     return sorted(listed, key=place)
 
 
-def listed(found: Sequence[Kept]) -> list[TextTable]:
-    """Tables of stores, and of runs and sweeps: name, age, size, state, and content or result. Damage is in the row."""
-    all_of_them = entries(found)
+def make_tables(folders: Sequence[Kept]) -> list[TextTable]:
+    """Makes tables of stores, and of runs and sweeps: name, age, size, state, content or result. Rows say of damage."""
+    all_of_them = entries(folders)
     if not all_of_them:
         return [TextTable(("name",), (), 1, notes=("no runs, sweeps or stores",))]
     tables = []
@@ -163,8 +163,8 @@ def listed(found: Sequence[Kept]) -> list[TextTable]:
     return tables
 
 
-def plain_list(found: Sequence[Kept]) -> list[dict[str, Any]]:
-    """What `listed` shows, as plain values."""
+def plain_list(folders: Sequence[Kept]) -> list[dict[str, Any]]:
+    """Returns the rows of `make_tables` as plain values."""
     return [
         {
             "kind": each.kept.kind,
@@ -177,12 +177,12 @@ def plain_list(found: Sequence[Kept]) -> list[dict[str, Any]]:
             "score": each.score,
             "scope": each.scope,
         }
-        for each in entries(found)
+        for each in entries(folders)
     ]
 
 
 def plain_content(path: Path) -> dict[str, Any]:
-    """What a folder holds, as plain values: state, and of a store its manifest, of a run its rounds, of a sweep runs.
+    """Reads a folder as plain values: the manifest of a store, state and rounds of a run, or the runs of a sweep.
 
     Raises ShoalError: it is none of these, or damaged.
     """
@@ -208,7 +208,7 @@ def plain_content(path: Path) -> dict[str, Any]:
 
 
 def _differences(runs: Sequence[Kept]) -> dict[Path, dict[str, str]]:
-    """By run, the values in which runs of one name differ."""
+    """Returns, by run, the values in which runs of one name differ."""
     named: dict[str, dict[Path, dict[str, str]]] = {}
     for each in runs:
         with suppress(ShoalError):
@@ -219,7 +219,7 @@ def _differences(runs: Sequence[Kept]) -> dict[Path, dict[str, str]]:
     }
 
 
-def _varied(rows: Sequence[Row]) -> list[dict[str, str]]:
+def _varied_columns(rows: Sequence[Row]) -> list[dict[str, str]]:
     keys = varied_in(rows)
     return [{key: value for key, value in row.columns.items() if key in keys} for row in rows]
 
@@ -236,9 +236,9 @@ def _entry(each: Kept, mean: str, sweep: Path | None, varied: Mapping[str, str])
         done, failed = sum(state in ("finished", "not chosen") for state in states), states.count("failed")
         state = "finished" if done == len(states) else f"{done} of {len(states)}"
         varied = {key: ",".join(map(shown_name, values)) for key, values in varied_in(rows).items()}
-        return Entry(each, state + (f", {failed} failed" if failed else ""), f"sweep of {_listed(varied)}")
+        return Entry(each, state + (f", {failed} failed" if failed else ""), f"sweep of {_join_values(varied)}")
     keys = keys_of(path)
-    what = _listed({key: value for key, value in varied.items() if key not in ("algorithm", "algorithm.name")})
+    what = _join_values({key: value for key, value in varied.items() if key not in ("algorithm", "algorithm.name")})
     if sweep is None:
         graph = keys["data.dataset"] if keys["data.name"] == "None" else keys["data.name"]
         head = f"{shown_name(keys['algorithm.name'])} on {graph}, {keys['partition.clients']} clients"
@@ -254,30 +254,30 @@ def _entry(each: Kept, mean: str, sweep: Path | None, varied: Mapping[str, str])
     return Entry(each, "finished", what, sweep, None if scope is None else figures[f"{scope}.best.test"], scope, mean)
 
 
-def _listed(varied: Mapping[str, str]) -> str:
+def _join_values(varied: Mapping[str, str]) -> str:
     return ", ".join(f"{short_key(key, varied)} {shown_name(value)}" for key, value in varied.items())
 
 
 def _words(each: Entry) -> str:
-    """Content, and state or result, in one text."""
+    """Joins content, and state or result, to one text."""
     if each.score is not None:
         return f"{each.what}: {100 * each.score:.2f} % {each.scope}"
     return each.what if each.state == "finished" else f"{each.what}: {each.state}"
 
 
 def _age(each: Kept) -> str:
-    """Time since its newest file was written."""
+    """Returns the time since its newest file was written, in words."""
     seconds = max(time.time() - each.changed, 0)
     unit, length = next((each for each in UNITS if seconds >= each[1]), ("s", 1))
     return f"{seconds / length:.0f} {unit}"
 
 
-# Of the figures, those that a person asks for first.
+# A comparison shows these figures first.
 SHOWN = ("best.val", "best.test", "final.test", "round", "round_median", "per_client_round", "peak_memory_bytes")
 
 
 def compare(left: Path, right: Path) -> list[TextTable]:
-    """Tables of what differs, one for keys, one for inputs and environment, one for figures; without what is equal."""
+    """Compares two runs in tables: keys, inputs and environment, and figures; without what is equal."""
     names = (left.name, right.name)
     table = _differing("config", names, *(flatten(load_config(run).plain()) for run in (left, right)))
     rows = tuple((*row, "yes" if changes_numbers(row[0]) else "no") for row in table.rows)
@@ -293,17 +293,19 @@ def compare(left: Path, right: Path) -> list[TextTable]:
     return [*tables, _figures(names, mean, *(row.figures for row in results))]
 
 
-# Of a line of metrics: what tells how long a round took and where, and digests of what else tells.
+# Lines of metrics may differ in these keys between equal runs: durations, places, and digests of the rest of a line.
 NOT_NUMBERS = ("seconds", "memory", "hosts", "retries", "digests")
 
 
 def _parting(left: Path, right: Path) -> str:
-    """A line with the first round in which two runs differ, and in what."""
+    """Returns a line with the first round in which two runs differ, and in which numbers."""
     logged = [read_metrics(run) for run in (left, right)]
-    for one, other in zip(*logged):
-        keys = [k for k in dict.fromkeys([*one, *other]) if k not in NOT_NUMBERS and one.get(k) != other.get(k)]
+    for line, other_line in zip(*logged):
+        keys = [
+            k for k in dict.fromkeys([*line, *other_line]) if k not in NOT_NUMBERS and line.get(k) != other_line.get(k)
+        ]
         if keys:
-            return f"rounds: equal up to round {one['round'] - 1}; in the next {', '.join(keys)} differ"
+            return f"rounds: equal up to round {line['round'] - 1}; in the next {', '.join(keys)} differ"
     return f"rounds: equal up to round {min(map(len, logged))}"
 
 
@@ -322,7 +324,7 @@ def _figures(names: Names, mean: str, left: Mapping[str, float], right: Mapping[
         factor = 100 if is_share(figure) else 1
         a, b = factor * left[figure], factor * right[figure]
         if a != b:
-            marks = [SAMPLED * (is_share(figure) and is_of_sample(figure, of)) for of in (left, right)]
+            marks = [SAMPLED * (is_share(figure) and is_of_sample(figure, figures)) for figures in (left, right)]
             rows.append((figure, f"{a:.4g}{marks[0]}", f"{b:.4g}{marks[1]}", f"{b - a:+.4g}"))
     notes = [f"shares in %; scores: {MEANS[mean]}" if rows else "results: equal"]
     notes += [OF_SAMPLES] * any(SAMPLED in cell for row in rows for cell in row)

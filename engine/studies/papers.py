@@ -1,4 +1,4 @@
-"""Tables and figures of papers: what each compares, what the paper prints, and the runs that reproduce it.
+"""Tables and figures of papers: the figures that a paper prints, and the runs that reproduce them.
 
 `configs/papers/` has a file for each paper; a user's own file has the same form, which `docs/studies.md` shows.
 """
@@ -25,10 +25,10 @@ from shoal.storage.options.types import message_of, quoted
 
 PAPERS = SHIPPED / "papers"
 LOCAL = "Local"
-# What a form of a method is called in a table; the value of `algorithm.form` is the key.
+# Tables name the forms of a method so; the value of `algorithm.form` is the key.
 FORMS = {"paper": "as written", "code": "as its code", "recommended": "recommended"}
 NONE = "-"
-# What sets a key of a run, beside blocks, columns and rows; and what to do where it stands in the way.
+# Beside blocks, columns and rows, repetitions and the smallest look set keys of runs. An error names the way out.
 REPETITION, SMALLEST = "every repetition", "--smallest"
 WAYS_OUT = {REPETITION: "--seeds says how many there are", SMALLEST: "leave one of the two out"}
 Keys = dict[str, Any]
@@ -67,7 +67,7 @@ class PaperTable(BaseModel):
     """A table or figure of a paper, as its file has it.
 
     Attributes:
-        title: What it shows.
+        title: A line that says what it shows.
         config: The config of all cells, beside the file; that of the paper if it is not set.
         set: Keys that all cells share. Those of a block, a column, a row are laid over it, in this order.
         score: The figure of a summary that is compared with the paper; a block, column or row can have its own.
@@ -75,12 +75,12 @@ class PaperTable(BaseModel):
         runs: Repetitions that the paper's deviations are over.
         seeds: Repetitions here.
         choose: The key whose value validation chooses; a row has its values as a list.
-        blocks, columns, rows: What varies, by name.
+        blocks, columns, rows: The parts that vary, by name.
         paper: The paper's figures by row, or by block and row: `80.7±0.4 71.2 -`, one for each column.
-        control: Whether the row `Local` is added where there is none.
+        control: Add the row `Local` if there is none.
         needs: A variable of the environment that names a folder, as `${NAME}` in `set`; without it there are no runs.
         smallest: Keys of the smallest look alone.
-        note: What differs from the paper, or what it leaves open.
+        note: A text on differences from the paper, or on what it leaves open.
         cannot: Why there are no runs of it.
     """
 
@@ -105,20 +105,20 @@ class PaperTable(BaseModel):
 
     @cached_property
     def whole_rows(self) -> dict[str, _Row]:
-        """Every row: `Local` first, and those of several forms one by one."""
-        found = {}
+        """Every row: `Local` first, and a row for each form of a method."""
+        rows = {}
         if self.control and self.rows and not any(row.set.get("algorithm") == "local" for row in self.rows.values()):
-            found[LOCAL] = _Row(set={"algorithm": "local"})
+            rows[LOCAL] = _Row(set={"algorithm": "local"})
         for name, row in self.rows.items():
             method = row.set.get("algorithm")
             options = {"name": method} if isinstance(method, str) else dict(method or {})
             for form in row.forms:
                 own = row.forms[form] if isinstance(row.forms, dict) else {}
                 keys = {**row.set, **own, "algorithm": {**options, "form": form}}
-                found[f"{name}, {FORMS[form]}"] = row.model_copy(update={"set": keys, "of": row.of or name})
+                rows[f"{name}, {FORMS[form]}"] = row.model_copy(update={"set": keys, "of": row.of or name})
             if not row.forms:
-                found[name] = row
-        return found
+                rows[name] = row
+        return rows
 
 
 class _Paper(BaseModel):
@@ -138,7 +138,7 @@ class Printed:
 
     @classmethod
     def of(cls, text: str) -> "Printed | None":
-        """Of `80.7±0.4` or `80.7`; None of `-`. Raises ValueError."""
+        """Reads `80.7±0.4` or `80.7`; None for `-`. Raises ValueError: it has another form."""
         if text == NONE:
             return None
         value, _, deviation = text.partition("±")
@@ -147,7 +147,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class PaperCell:
-    """A figure to reproduce: where it stands, the keys of its runs, what is compared, and why there are no runs.
+    """A figure to reproduce: its place, the keys of its runs, the score that is compared, and why there are no runs.
 
     `set_by` has the keys that make it this cell, and what sets each: its block, column or row, or the smallest look.
     """
@@ -164,13 +164,13 @@ class PaperCell:
 
     @property
     def place(self) -> dict[str, str]:
-        """Names of block, column and row, those that it has."""
+        """The names of block, column and row, of those that it has."""
         named = {"block": self.block, "column": self.column, "row": self.row}
         return {what: name for what, name in named.items() if name}
 
     @property
     def label(self) -> str:
-        """Those names in a line."""
+        """The names of its place, in a line."""
         return ", ".join(self.place.values())
 
 
@@ -184,7 +184,7 @@ class Paper:
     tables: Mapping[str, PaperTable]
 
     def cells(self, table: str) -> list[PaperCell]:
-        """All cells of a table, block by block, column by column."""
+        """Returns all cells of a table, block by block, column by column."""
         read = self.tables[table]
         return [
             cell
@@ -195,7 +195,7 @@ class Paper:
         ]
 
     def config_of(self, table: str) -> Path:
-        """The config of a table; raises ShoalError if the file names none."""
+        """Returns the config of a table. Raises ShoalError: the file names none."""
         named = self.tables[table].config
         if named is None:
             raise ShoalError(self.path, f"tables.{table}.config", "not set, nor is config; name a config, as cora.yaml")
@@ -217,15 +217,15 @@ def _cell(table: PaperTable, block: str, column: str, row: str) -> PaperCell | N
         row,
         keys,
         next((part.score for part in reversed(parts) if part.score), table.score),
-        printed(table, block, of_row.of or row).get(column),
+        read_figures(table, block, of_row.of or row).get(column),
         next((part.cannot for part in parts if part.cannot), table.cannot),
         {**table.smallest, **of_row.smallest},
         set_by,
     )
 
 
-def printed(table: PaperTable, block: str, row: str) -> dict[str, Printed]:
-    """The paper's figures of a row, by column."""
+def read_figures(table: PaperTable, block: str, row: str) -> dict[str, Printed]:
+    """Returns the paper's figures of a row, by column."""
     of_block = table.paper.get(block)
     text = (of_block if isinstance(of_block, dict) else table.paper).get(row, "")
     values = text.split() if isinstance(text, str) else []
@@ -238,7 +238,7 @@ class PaperStudy(Selected):
 
     @cached_property
     def configs(self) -> list[Config]:
-        """Config of every selection; a ShoalError names the cell too."""
+        """The config of every selection. A ShoalError names the cell, too."""
         return [self._config(selection) for selection in self.selections]
 
     def _config(self, selection: Selection) -> Config:
@@ -252,11 +252,11 @@ class PaperStudy(Selected):
 
     @property
     def command(self) -> str:
-        """What continues its sweep, which a command that knows the paper makes."""
+        """The words for continuing the sweep, which `shoal reproduce` makes."""
         return "the same shoal reproduce"
 
     def folder(self, root: Path, name: str) -> Path:
-        """The folder of the sweep, named after paper and table, and after the cells."""
+        """Returns the folder of the sweep, named after paper and table, and after the cells."""
         cells = [sorted({*selection.overrides}) for selection in self.selections]
         return root / "sweeps" / f"{'-'.join(self.axes)}-{fingerprint_of({'cells': cells})}"
 
@@ -264,7 +264,7 @@ class PaperStudy(Selected):
 def study_of(
     paper: Paper, table: str, cells: Sequence[PaperCell], seeds: int | None = None, overrides: Sequence[str] = ()
 ) -> PaperStudy:
-    """The study of some cells; `seeds` in place of the table's, `overrides` over all keys."""
+    """Makes the study of some cells; `seeds` replaces the number of the table, `overrides` go over all keys."""
     read = paper.tables[table]
     choose = read.choose
     selections: dict[tuple[str, ...], Selection] = {}
@@ -273,7 +273,7 @@ def study_of(
             key = choose.key if choose is not None and isinstance(cell.set.get(choose.key), list) else None
             for value in cell.set[key] if key is not None else (None,):
                 keys = {"name": paper.name, **cell.set, "seed": seed, **({} if key is None else {key: value})}
-                # A method or model as a whole comes before its single options.
+                # A whole method or model comes before its single options, which it would overwrite.
                 ordered = sorted(keys, key=lambda name: name.count("."))
                 columns = {**cell.place, **({} if key is None else {key: str(value)}), "seed": str(seed)}
                 given = tuple(f"{name}={_text(keys[name])}" for name in ordered)
@@ -288,17 +288,17 @@ def _text(value: Any) -> str:
 
 
 def some_of(cells: Sequence[PaperCell], names: Collection[str]) -> list[PaperCell]:
-    """The cells in the blocks, columns and rows that are named; all blocks if no block is named, and so on.
+    """Returns the cells in the blocks, columns and rows that are named; all blocks if no block is named, and so on.
 
     A row's name includes its forms: `FedGTA` means `FedGTA, as written`, too. `Local` stays beside other rows that have
-    runs. None of a table without any of the names.
+    runs. A table without any of the names has no such cells.
     """
     wanted = set(names)
     kept = list(cells) if wanted & set(known_names(cells)) else []
-    for of in (lambda c: {c.block}, lambda c: {c.column}):
-        known: set[str] = set().union(*(of(cell) for cell in cells))
+    for names_of in (lambda c: {c.block}, lambda c: {c.column}):
+        known: set[str] = set().union(*(names_of(cell) for cell in cells))
         if here := wanted & known:
-            kept = [cell for cell in kept if of(cell) & here]
+            kept = [cell for cell in kept if names_of(cell) & here]
     rows = [cell for cell in kept if _row_names(cell) & wanted]
     if not wanted & set().union(*map(_row_names, cells)):
         return kept
@@ -330,12 +330,12 @@ def _meet(key: str, leaf: str, value: Any) -> bool:
 
 
 def known_names(cells: Sequence[PaperCell]) -> list[str]:
-    """Names of blocks, columns and rows, and of rows in all their forms."""
+    """Returns names of blocks, columns and rows, and of rows in all their forms."""
     return list(dict.fromkeys(name for cell in cells for name in (*cell.place.values(), cell.row.partition(", ")[0])))
 
 
 def smallest_of(cells: Sequence[PaperCell]) -> list[PaperCell]:
-    """The cells of the first block and first column that has runs, three rounds each."""
+    """Returns the cells of the first block and first column that has runs, three rounds each."""
     possible = [cell for cell in cells if cell.cannot is None]
     if not possible:
         return list(cells)
@@ -349,12 +349,12 @@ def _smallest(cell: PaperCell) -> PaperCell:
 
 
 def paper_names() -> list[str]:
-    """Names of the papers that come with the package."""
+    """Returns names of the papers that come with the package."""
     return sorted(path.stem for path in PAPERS.glob("*.yaml"))
 
 
 def read_paper(name: str) -> Paper:
-    """The paper of a name, or of a file that has the form of one; a ShoalError names what is missing or wrong."""
+    """Reads a paper by its name, or from a user's file. Raises ShoalError: something is missing or wrong, by name."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else PAPERS / f"{name.lower()}.yaml"
     if not path.is_file():
         raise ShoalError(name, f"no such paper; there are {', '.join(paper_names())}, or give a file of that form")
@@ -368,12 +368,12 @@ def read_paper(name: str) -> Paper:
         raise ShoalError(path, key, f"{message_of(error)}, found {quoted(first.get('input'))}") from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ShoalError(path, f"cannot be read: {' '.join(str(error).split())}") from None
-    tables = {key: _checked(path, key, table, file.config) for key, table in file.tables.items()}
+    tables = {key: _check_table(path, key, table, file.config) for key, table in file.tables.items()}
     return Paper(path.stem, path, file.title, tables)
 
 
-def _checked(path: Path, name: str, table: PaperTable, config: str | None) -> PaperTable:
-    """A table whose figures fit its blocks, columns and rows."""
+def _check_table(path: Path, name: str, table: PaperTable, config: str | None) -> PaperTable:
+    """Completes a table with config and `cannot`. Raises ShoalError: figures do not fit blocks, columns and rows."""
     within = [(f"columns.{key}.blocks", column.blocks, [*table.blocks]) for key, column in table.columns.items()]
     within += [(f"rows.{key}.blocks", row.blocks, [*table.blocks]) for key, row in table.rows.items()]
     within += [(f"rows.{key}.columns", row.columns, [*table.columns]) for key, row in table.rows.items()]

@@ -1,4 +1,4 @@
-"""What tables and figures call keys, values and scores: plain words, methods as their papers write them, own labels."""
+"""Plain names of keys, values and scores in tables and figures; methods as their papers write them; user's labels."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.algorithms.models.names import BACKBONES
 from shoal.engine.config.sections import ACCURACY
-from shoal.engine.records.summary import NODES, POOLED, shown
+from shoal.engine.records.summary import NODES, POOLED, name_metric
 from shoal.engine.studies.groups import Group
 from shoal.storage.errors import ShoalError
 from shoal.storage.suggestions import did_you_mean_name
@@ -21,7 +21,7 @@ KEYS = {
     "participation.count": "clients a round",
     "schedule.name": "schedule",
     "partition.method": "partition",
-    # Never without the unit: of one sent row in FedGPL.
+    # These two are named with their unit: that of FedGPL is for a single row that is sent.
     "privacy.epsilon": "epsilon of the privacy unit",
     "algorithm.epsilon": "epsilon of a row",
     "train.lr": "learning rate",
@@ -41,13 +41,13 @@ SAMPLES = {"test": "test", "val": "validation"}
 
 
 def key_names(keys: Sequence[str]) -> dict[str, str]:
-    """A plain name of each key, `partition.clients` as `clients`; keys that would share one keep their own."""
+    """Returns a plain name of each key, `partition.clients` as `clients`; keys that would share one keep their own."""
     named = {key: KEYS.get(key, key.rpartition(".")[2].replace("_", " ")) for key in keys}
     return {key: key if list(named.values()).count(name) > 1 else name for key, name in named.items()}
 
 
 def value_names(key: str, values: Sequence[str]) -> dict[str, str]:
-    """Methods and models as their papers write them, own ones by their class; other values as they are."""
+    """Returns methods and models as their papers write them, a user's by their class; other values as they are."""
     if key in METHOD:
         named = {value: display_name(value) for value in values}
     elif key in MODEL:
@@ -58,14 +58,14 @@ def value_names(key: str, values: Sequence[str]) -> dict[str, str]:
 
 
 def with_value(name: str, value: str) -> str:
-    """The name of a key with a value, as in `learning rate 0.1`; numbers of things as one says them: `1 host`."""
+    """Returns the name of a key with a value, as `learning rate 0.1`; counted things as one says them: `1 host`."""
     if name in COUNTED and value.isdigit():
         return f"{value} {name.removesuffix('s') if value == '1' else name}"
     return f"{name} {value}"
 
 
 def score_name(figure: str, figures: Mapping[str, float], *, short: bool = False) -> str:
-    """`deployed.best.test` as `test accuracy (%) of deployed models at best validation`, by the metric of `figures`.
+    """Writes `deployed.best.test` as `test accuracy (%) of deployed models at best validation`, by `figures`' metric.
 
     Other figures keep their names. `short` leaves out whose model it is, and when.
     """
@@ -73,33 +73,33 @@ def score_name(figure: str, figures: Mapping[str, float], *, short: bool = False
     moment, _, part = rest.partition(".")
     if scope not in MODELS or moment not in MOMENTS or part not in SAMPLES:
         return figure
-    text = f"{SAMPLES[part]} {shown(_metric_of(figure, figures))} (%)"
+    text = f"{SAMPLES[part]} {name_metric(_metric_of(figure, figures))} (%)"
     return text if short else f"{text} {MODELS[scope]} {MOMENTS[moment]}"
 
 
 def _metric_of(figure: str, figures: Mapping[str, float]) -> str:
-    """The metric that a short figure is of, of which it is one of the means; accuracy has its means beside it."""
+    """Returns the metric of which a short figure is a mean; means of accuracy stand without a name of a metric."""
     value, means = figures.get(figure), (NODES, POOLED, "clients")
     if value in [figures.get(f"{figure}.{mean}", math.nan) for mean in means]:
         return ACCURACY
     others = dict.fromkeys(n.split(".")[3] for n in figures if n.startswith(f"{figure}.") and n.count(".") == 4)
-    same = [of for of in others if value in [figures.get(f"{figure}.{of}.{mean}", math.nan) for mean in means]]
+    same = [name for name in others if value in [figures.get(f"{figure}.{name}.{mean}", math.nan) for mean in means]]
     return next(iter([*same, *others]), ACCURACY)
 
 
 def label_pairs(labels: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """`NAME=SHOWN`, as options of a command line have it, as pairs. Raises ShoalError: one has not this form."""
+    """Splits labels of the form `NAME=SHOWN`, as options have them, into pairs. Raises ShoalError: a form is wrong."""
     pairs = [label.rpartition("=") for label in labels]
     if wrong := next((label for label, pair in zip(labels, pairs) if not all(pair)), None):
         raise ShoalError(f"--label {wrong}: has the form NAME=SHOWN, as in mine.py:X=Ours")
-    return tuple((name, shown) for name, _, shown in pairs)
+    return tuple((name, name_metric) for name, _, name_metric in pairs)
 
 
 class PlainNames:
-    """The names of a table: those of a user's `labels`, else plain ones."""
+    """The names of a table: the user's `labels`, else plain ones."""
 
     def __init__(self, groups: Sequence[Group], figures: Sequence[str], labels: Sequence[tuple[str, str]]) -> None:
-        """Raises ShoalError: nothing in the table has the name of a label."""
+        """Chooses the names of keys and figures. Raises ShoalError: nothing in the table has the name of a label."""
         keys = list(dict.fromkeys(key for group in groups for key in group.columns))
         values = {key: list(dict.fromkeys(g.columns[key] for g in groups if key in g.columns)) for key in keys}
         self._keys = key_names(keys)
@@ -115,13 +115,13 @@ class PlainNames:
                 )
 
     def key(self, key: str) -> str:
-        """A head of a column."""
+        """Returns a head of a column."""
         return self._labels.get(key) or self._keys.get(key, key)
 
     def value(self, key: str, value: str) -> str:
-        """A value of a key in a cell or a head."""
+        """Returns a value of a key in a cell or a head."""
         return self._labels.get(value) or self._values.get(key, {}).get(value, value)
 
     def figure(self, figure: str, *, short: bool = False) -> str:
-        """A figure in a title or, short, in a head."""
+        """Returns a figure in a title or, short, in a head."""
         return self._labels.get(figure) or score_name(figure, self._known, short=short)

@@ -21,7 +21,7 @@ from shoal.engine.runs import remote_run
 from shoal.engine.screen.output import put
 from shoal.engine.screen.progress import say
 from shoal.engine.studies import sweep_folder
-from shoal.engine.studies.listing import Kept, kept_in, kind_of, listed
+from shoal.engine.studies.listing import Kept, kept_in, kind_of, make_tables
 from shoal.engine.studies.sweep_folder import SWEEP, SWEEPS, is_sweep, sweep_of
 from shoal.partition.methods import workspace
 from shoal.storage.errors import ShoalError
@@ -32,7 +32,7 @@ from shoal.storage.store import manifest, store, writer
 from shoal.storage.store.manifest import NAME as MANIFEST
 from shoal.storage.store.manifest import require_sealed
 
-# Paths below a folder of a kind of the files that Shoal writes, as who writes them says, and of links.
+# Paths below a folder, by kind, of the files and links that Shoal writes; the modules that write them name them.
 FILES = {
     "run": (
         *(*run_folder.WRITTEN, *metrics.WRITTEN, *client_scores.WRITTEN, *checkpoint.WRITTEN, *remote_run.WRITTEN),
@@ -49,7 +49,7 @@ LINKS = {
     "store": tuple(store.BELOW + f"({path})" for path in store.LINKS),
     "sweep": sweep_folder.LINKS,
 }
-# What is added to the path of a file that is not finished, or still fetched.
+# A file that is not finished, or still fetched, has such an end.
 NOT_FINISHED = rf"({OF_UNFINISHED}|\.part)?"
 MARKS = {"run": CONFIG, "store": MANIFEST, "sweep": SWEEP}
 MOST_NAMED = 5
@@ -57,13 +57,13 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class _Found:
-    """The files of a folder: those that Shoal wrote, and the others."""
+    """A folder to remove, and its files: those that Shoal wrote, and others."""
 
     kept: Kept
 
     @cached_property
     def files(self) -> tuple[list[Path], list[Path]]:
-        """Own files, so that those by which the folder is known come last, and others. Raises ShoalError."""
+        """The files that Shoal wrote, the marks of the folder last, and other files. Raises ShoalError: one is gone."""
         kind, root = self.kept.kind, self.kept.path
         written = re.compile(f"({'|'.join(FILES[kind])}){NOT_FINISHED}")
         links = re.compile("|".join(LINKS[kind]))
@@ -76,17 +76,17 @@ class _Found:
                     (own if links.fullmatch(place) else others).append(path)
                 elif path.name not in folders:
                     (own if S_ISREG(mode) and written.fullmatch(place) else others).append(path)
-        # What is read to know the folder comes last, so that what an interruption leaves can be removed again.
+        # The marks of the folder come last, so that what an interruption leaves is recognized and can be removed.
         last = [root / name for name in (METRICS, MARKS[kind], LOCK)]
         return sorted(own, key=lambda path: last.index(path) + 1 if path in last else 0), sorted(others)
 
     @property
     def bytes(self) -> int:
-        """Of the own files."""
+        """The size of the files that Shoal wrote."""
         return sum(path.lstat().st_size for path in self.files[0])
 
     def remove(self) -> None:
-        """Removes the own files, then the folders that are empty. Raises ShoalError."""
+        """Removes the files that Shoal wrote, then folders that are empty. Raises ShoalError: one cannot be removed."""
         for path in self.files[0]:
             try:
                 path.unlink()
@@ -102,39 +102,39 @@ def _raise(error: OSError) -> None:
 
 
 def remove(paths: Sequence[Path], ask: Callable[[str], bool]) -> bool:
-    """Removes folders after asking once; of a sweep also the runs that are in no other sweep. Gives whether it did.
+    """Removes folders after asking once, with a sweep the runs that are in no other sweep. Returns whether it did.
 
     Only files that Shoal wrote are removed, then empty folders; links are not followed. Refuses folders that are none
     of Shoal's, and those that are being written.
     """
     wanted: dict[Path, Kept] = {}
     for path in paths:
-        kept = _own(path)
+        kept = _require_mark(path)
         for each in [kept, *(_runs_of(path) if kept.kind == "sweep" else ())]:
             wanted.setdefault(each.path.absolute(), each)
     several = [_Found(kept) for kept in wanted.values()]
     with ExitStack() as locks:
-        for found in several:
-            for path in found.files[0]:
+        for folder in several:
+            for path in folder.files[0]:
                 if path.name == LOCK:
                     locks.enter_context(_lock(path.parent))
-        put("\n".join(table.text() for table in listed([found.kept for found in several])), end="")
-        for found in several:
-            for line in (*_needed_by(found.kept, several), *_staying(found, "will stay")):
+        put("\n".join(table.text() for table in make_tables([folder.kept for folder in several])), end="")
+        for folder in several:
+            for line in (*_needed_by(folder.kept, several), *_list_others(folder, "will stay")):
                 say(line)
         if not ask(
-            f"remove {len(several)} folder{'s' * (len(several) > 1)}, {size(sum(found.bytes for found in several))}?"
+            f"remove {len(several)} folder{'s' * (len(several) > 1)}, {size(sum(folder.bytes for folder in several))}?"
         ):
             return False
-        for found in several:
-            found.remove()
-            for line in _staying(found, "stays") or [f"removed: {found.kept.path}"]:
+        for folder in several:
+            folder.remove()
+            for line in _list_others(folder, "stays") or [f"removed: {folder.kept.path}"]:
                 say(line)
     return True
 
 
-def _own(path: Path) -> Kept:
-    """A folder with the mark of Shoal. Raises ShoalError: it has none."""
+def _require_mark(path: Path) -> Kept:
+    """Returns a folder that has the mark of Shoal. Raises ShoalError: it has none."""
     if path.is_symlink():
         raise ShoalError(path, f"is a link to {os.readlink(path)}; name that folder, or remove the link by hand")
     kind = kind_of(path)
@@ -153,7 +153,7 @@ def _own(path: Path) -> Kept:
 
 
 def _is_last_lock(folder: Path) -> bool:
-    """Whether a lock of ours is the only file in a folder: a removal was cut off before its last file."""
+    """Returns whether our lock is the only file in a folder: a removal was interrupted before its last file."""
     files = [file for file in folder.rglob("*") if file.is_symlink() or not file.is_dir()]
     return files == [folder / LOCK] and S_ISREG(files[0].lstat().st_mode) and not files[0].stat().st_size
 
@@ -178,9 +178,9 @@ def _lock(folder: Path) -> ExitStack:
     return held
 
 
-def _staying(found: _Found, what: str) -> list[str]:
-    """A line that names what Shoal did not write, if anything."""
-    path, others = found.kept.path, found.files[1]
+def _list_others(folder: _Found, what: str) -> list[str]:
+    """Returns a line that names the files that Shoal did not write, if there are any."""
+    path, others = folder.kept.path, folder.files[1]
     if not others:
         return []
     names = ", ".join(str(other.relative_to(path)) for other in others[:MOST_NAMED])
@@ -189,9 +189,9 @@ def _staying(found: _Found, what: str) -> list[str]:
 
 
 def _runs_of(sweep: Path) -> list[Kept]:
-    """Runs of a sweep beside it that no other sweep there has; what is another one by now stays, with a line.
+    """Returns the runs beside a sweep that no other sweep there has; a run that was replaced since stays, with a line.
 
-    A sweep may come from anybody, and name any run of this user: only those in the folder in which it lies are its own.
+    A sweep may come from another user, and name any path: only runs in the folder beside it may be removed with it.
     """
     here = sweep.resolve().parent
     root = here.parent if here.name == SWEEPS else here
@@ -201,7 +201,7 @@ def _runs_of(sweep: Path) -> list[Kept]:
         if other != sweep.resolve() and is_sweep(other)
         for run in sweep_of(other)["runs"]
     }
-    found = []
+    runs = []
     for run in (Path(run["run"]) for run in sweep_of(sweep)["runs"]):
         if run.resolve() in others or not os.path.lexists(run):
             continue
@@ -209,18 +209,18 @@ def _runs_of(sweep: Path) -> list[Kept]:
             say(f"{run}: stays, it does not lie in {root}; name it to remove it, too")
             continue
         try:
-            kept = _own(run)
+            kept = _require_mark(run)
             if kept.kind == "run" and require_as_kept(run / CONFIG) in (None, run.name):
-                found.append(kept)
+                runs.append(kept)
                 continue
         except ShoalError:
             pass
         say(f"{run}: stays, it is no run of this sweep any more")
-    return found
+    return runs
 
 
 def _needed_by(each: Kept, removed: Sequence[_Found]) -> list[str]:
-    """Lines that say which runs in `runs` need a store; raises ShoalError if one of them is at work."""
+    """Returns lines that say which runs in `runs` need a store. Raises ShoalError: one of them is at work."""
     if each.kind != "store":
         return []
     gone = {other.kept.path.resolve() for other in removed}

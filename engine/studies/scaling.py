@@ -17,7 +17,7 @@ from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.records.summary import seconds_by_part
 from shoal.engine.screen.progress import say
-from shoal.engine.studies.groups import Group, Key, Row, grouped, others_of, spread_of
+from shoal.engine.studies.groups import Group, Key, Row, group_runs, others_of, spread_of
 from shoal.engine.studies.means import is_share
 from shoal.engine.studies.plain_names import KEYS
 from shoal.engine.studies.study import MOST_RUNS, Selection, Study
@@ -28,7 +28,7 @@ from shoal.storage.options.dataset_names import TWINS
 
 CLIENTS, HOSTS, REPEAT = "partition.clients", "engine.hosts", "repeat"
 NODES, SCALE = "data.options.nodes", "data.options.scale"
-# Columns of every run of a scaling study beside those that vary: rounds left out, and the link of the server.
+# Every run of a scaling study has these columns beside keys that vary: rounds left out, and the link of the server.
 WARMUP, LINK = "warmup", "link"
 ROUND, SERVER, REST = "seconds.round_median", "seconds.server", "seconds.rest"
 ON_HOSTS = ("train", "upload", "evaluate")
@@ -36,42 +36,41 @@ BITS = {"M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def scaling_groups(rows: Sequence[Row]) -> list[Group]:
-    """The finished runs of a scaling study by graph, clients and hosts, ascending, repeats of one another together.
+    """Groups the finished runs of a scaling study by graph, clients and hosts, ascending; repeats are a group.
 
-    Of their figures, `rounds`, `seconds.*` and `bytes.*` count the rounds after the warm-up alone. `seconds.server` is
-    the server's own work, the method's and scoring; `seconds.rest` is what neither the busiest host nor the server
-    worked; `cells`, `cells.of_phase` and `cohort` are means a round: all cells, those of the phase with most, and
-    clients.
+    `rounds`, `seconds.*` and `bytes.*` count the rounds after the warm-up alone. `seconds.server` is the server's own
+    work, the method's and scoring; `seconds.rest` is the time in which neither the busiest host nor the server worked;
+    `cells`, `cells.of_phase` and `cohort` are means a round: all cells, those of the phase with most, and clients.
     """
     measured = [replace(row, figures=row.figures | _after_warmup(row)) for row in rows if row.figures]
-    return sorted(grouped(measured), key=lambda group: (_graph(group), _clients(group), _hosts(group)))
+    return sorted(group_runs(measured), key=lambda group: (_graph(group), _clients(group), _hosts(group)))
 
 
 def _after_warmup(row: Row) -> dict[str, float]:
     lines = read_metrics(row.path)[int(row.columns.get(WARMUP, "0")) :]
     seconds = [line["seconds"] for line in lines]
-    found = {f"seconds.{part}": spent for part, spent in seconds_by_part(seconds).items()}
-    found[SERVER] = found["seconds.aggregate"] + found[f"seconds.{SCORING}"]
-    found |= {f"bytes.{way}": float(sum(line[f"bytes_{way}"] for line in lines)) for way in ("up", "down")}
-    found |= {"rounds": float(len(lines)), "seconds.rounds": sum(of["round"] for of in seconds)}
+    figures = {f"seconds.{part}": spent for part, spent in seconds_by_part(seconds).items()}
+    figures[SERVER] = figures["seconds.aggregate"] + figures[f"seconds.{SCORING}"]
+    figures |= {f"bytes.{way}": float(sum(line[f"bytes_{way}"] for line in lines)) for way in ("up", "down")}
+    figures |= {"rounds": float(len(lines)), "seconds.rounds": sum(of_round["round"] for of_round in seconds)}
     busiest = sum(
-        of["round"] * max(line["hosts"]["busy"].values()) if "busy" in line["hosts"] else of["wait"]
-        for line, of in zip(lines, seconds)
+        of_round["round"] * max(line["hosts"]["busy"].values()) if "busy" in line["hosts"] else of_round["wait"]
+        for line, of_round in zip(lines, seconds)
     )
-    found[REST] = max(found["seconds.rounds"] - busiest - found[SERVER], 0.0)
+    figures[REST] = max(figures["seconds.rounds"] - busiest - figures[SERVER], 0.0)
     if all("cells" in line["hosts"] for line in lines):
-        found["cells"] = fmean(sum(line["hosts"]["cells"].values()) for line in lines)
-        # Evaluations are of no phase.
+        figures["cells"] = fmean(sum(line["hosts"]["cells"].values()) for line in lines)
+        # Evaluations belong to no phase.
         phases = [{**line["hosts"]["cells"], "": 0} for line in lines]
-        found["cells.of_phase"] = fmean(max(of_phase.values()) for of_phase in phases)
-    return found | {
+        figures["cells.of_phase"] = fmean(max(of_phase.values()) for of_phase in phases)
+    return figures | {
         "cohort": fmean(len(line["cohort"]) for line in lines),
-        ROUND: median(of["round"] for of in seconds),
+        ROUND: median(of_round["round"] for of_round in seconds),
     }
 
 
 def scaling_table(rows: Sequence[Row]) -> TextTable:
-    """A row for every graph, number of clients and hosts; its notes say what the numbers are."""
+    """Makes a table with a row for every graph, number of clients and hosts; its notes say what the numbers are."""
     groups = scaling_groups(rows)
     graph = next((key for key in (NODES, SCALE) if len({group.columns.get(key) for group in groups}) > 1), None)
     table = []
@@ -107,7 +106,7 @@ def _notes(rows: Sequence[Row], groups: Sequence[Group]) -> list[str]:
 
 
 def _weak(groups: Sequence[Group]) -> str:
-    """The efficiency where clients and graph grow with the hosts."""
+    """Returns a note with the efficiency if clients and graph grow with the hosts."""
     first = min(groups, key=lambda group: (_hosts(group), _clients(group)))
     by_hosts = {_hosts(first): first}
     for group in groups:
@@ -116,25 +115,26 @@ def _weak(groups: Sequence[Group]) -> str:
         grown = bool(_graph(first)) and isclose(_graph(group), _graph(first) * times, rel_tol=1e-3)
         if times > 1 and grown and _clients(group) == _clients(first) * times:
             by_hosts[_hosts(group)] = group
+    seconds = _mean(first, ROUND)
     several = [
-        f"{100 * _mean(first, ROUND) / _mean(group, ROUND):.0f} % with {_clients(group)} clients on {_named(hosts)}"
+        f"{100 * seconds / _mean(group, ROUND):.0f} % with {_clients(group)} clients on {_hosts_text(hosts)}"
         for hosts, group in list(by_hosts.items())[1:]
     ]
-    base = f"{_clients(first)} clients on {_named(_hosts(first))}"
+    base = f"{_clients(first)} clients on {_hosts_text(_hosts(first))}"
     return f"weak scaling: {', '.join(several)}, of 100 % with {base}" if several else ""
 
 
-def _named(hosts: int) -> str:
+def _hosts_text(hosts: int) -> str:
     return f"{hosts:,} host{'s' if hosts > 1 else ''}"
 
 
 def _most_hosts(groups: Sequence[Group]) -> list[Group]:
-    """Of equal clients and graph the one with the most hosts."""
+    """Returns, for equal clients and graph, the group with the most hosts."""
     return list({_work(group): group for group in groups}.values())
 
 
 def _useful_hosts(group: Group) -> str:
-    """How many hosts are of use to these clients: min(cells, scheduling, link), as this group was measured."""
+    """Returns a note with the number of hosts that are of use: min(cells, scheduling, link), as this group measured."""
     cells = _mean(group, "cells")
     if not cells:
         return ""
@@ -150,17 +150,17 @@ def _useful_hosts(group: Group) -> str:
     )
     by_server, by_link = of_cell / max(of_server, 1e-9), of_cell * bytes_a_second(link) / max(sent, 1.0)
     return (
-        f"{_clients(group)} clients: up to {_named(max(int(min(apart, by_server, by_link)), 1))} of use: "
+        f"{_clients(group)} clients: up to {_hosts_text(max(int(min(apart, by_server, by_link)), 1))} of use: "
         f"{apart:,.0f} {counted}; scheduling would allow {by_server:,.1f} ({1e3 * of_cell:.1f} ms of a host and "
         f"{1e3 * of_server:.1f} ms of the server a cell), a link of {link}/s {by_link:,.0f} ({size(sent)} a cell)"
     )
 
 
 def scores_differ(rows: Sequence[Row]) -> str:
-    """A line where runs that differ in hosts or repeats alone have other scores, which these must not change."""
-    found: dict[Key, Row] = {}
+    """Returns a warning if runs that differ in hosts or repeats alone have other scores, which must be equal."""
+    first_of: dict[Key, Row] = {}
     for row in (row for row in rows if row.figures):
-        first = found.setdefault(others_of(row, HOSTS), row)
+        first = first_of.setdefault(others_of(row, HOSTS), row)
         for figure, value in row.figures.items():
             if is_share(figure) and value != first.figures.get(figure):
                 other = first.figures.get(figure)
@@ -172,15 +172,15 @@ def scores_differ(rows: Sequence[Row]) -> str:
 
 
 def bytes_a_second(link: str) -> float:
-    """`10Gbit` in bytes a second. Raises ShoalError: no such speed."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([MGT])bit(?:/s)?", link)
-    if found is None or not float(found[1]):
+    """Reads a speed as `10Gbit`, in bytes a second. Raises ShoalError: it has another form."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([MGT])bit(?:/s)?", link)
+    if match is None or not float(match[1]):
         raise ShoalError("--link", f"must be a speed as 10Gbit or 100Mbit, found {link!r}")
-    return float(found[1]) * BITS[found[2]] / 8
+    return float(match[1]) * BITS[match[2]] / 8
 
 
 def ideal(groups: Sequence[Group], key: str) -> tuple[list[float], list[float], list[float]]:
-    """Values of a key, seconds of a round, and what these would be without overhead, from the first on.
+    """Returns values of a key, seconds of a round, and ideal seconds without overhead, from the first group on.
 
     Hosts share all work. More clients of one graph each hold less of it, so that a round is as long with many as with
     few; where the graph grows along with them, this is what it costs. The groups differ in the key alone.
@@ -206,13 +206,13 @@ def _graph(group: Group) -> float:
 
 
 def _work(group: Group) -> Key:
-    """What groups share whose hosts do the same work."""
+    """Returns the columns that groups share if their hosts together do the same work."""
     return others_of(group.rows[0], HOSTS)
 
 
 def _mean(group: Group, figure: str) -> float:
-    found = spread_of(group.values(figure), "mean")
-    return 0.0 if found is None else found.middle
+    spread = spread_of(group.values(figure), "mean")
+    return 0.0 if spread is None else spread.middle
 
 
 def _a_round(group: Group, figure: str) -> float:
@@ -220,9 +220,9 @@ def _a_round(group: Group, figure: str) -> float:
 
 
 def _with_spread(group: Group) -> str:
-    found = spread_of(group.values(ROUND), "mean")
-    assert found is not None
-    return f"{found.middle:.3f}" + (f" ± {found.low:.3f}" if found.low is not None else "")
+    spread = spread_of(group.values(ROUND), "mean")
+    assert spread is not None
+    return f"{spread.middle:.3f}" + (f" ± {spread.low:.3f}" if spread.low is not None else "")
 
 
 # Datasets that grow by an option, and the option's default.
@@ -242,7 +242,7 @@ class ScalingStudy(Study):
         return list(self.selections)
 
     def folder(self, root: Path, name: str) -> Path:
-        """As that of other studies, but for the names of runs."""
+        """Names the folder as other studies do, but without the names of runs."""
         return super().folder(root, f"{self.name}-scaling")
 
 
@@ -250,7 +250,7 @@ def scaling_sweep(
     config: str, overrides: Sequence[str], clients: str, hosts: str, weak: bool,
     graph: str = "", repeat: int = 1, warmup: int = 1, link: str = "10Gbit",
 ) -> Sweep:  # fmt: skip
-    """The sweep of a scaling study: numbers of `clients` and `hosts`, with commas; empty: those of the config.
+    """Makes the sweep of a scaling study: numbers of `clients` and `hosts`, with commas; empty: those of the config.
 
     `graph` has numbers of nodes of `sbm` or scales of a twin. With `weak` the graph grows with the clients: it has that
     size for the config's number of clients. Every combination runs `repeat` times; tables leave out the first `warmup`
@@ -271,20 +271,20 @@ def scaling_sweep(
     if len(sizes) * len(shape[0]) * len(shape[1]) * repeat > MOST_RUNS:
         raise ShoalError("--clients, --hosts, --graph, --repeat", f"a study has at most {MOST_RUNS:,} runs; give fewer")
     selections, usual = [], base.partition.clients
-    # Hosts first: they stay warm from one run to the next.
+    # Runs with equal hosts come one after another, so that these stay warm.
     for h, nodes, n, k in product(shape[0], sizes, *shape[1:]):
         values = {CLIENTS: str(n)} if n else {}
         if key:
             grown = nodes * n / usual if weak and n and isinstance(usual, int) else nodes
             values[key] = f"{round(grown)}" if key == NODES else f"{grown:.6g}"
         values |= {HOSTS: str(h)} if h else {}
-        # Neither hosts nor repeats change a number, so that they are in no name of a run.
+        # Hosts and repeats change no number, so that no name of a run would have them.
         name = base.name + (f"-{h}-host{'s' if h > 1 else ''}" if h else "") + (f"-repeat-{k}" if k > 1 else "")
-        plain = [f"{one}={value}" for one, value in values.items()]
+        plain = [f"{axis}={value}" for axis, value in values.items()]
         columns = {**values, REPEAT: str(k), WARMUP: str(warmup), LINK: link}
         selections.append(Selection(columns, (*overrides, *plain, f"name={name}")))
-    several = {one: dict.fromkeys(each.columns[one] for each in selections) for one in selections[0].columns}
-    axes = (f"{one}={','.join(values)}" for one, values in several.items())
+    several = {axis: dict.fromkeys(each.columns[axis] for each in selections) for axis in selections[0].columns}
+    axes = (f"{axis}={','.join(values)}" for axis, values in several.items())
     study = ScalingStudy(str(Path(config)), (*axes, *overrides), selections=tuple(selections), name=base.name)
     return Sweep(study)
 
@@ -296,7 +296,7 @@ def _warn_of_cores(base: Config, hosts: Sequence[int]) -> None:
 
 
 def _sizes(base: Config, graph: str, weak: bool) -> tuple[str, list[float]]:
-    """The option by which the graph grows, and its values; no option where the graph stays."""
+    """Returns the option by which the graph grows, and its values; no option if the graph stays."""
     if not graph and not weak:
         return "", [0.0]
     dataset, options = str(base.data.dataset), base.data.options

@@ -32,7 +32,7 @@ from shoal.storage.files.atomic import replacing
 from shoal.storage.files.checksummed_json import sealed
 
 SAMPLERS, PRUNERS = ("tpe", "cma", "random", "grid"), ("none", "halving", "hyperband", "median")
-# Trials that are asked for before the first of them is judged.
+# So many trials are asked for before the first of them is judged.
 BATCH = 8
 # A pruner lets a third go on from a ninth and from a third of the rounds.
 FACTOR, RUNGS = 3, 2
@@ -43,7 +43,7 @@ RUNNING, COMPLETE, PRUNED, STOPPED = "running", "complete", "pruned", "out of bu
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user asked for, for each combination of the axes: at most so many trials, and rounds over all seeds."""
+    """The options of a search; each combination of the axes has at most so many trials, and rounds over all seeds."""
 
     space: tuple[str, ...]
     trials: int = 64
@@ -74,16 +74,16 @@ class Trial:
 
     @property
     def rank(self) -> tuple[int, float, int]:
-        """The larger, the better: of most rounds, of the highest score there, the first."""
+        """A rank that is larger for more rounds, then for a higher score there, then for an earlier trial."""
         return max(self.scores, default=0), [-math.inf, *self.scores.values()][-1], -self.number
 
 
 def steps_of(prune: str, rounds: int, every: int) -> list[int]:
-    """Rounds at which trials pause and are judged, each an evaluated one; the last is that of the config."""
+    """Returns the rounds at which trials pause and are judged, all evaluated; the last is the config's."""
     rungs = [_least(rounds) * FACTOR**rung for rung in range(RUNGS)]
     tenths = [math.ceil(rounds * tenth / 10) for tenth in range(1, 10)]
-    found = {"none": [], "median": tenths}.get(prune, rungs)
-    return sorted({min(rounds, -(-step // every) * every) for step in found} | {rounds})
+    steps = {"none": [], "median": tenths}.get(prune, rungs)
+    return sorted({min(rounds, -(-step // every) * every) for step in steps} | {rounds})
 
 
 def _least(rounds: int) -> int:
@@ -118,7 +118,7 @@ class Search:
         self.rows: list[Row] = []
 
     def sweep_of(self, selections: Sequence[Selection], **options: Any) -> Sweep:
-        """The sweep of some runs."""
+        """Makes the sweep of some runs."""
         study, place = self.study, self.folder
         selected = Selected(
             study.config, study.axes, search=study.search, selections=tuple(selections), place=place, space=self.names
@@ -126,7 +126,7 @@ class Search:
         return Sweep(selected, self.at_once, self.command, **options)
 
     def go(self) -> bool:
-        """Searches, then runs what validation chose with the seeds that report; gives whether all of that finished.
+        """Searches, then runs the chosen options with the seeds that report; returns whether all runs finished.
 
         Raises BusyError: another process is at work on this search, or on a run of a trial, which then is not judged.
         """
@@ -143,7 +143,7 @@ class Search:
                 self.folder / SEARCH, f"every trial failed, the first one so: {self.parts[0].trials[0].error}"
             )
         trials = [row_of(row.columns, row.path, NOT_CHOSEN) for part in self.parts for row in part.runs.values()]
-        reported = [_joined(base, {**values, **seeds}) for base, values in chosen for seeds in self.seeds]
+        reported = [_extend(base, {**values, **seeds}) for base, values in chosen for seeds in self.seeds]
         final = self.sweep_of(reported, others=trials)
         try:
             complete = final.go(locked=True)
@@ -152,7 +152,7 @@ class Search:
         return complete and len(chosen) == len(self.parts)
 
     def plain(self) -> dict[str, Any]:
-        """All trials so far, and what the page shows of them."""
+        """Returns all trials so far as plain values, which the page reads."""
         return {**asdict(self.asked), "batch": BATCH, "searches": [part.plain() for part in self.parts if part.trials]}
 
     def write(self) -> None:
@@ -160,7 +160,7 @@ class Search:
             unfinished.write_text(sealed(self.plain(), indent=1))
 
     def lines(self) -> list[str]:
-        """What it would do, in words."""
+        """Returns lines that say what the search would do."""
         seeds, budget = self.asked.seeds, self.asked.budget or math.inf
         return [
             f"{part.label}: {self.asked.trials} trials over {', '.join(part.space)}, {seeds} seeds, to round "
@@ -170,7 +170,7 @@ class Search:
         ]
 
 
-def _joined(base: Selection, values: dict[str, str]) -> Selection:
+def _extend(base: Selection, values: dict[str, str]) -> Selection:
     return Selection({**base.columns, **values}, (*base.overrides, *(f"{key}={v}" for key, v in values.items())))
 
 
@@ -178,7 +178,7 @@ class _Part:
     """The search of one combination of the axes.
 
     Attributes:
-        runs: Of trials, by folder.
+        runs: Rows of the runs of trials, by folder.
         progress: Rounds so far, and the best score of all trials, at every rung.
     """
 
@@ -193,7 +193,7 @@ class _Part:
         self.trials: list[Trial] = []
         self.runs: dict[str, Row] = {}
         self.progress: list[tuple[int, float]] = []
-        # Rounds of each seed, by what is run.
+        # Rounds that each seed trained, by the text of a trial's config.
         self._trained: dict[str, int] = {}
         whole, budget = config.rounds * self.asked.seeds, self.asked.budget
         if budget is not None and budget < whole:
@@ -202,7 +202,7 @@ class _Part:
             )
 
     def _space(self) -> dict[str, Any]:
-        """The keys that this combination takes. Raises ShoalError: the only one refuses a value, or none is left."""
+        """Returns keys that this combination takes. Raises ShoalError: the only one refuses a value, or all do."""
         space = {text.partition("=")[0]: distribution(text) for text in self.asked.space}
         for key, drawn in list(space.items()):
             try:
@@ -236,7 +236,7 @@ class _Part:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         samplers, pruners, seed = optuna.samplers, optuna.pruners, self.config.seed
         if self.asked.sampler == "cma":
-            # Optuna's own error has no way out.
+            # Optuna's own error would not say which package to install.
             import cmaes  # noqa: F401
         sampler = {"tpe": samplers.TPESampler, "cma": samplers.CmaEsSampler}.get(
             self.asked.sampler, samplers.RandomSampler
@@ -255,7 +255,7 @@ class _Part:
         return made
 
     def _points(self) -> list[dict[str, Any]]:
-        """All points of a grid, in an order that the seed draws. Raises ShoalError: a key has a range."""
+        """Returns all points of a grid, in an order that the seed draws. Raises ShoalError: a key has a range."""
         if ranged := next((key for key, drawn in self.space.items() if not hasattr(drawn, "choices")), None):
             raise ShoalError("--space", ranged, "a grid needs values, as key=a,b,c")
         lists = [drawn.choices for drawn in self.space.values()]
@@ -282,7 +282,7 @@ class _Part:
                 self.study.tell(trial.number, trial.rank[1] if whole else None, ended)
 
     def _train(self, batch: Sequence[Trial], step: int, hosts: Hosts) -> bool:
-        """Trains what runs up to a round, the best first; gives whether the budget has no rounds for one of them."""
+        """Trains running trials up to a round, the best first; returns whether the budget lacks rounds for one."""
         runs: dict[str, list[Selection]] = {}
         running = sorted((each for each in batch if each.state == RUNNING), key=lambda each: each.rank, reverse=True)
         for trial in running:
@@ -292,21 +292,21 @@ class _Part:
                 trial.state = STOPPED
                 continue
             self._trained = would
-            runs[key] = [_joined(self.base, {**trial.values, **seeds}) for seeds in self.of.own_seeds]
+            runs[key] = [_extend(self.base, {**trial.values, **seeds}) for seeds in self.of.own_seeds]
         if runs:
             sweep = self.of.sweep_of([each for several in runs.values() for each in several], until=step)
             sweep.train(hosts)
             self.runs |= {row.run: row for row in sweep.rows}
             rows = iter(sweep.rows)
-            found = {key: [next(rows) for _ in several] for key, several in runs.items()}
+            rows_by_config = {key: [next(rows) for _ in several] for key, several in runs.items()}
             for trial in running:
                 if trial.state == RUNNING:
-                    self._score(trial, found[self._run_of(trial)], step)
+                    self._score(trial, rows_by_config[self._run_of(trial)], step)
         return any(trial.state == STOPPED for trial in running)
 
     def _run_of(self, trial: Trial) -> str:
         """Returns the config of a trial as a text, the same for trials that differ in an option without effect."""
-        overrides, space = _joined(self.base, trial.values).overrides, frozenset(self.of.names)
+        overrides, space = _extend(self.base, trial.values).overrides, frozenset(self.of.names)
         return repr(load_config(self.of.study.config, overrides, varied=space))
 
     def _score(self, trial: Trial, rows: Sequence[Row], step: int) -> None:
@@ -347,11 +347,11 @@ class _Part:
 
     @property
     def best(self) -> Trial | None:
-        """Of the trials of most rounds, that of the highest validation."""
+        """The trial with the highest validation among those of most rounds."""
         return max((trial for trial in self.trials if trial.scores), key=lambda trial: trial.rank, default=None)
 
     def importance(self) -> dict[str, float]:
-        """Shares of the keys in how all trials differ at the first rung, by PED-ANOVA; nothing of a single batch.
+        """Computes the share of each key in how trials differ at the first rung, by PED-ANOVA; none of a single batch.
 
         Watanabe et al., PED-ANOVA: Efficiently Quantifying Hyperparameter Importance …, IJCAI 2023.
         """
@@ -365,7 +365,7 @@ class _Part:
         return dict(optuna.importance.get_param_importances(study)) if len(study.trials) > BATCH else {}
 
     def plain(self) -> dict[str, Any]:
-        """What the page shows of it."""
+        """Returns the search of this combination as plain values, for the page."""
         best = self.best
         return {
             "label": self.label, "keys": list(self.space), "steps": self.steps, "rounds": self.rounds,

@@ -22,7 +22,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.types import message_of, quoted
 
-# The configs of all are read before the first one starts.
+# The configs of all runs are read before the first run starts, which takes a while for many.
 MOST_RUNS = 1000
 FORM = "an axis of a sweep has the form key.sub=a,b,c"
 # `seeds=5` draws the training five times on one partition and one split, as papers and published partitions do.
@@ -33,24 +33,24 @@ OPEN, CLOSE = "[{(", "]})"
 
 @dataclass(frozen=True)
 class Selection:
-    """One combination: values of all keys and of options of one method, and `key=value` in order."""
+    """A combination: values of all keys and of options of a method, and `key=value` in order."""
 
     columns: dict[str, str]
     overrides: tuple[str, ...]
 
     @classmethod
     def plain(cls, values: Mapping[str, str]) -> "Selection":
-        """Keys with their values as they are."""
+        """Makes a selection with its keys and values as overrides."""
         return cls(dict(values), tuple(f"{key}={value}" for key, value in values.items()))
 
 
 def is_seed(key: str) -> bool:
-    """Whether runs that differ in a key alone are repetitions of one another."""
+    """Returns whether runs that differ in a key alone are repetitions of one another."""
     return key == "repeat" or key.rpartition(".")[2] in ("seed", "split_seed")
 
 
 def combinations(axes: Sequence[str]) -> list[Selection]:
-    """`["a=1,2", "b=x,y"]` as all combinations, the last key changing fastest.
+    """Expands `["a=1,2", "b=x,y"]` to all combinations, the last key changing fastest.
 
     - `algorithm=a{eps:0.5,0.9},b`: options of one method alone, every combination of theirs
     - `partition.file+data.split_file=p0.npy+s0.npy,p1.npy+s1.npy`: keys that vary in pairs
@@ -58,14 +58,14 @@ def combinations(axes: Sequence[str]) -> list[Selection]:
     - `seeds=5`: `seed=0,1,2,3,4`; `draws=5`: partition and split are drawn anew with each of them
     """
     runs = 1
-    found: list[list[Selection]] = []
+    by_axis: list[list[Selection]] = []
     for axis in axes:
         values = _values(axis)
         runs *= len(values)
         if runs > MOST_RUNS:
-            raise ShoalError(_shown(axis), f"a sweep has at most {MOST_RUNS:,} runs; give fewer values")
-        found.append(values)
-    keys = [key for values in found for key in dict.fromkeys(key for choice in values for key in choice.columns)]
+            raise ShoalError(_shorten(axis), f"a sweep has at most {MOST_RUNS:,} runs; give fewer values")
+        by_axis.append(values)
+    keys = [key for values in by_axis for key in dict.fromkeys(key for choice in values for key in choice.columns)]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise ShoalError(twice, "is in two axes of the sweep; name it once")
     return [
@@ -73,50 +73,50 @@ def combinations(axes: Sequence[str]) -> list[Selection]:
             {key: value for choice in choices for key, value in choice.columns.items()},
             tuple(override for choice in choices for override in choice.overrides),
         )
-        for choices in itertools.product(*found)
+        for choices in itertools.product(*by_axis)
     ]
 
 
 def _values(axis: str) -> list[Selection]:
     key, equals, text = axis.partition("=")
     if not equals or not key:
-        raise ShoalError(_shown(axis), FORM)
+        raise ShoalError(_shorten(axis), FORM)
     if key in SEEDS:
         return _repetitions(axis, key, text)
     keys = key.split("+")
     parts = [part for part in split(text) if part]
     if not parts or not all(NAME.fullmatch(each) for each in keys):
-        raise ShoalError(_shown(axis), FORM)
+        raise ShoalError(_shorten(axis), FORM)
     if len(keys) > 1:
         return [_joint(axis, keys, part) for part in parts]
-    return [choice for part in parts for choice in _named(axis, key, part)]
+    return [choice for part in parts for choice in _expand_options(axis, key, part)]
 
 
 def _repetitions(axis: str, key: str, text: str) -> list[Selection]:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_RUNS:
-        raise ShoalError(_shown(axis), f"{key} is a number of repetitions, 1 to {MOST_RUNS:,}")
+        raise ShoalError(_shorten(axis), f"{key} is a number of repetitions, 1 to {MOST_RUNS:,}")
     return [Selection.plain(dict.fromkeys(SEEDS[key], str(number))) for number in range(int(text))]
 
 
 def _joint(axis: str, keys: Sequence[str], part: str) -> Selection:
     values = part.split("+")
     if len(values) != len(keys):
-        raise ShoalError(_shown(axis), f"{part} has {len(values)} values for {len(keys)} keys; join them by +")
+        raise ShoalError(_shorten(axis), f"{part} has {len(values)} values for {len(keys)} keys; join them by +")
     return Selection.plain(dict(zip(keys, values)))
 
 
-def _named(axis: str, key: str, part: str) -> Iterator[Selection]:
-    """A value, or with `name{option:a,b}` one of every combination of the options."""
+def _expand_options(axis: str, key: str, part: str) -> Iterator[Selection]:
+    """Yields a selection of a value, or for `name{option:a,b}` one for every combination of the options."""
     name, brace, rest = part.partition("{")
     if not name or not brace:
         yield Selection.plain({key: part})
         return
     if not rest.endswith("}"):
-        raise ShoalError(_shown(axis), part, "the brace is not closed")
+        raise ShoalError(_shorten(axis), part, "the brace is not closed")
     options = _options(axis, part, rest[:-1])
     word = word_key(sections()[key]) if key in sections() else None
     if word is None:
-        raise ShoalError(_shown(axis), part, "options in braces are for a section with a name or kind, as algorithm")
+        raise ShoalError(_shorten(axis), part, "options in braces are for a section with a name or kind, as algorithm")
     for values in itertools.product(*options.values()):
         of_name = dict(zip(options, values))
         inner = ", ".join([f"{word}: {json.dumps(name)}", *(f"{option}: {value}" for option, value in of_name.items())])
@@ -125,7 +125,7 @@ def _named(axis: str, key: str, part: str) -> Iterator[Selection]:
 
 
 def _options(axis: str, part: str, text: str) -> dict[str, list[str]]:
-    """`eps:0.5,0.9,orders:3` as `{"eps": ["0.5", "0.9"], "orders": ["3"]}`."""
+    """Reads `eps:0.5,0.9,orders:3` as `{"eps": ["0.5", "0.9"], "orders": ["3"]}`."""
     options: dict[str, list[str]] = {}
     for part_of in split(text) if text else ():
         option, colon, value = part_of.partition(":")
@@ -134,12 +134,12 @@ def _options(axis: str, part: str, text: str) -> dict[str, list[str]]:
         elif options and part_of:
             options[next(reversed(options))].append(part_of)
         else:
-            raise ShoalError(_shown(axis), part, "options of one method have the form name{option:a,b}")
+            raise ShoalError(_shorten(axis), part, "options of one method have the form name{option:a,b}")
     return options
 
 
 def split(text: str) -> list[str]:
-    """Parts between commas that no bracket encloses."""
+    """Splits a text at commas that no bracket encloses."""
     parts, depth, start = [], 0, 0
     for place, letter in enumerate(text):
         depth += (letter in OPEN) - (letter in CLOSE)
@@ -149,7 +149,7 @@ def split(text: str) -> list[str]:
     return [*parts, text[start:].strip()]
 
 
-def _shown(axis: str) -> str:
+def _shorten(axis: str) -> str:
     return axis if len(axis) <= 60 else f"{axis[:60]}…"
 
 
@@ -196,15 +196,15 @@ class Study:
     @cached_property
     def choices(self) -> list[Selection]:
         """All combinations. Raises as `combinations`, or where the key to be chosen is in no axis."""
-        found = combinations(self.axes)
-        if self.choose is not None and not any(self.choose in choice.columns for choice in found):
-            known = ", ".join(dict.fromkeys(key for choice in found for key in choice.columns))
+        choices = combinations(self.axes)
+        if self.choose is not None and not any(self.choose in choice.columns for choice in choices):
+            known = ", ".join(dict.fromkeys(key for choice in choices for key in choice.columns))
             raise ShoalError(f"--choose {self.choose}: no axis has this key; there are {known}")
-        return found
+        return choices
 
     @property
     def varied(self) -> frozenset[str]:
-        """The keys that differ between runs; what one run has no use for is left out of it."""
+        """The keys that differ between runs; a run leaves out those that have no effect in it."""
         values = {key: {choice.columns.get(key) for choice in self.choices} for key in self.choices[0].columns}
         return frozenset(key for key, several in values.items() if len(several) > 1)
 
@@ -224,17 +224,17 @@ class Study:
 
     @cached_property
     def configs(self) -> list[Config]:
-        """Config of every combination. Raises as `choices`, or where a config has a wrong key, value or name."""
-        found = [load_config(self.config, choice.overrides, varied=self.varied) for choice in self.choices]
-        for config in found:
+        """The config of every combination. Raises as `choices`, or ShoalError: a key, value or name is wrong."""
+        configs = [load_config(self.config, choice.overrides, varied=self.varied) for choice in self.choices]
+        for config in configs:
             require_names(config)
-        return found
+        return configs
 
     @cached_property
     def rivals(self) -> dict[int, tuple[tuple[str, str], ...]]:
-        """With `choose`, the runs of the other seeds, by their place in `choices`, with what they have beside the key.
+        """With `choose`, the runs of the other seeds by place in `choices`, with their columns without the key.
 
-        Of those that share all of it, the one with the chosen value runs.
+        Among runs that share these columns, the one with the chosen value runs.
         """
         seeds = [tuple(value for key, value in choice.columns.items() if is_seed(key)) for choice in self.choices]
         first = list(dict.fromkeys(seeds))[: self.choose_seeds]
@@ -246,7 +246,7 @@ class Study:
 
     @property
     def runs(self) -> int:
-        """How many of the combinations will run."""
+        """The number of combinations that will run."""
         return len(self.choices) - len(self.rivals) + len(set(self.rivals.values()))
 
     @property
@@ -258,7 +258,7 @@ class Study:
         return shlex.join(["shoal", "sweep", self.config, *self.axes, *chosen, *by, *self.search, *forked])
 
     def folder(self, root: Path, name: str) -> Path:
-        """The folder of the sweep, in `sweeps` of the root of its runs; named after them and after its axes."""
+        """Returns the folder of the sweep, in `sweeps` of the root of its runs; named after them and after its axes."""
         named: dict[str, Any] = {"config": name, "axes": self.axes}
         if self.choose is not None:
             named |= {"choose": self.choose, "seeds": self.choose_seeds, "by": self.choose_by}
@@ -277,7 +277,7 @@ class Selected(Study):
 
     @property
     def varied(self) -> frozenset[str]:
-        """Those of the space of a search, too, of which a run may be the only one so far."""
+        """The keys that differ, and those of the space of a search, in which a run may be the only one so far."""
         return super().varied.union(self.space)
 
     @cached_property
@@ -286,14 +286,14 @@ class Selected(Study):
         return list(self.selections)
 
     def folder(self, root: Path, name: str) -> Path:
-        """That of the sweep."""
+        """Returns the folder of the sweep, which is given."""
         return self.place
 
 
 def read_study(
     path: str, axes: Sequence[str], choose: str | None, choose_seeds: int, choose_by: Scope, bare: bool = False
 ) -> Study:
-    """A study of a config and axes, or of a file that names both; its config is relative to that file.
+    """Reads a study of a config and axes, or of a file that names both; its config is relative to that file.
 
     A `bare` one needs no axes: a search varies keys of a space.
     """
@@ -317,7 +317,7 @@ def read_study(
 
 
 def mapping_in(path: str) -> dict[str, Any] | None:
-    """The content of a file, if it is a plain mapping; the reader of configs reads and checks it again."""
+    """Reads a file if it is a plain mapping; the reader of configs reads and checks it again."""
     try:
         text = read_text(Path(path), MOST_BYTES)
         require_small(text)
@@ -328,6 +328,6 @@ def mapping_in(path: str) -> dict[str, Any] | None:
 
 
 def axis_text(values: str | list[Scalar] | Scalar) -> str:
-    """Values as an axis has them on the command line."""
+    """Writes values as an axis has them on the command line."""
     several = values if isinstance(values, list) else [values]
     return ",".join(str(value).lower() if isinstance(value, bool) else str(value) for value in several)

@@ -18,11 +18,11 @@ from shoal.engine.studies.groups import (
     Statistic,
     baseline_of,
     differences,
-    grouped,
+    group_runs,
     label_of,
+    list_varied,
     paired_p,
     spread_of,
-    varied,
     varied_in,
 )
 from shoal.engine.studies.means import (
@@ -46,17 +46,18 @@ from shoal.storage.suggestions import did_you_mean
 Ties = Literal["shown", "exact"]
 Place = tuple[int, int]
 METHOD = "algorithm"
-# Sections of the items that are scored, and of who holds them: numbers of other ones are never compared.
+# These sections choose the items that are scored, and the clients that hold them. Runs that differ in them are never
+# compared.
 OF_DATA = ("data", "partition", "task", "evaluation")
 
 
 def shared_keys(groups: Sequence[Group]) -> list[str]:
-    """The keys whose values groups must share to be compared: all that vary, but those of the method.
+    """Returns the keys that groups must share to be compared: all that vary, but those of the method.
 
-    A key that each method has one value of, as a rate that validation chose for it, belongs to the method. Where
-    methods do not vary, all keys but those of the data are compared.
+    A key with a single value for each method, such as a rate that validation chose, belongs to the method. If methods
+    do not vary, all keys but those of the data are compared.
     """
-    keys = varied(groups)
+    keys = list_varied(groups)
     of_method = [key for key in keys if _section(key) == METHOD]
     shared = [key for key in keys if key not in of_method and (of_method or _section(key) in OF_DATA)]
     for key in [key for key in shared if _section(key) not in OF_DATA]:
@@ -67,13 +68,13 @@ def shared_keys(groups: Sequence[Group]) -> list[str]:
     return shared
 
 
-def marked(
+def mark_best(
     values: Mapping[Place, float], equal: Callable[[float, float], bool], not_worse: Callable[[Place, Place], bool]
 ) -> tuple[list[Place], list[Place]]:
-    """Places of the best, and of the second best, of values that are compared; none of a single one.
+    """Returns the places of the best, and of the second best, of values that are compared; none if there is only one.
 
-    With the highest come those that are equal to it or `not_worse(place, highest)`; the highest of the rest, with its
-    equals, is the second best.
+    The best are the highest and those that are equal to it or `not_worse(place, highest)`; the second best are the
+    highest of the rest and those equal to it.
     """
     if len(values) < 2:
         return [], []
@@ -87,7 +88,7 @@ def _section(key: str) -> str:
     return key.partition(".")[0]
 
 
-# Visits of clients that failed, which are shown if there are any.
+# The number of visits that failed is shown if there are any.
 LEFT_OUT = "left_out.visits"
 # So many columns of one score fit a terminal beside the methods.
 MOST_COLUMNS = 4
@@ -105,8 +106,8 @@ class Layout:
         against: `NAME` or `KEY=VALUE,KEY=VALUE`: the method, or combination, of which each setting's cells show the
             differences, paired by seeds, with p of the paired t-test.
         mean: The mean over clients of scores with short names; None: see `by_one_mean`.
-        ties: What ties with the best or the second best: what is `shown` as the same number, or is `exact`ly equal.
-        not_worse: Level of the paired t-test over seeds; what is not worse by it is marked with the best.
+        ties: Values tie with the best or the second best if they are `shown` as the same number, or `exact`ly equal.
+        not_worse: Level of the paired t-test over seeds; a value that is not worse by it is marked with the best.
         wide: Without figures, validation and test of every scope at best validation, and costs.
         labels: Display names of values, keys and figures.
     """
@@ -124,24 +125,24 @@ class Layout:
 
 
 def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
-    """Makes the table of the finished runs; of what may be compared the best and the second best are marked."""
-    read = _read(rows, layout)
+    """Makes the table of the finished runs; marks the best and the second best of cells that may be compared."""
+    read = _read_runs(rows, layout)
     if read is None:
         return TextTable(("runs",), (), 1, title=title, notes=("no run is finished",))
-    keys, column = _arranged(read, layout)
-    return _joined(_cells(read.numbers.groups, keys, column), keys, column, read, title)
+    keys, column = _arrange(read, layout)
+    return _join(_cells(read.numbers.groups, keys, column), keys, column, read, title)
 
 
 def long_table_of(rows: Sequence[Row], layout: Layout) -> TextTable:
-    """The same numbers for another program: a row for each combination and figure, keys and figures by their own names.
+    """Makes a table for other programs: a row for each combination and figure, keys and figures by their own names.
 
     Shares are between 0 and 1, and all numbers have all their digits.
     """
-    read = _read(rows, layout)
+    read = _read_runs(rows, layout)
     if read is None:
         return TextTable(("runs",), (), 1)
     numbers, figures = read.numbers, read.figures
-    keys = varied(numbers.groups)
+    keys = list_varied(numbers.groups)
     best, second = _marks([[group] * len(figures) for group in numbers.groups], figures, numbers, 0)
     spread = ("mean", "sd") if numbers.statistic == "mean" else ("median", "lower", "upper")
     compared = ("difference", *(f"difference_{name}" for name in spread[1:]), "p") if numbers.against else ()
@@ -163,13 +164,13 @@ def long_table_of(rows: Sequence[Row], layout: Layout) -> TextTable:
 
 
 def _digits(spread: Spread | None, count: int) -> list[str]:
-    found = [None] * 3 if spread is None else [spread.middle, spread.low, spread.high]
-    return ["" if value is None else repr(value) for value in found[:count]]
+    numbers = [None] * 3 if spread is None else [spread.middle, spread.low, spread.high]
+    return ["" if value is None else repr(value) for value in numbers[:count]]
 
 
 @dataclass(frozen=True)
 class _Read:
-    """Finished runs and what a layout asks of them."""
+    """The finished runs, and the figures and names that a layout asks for."""
 
     numbers: "_Numbers"
     figures: tuple[str, ...]
@@ -177,16 +178,19 @@ class _Read:
     left_out: bool
 
 
-def _read(rows: Sequence[Row], layout: Layout) -> _Read | None:
-    """None where no run is finished. Raises ShoalError: a layout names what is not there."""
+def _read_runs(rows: Sequence[Row], layout: Layout) -> _Read | None:
+    """Chooses runs and figures for a layout; None if no run is finished.
+
+    Raises ShoalError: the layout names a figure, a key or a combination that no run has.
+    """
     chosen, mean = by_one_mean([row for row in rows if row.state != "not chosen"], layout.mean)
-    groups = [group for group in grouped(chosen) if any(row.figures for row in group.rows)]
+    groups = [group for group in group_runs(chosen) if any(row.figures for row in group.rows)]
     if not groups:
         return None
     known: dict[str, float] = {}
     for figures_of_run in (row.figures for group in groups for row in group.rows):
         known.update({name: max(value, known.get(name, value)) for name, value in figures_of_run.items()})
-    figures = layout.figures or _unasked(known, layout.wide)
+    figures = layout.figures or _choose_figures(known, layout.wide)
     for figure in figures:
         if figure not in known:
             raise ShoalError(f"--figure {figure}", f"no run has it{_meant(figure, known)}")
@@ -197,44 +201,45 @@ def _read(rows: Sequence[Row], layout: Layout) -> _Read | None:
         if key not in all_keys:
             raise ShoalError(key, f"runs do not differ in this key; they do in {', '.join(all_keys) or 'seeds alone'}")
     if against and not any(against.items() <= group.columns.items() for group in groups):
-        raise ShoalError("--against", f"no finished runs have {_listed(against)}")
+        raise ShoalError("--against", f"no finished runs have {_join_pairs(against)}")
     numbers = _Numbers(layout.statistic, against, groups, mean, layout.ties, layout.not_worse)
     return _Read(numbers, figures, names, bool(known.get(LEFT_OUT)))
 
 
 def _against(text: str, groups: Sequence[Group], names: PlainNames) -> dict[str, str]:
-    """Keys and values of `KEY=VALUE,…`, or of a value or its name alone; raises ShoalError: not one key has it."""
+    """Reads keys and values of `KEY=VALUE,…`, or of a value or name alone. Raises ShoalError: not one key has it."""
     if not text or "=" in text:
         pairs = [part.partition("=") for part in text.split(",") if part]
         if wrong := next((key for key, equals, _ in pairs if not equals), None):
             raise ShoalError(f"--against {wrong}: has the form key=value, as in train.lr=0.1")
         return {key: value for key, _, value in pairs}
-    pairs_of = [(key, value) for key in varied(groups) for g in groups if (value := g.columns.get(key)) is not None]
-    found = {key: value for key, value in pairs_of if text in (value, names.value(key, value))}
-    if not found:
+    keys = list_varied(groups)
+    pairs_of = [(key, value) for key in keys for g in groups if (value := g.columns.get(key)) is not None]
+    matches = {key: value for key, value in pairs_of if text in (value, names.value(key, value))}
+    if not matches:
         known = ", ".join(dict.fromkeys(value for _, value in pairs_of)) or "seeds alone"
         raise ShoalError(f"--against {text}: no finished runs have it; there are {known}")
-    if len(found) > 1:
-        key, value = next(iter(found.items()))
-        raise ShoalError(f"--against {text}: {' and '.join(found)} have this value; give {key}={value}")
-    return found
+    if len(matches) > 1:
+        key, value = next(iter(matches.items()))
+        raise ShoalError(f"--against {text}: {' and '.join(matches)} have this value; give {key}={value}")
+    return matches
 
 
-def _arranged(read: _Read, layout: Layout) -> tuple[list[str], str | None]:
-    """The keys that name a row, and the key whose values are the columns, if any."""
+def _arrange(read: _Read, layout: Layout) -> tuple[list[str], str | None]:
+    """Chooses the keys that name a row, and the key that has the columns as values, if any."""
     groups = read.numbers.groups
     if layout.rows or layout.columns or len(read.figures) > 1:
-        return list(layout.rows) or [key for key in varied(groups) if key != layout.columns], layout.columns
+        return list(layout.rows) or [key for key in list_varied(groups) if key != layout.columns], layout.columns
     return _pivot(groups)
 
 
 def _pivot(groups: Sequence[Group]) -> tuple[list[str], str | None]:
-    """Methods are rows; of the keys of settings the one with most values, up to `MOST_COLUMNS`, is the columns.
+    """Makes methods the rows, and the key of settings with most values, up to `MOST_COLUMNS`, the columns.
 
-    What each value of that key has one value of, as the clients of a dataset, is in no row.
+    A key that follows from that of the columns, such as the clients of a dataset, names no row.
     """
     settings = shared_keys(groups)
-    of_method = [key for key in varied(groups) if key not in settings]
+    of_method = [key for key in list_varied(groups) if key not in settings]
     count = {key: len({group.columns.get(key) for group in groups}) for key in settings}
     can = [key for key in settings if of_method and count[key] <= MOST_COLUMNS]
     if not can:
@@ -247,7 +252,7 @@ def _pivot(groups: Sequence[Group]) -> tuple[list[str], str | None]:
 
 
 def _meant(figure: str, known: Mapping[str, float]) -> str:
-    """Names that a wrong one may stand for: where it begins some, the test score of these, else what is like it."""
+    """Returns a hint for a wrong name: the test score that it begins, else a name that is like it, else all names."""
     short = [name for name in known if is_short(name)]
     begun = [name for name in short if name.startswith(f"{figure}.") and name.endswith("test")]
     if begun:
@@ -257,7 +262,7 @@ def _meant(figure: str, known: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Turns a figure of a group into a cell."""
+    """A formatter that turns a figure of a group into a cell."""
 
     statistic: Statistic
     against: Mapping[str, str]
@@ -277,37 +282,37 @@ class _Numbers:
         return is_share(figure) and any(is_of_sample(figure, row.figures) for row in group.rows)
 
     def cell(self, group: Group | None, figure: str) -> str:
-        found = self.spread(group, figure)
-        if group is None or found is None:
+        spread = self.spread(group, figure)
+        if group is None or spread is None:
             return "-"
         sampled = SAMPLED if self.of_sample(group, figure) else ""
         if not self.against or not is_share(figure):
-            return self._shown(found, figure) + sampled
+            return self._format(spread, figure) + sampled
         other = self.baseline(group, figure)
         if other is group:
-            return self._shown(found, figure) + sampled
+            return self._format(spread, figure) + sampled
         apart = None if other is None else spread_of(differences(group, other, figure), self.statistic)
         if other is None or apart is None:
             return "-"
         p = paired_p(group, other, figure)
         text = "-" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
-        return f"{self._shown(apart, figure, '+')}{sampled} (p {text})"
+        return f"{self._format(apart, figure, '+')}{sampled} (p {text})"
 
     def baseline(self, group: Group, figure: str) -> Group | None:
-        """The group with which a share is compared."""
+        """Returns the group with which a share is compared."""
         return baseline_of(group, self.groups, self.against) if self.against and is_share(figure) else None
 
-    def _shown(self, found: Spread, figure: str, sign: str = "") -> str:
-        text = _number(found.middle, figure, sign)
-        if found.low is None or found.high is None or "bytes" in figure:
+    def _format(self, spread: Spread, figure: str, sign: str = "") -> str:
+        text = _number(spread.middle, figure, sign)
+        if spread.low is None or spread.high is None or "bytes" in figure:
             return text
         if self.statistic == "mean":
-            return f"{text} ± {_number(found.low, figure)}"
-        return f"{text} [{_number(found.low, figure, sign)}, {_number(found.high, figure, sign)}]"
+            return f"{text} ± {_number(spread.low, figure)}"
+        return f"{text} [{_number(spread.low, figure, sign)}, {_number(spread.high, figure, sign)}]"
 
 
 def _cells(groups: Sequence[Group], keys: Sequence[str], column: str | None) -> dict[tuple[str, ...], dict[str, Group]]:
-    """Groups by the values of the row's keys and that of the column's."""
+    """Arranges groups by the values of the row's keys and the value of the column's key."""
     cells: dict[tuple[str, ...], dict[str, Group]] = {}
     for group in groups:
         row = tuple(group.columns.get(key, "-") for key in keys)
@@ -320,7 +325,7 @@ def _cells(groups: Sequence[Group], keys: Sequence[str], column: str | None) -> 
     return cells
 
 
-def _joined(
+def _join(
     cells: Mapping[tuple[str, ...], Mapping[str, Group]],
     keys: Sequence[str],
     column: str | None,
@@ -348,7 +353,7 @@ def _joined(
     best, second = _marks(placed, [figure for figure, _ in wanted], numbers, len(keys) + counted)
     above = (*(names.key(key) for key in keys), *(["runs"] if counted else []))
     return TextTable(
-        (*above, *heads), tuple(rows), len(keys), best, title, tuple(notes), second, _compared(read),
+        (*above, *heads), tuple(rows), len(keys), best, title, tuple(notes), second, _describe_marks(read),
         names.key(column) if column else "",
     )  # fmt: skip
 
@@ -356,7 +361,7 @@ def _joined(
 def _marks(
     placed: Sequence[Sequence[Group | None]], figures: Sequence[str], numbers: _Numbers, first: int
 ) -> tuple[frozenset[Place], frozenset[Place]]:
-    """Places of the best and the second best of every share, wherever they are in the table; of costs none."""
+    """Returns the places of the best and the second best of every share, wherever in the table; none of costs."""
     keys = shared_keys(numbers.groups)
     of: dict[tuple[str, tuple[str | None, ...]], dict[Place, Group]] = {}
     for row, groups in enumerate(placed):
@@ -375,14 +380,14 @@ def _marks(
             p = paired_p(of[place], of[top], name) if numbers.not_worse is not None else None
             return p is not None and numbers.not_worse is not None and p >= numbers.not_worse
 
-        bests, seconds = marked(known, equal, not_worse)
+        bests, seconds = mark_best(known, equal, not_worse)
         best.update(bests)
         second.update(seconds)
     return frozenset(best), frozenset(second)
 
 
-def _compared(read: _Read) -> str:
-    """What marks compare, for a legend."""
+def _describe_marks(read: _Read) -> str:
+    """Returns the end of a legend, which says what marks compare."""
     keys = [read.names.key(key) for key in shared_keys(read.numbers.groups)]
     text = f" of equal {', '.join(keys)}" if keys else ""
     if read.numbers.not_worse is not None:
@@ -404,7 +409,7 @@ def _notes(read: _Read, runs: set[int]) -> list[str]:
         notes.append(OF_SAMPLES)
     lines = ["; ".join(notes)] if notes else []
     if numbers.against:
-        named = _listed({read.names.key(key): read.names.value(key, v) for key, v in numbers.against.items()})
+        named = _join_pairs({read.names.key(key): read.names.value(key, v) for key, v in numbers.against.items()})
         lines.append(
             f"differences from {named} in points, paired by seeds; p: paired t-test, not corrected for several of them"
         )
@@ -420,12 +425,12 @@ def _notes(read: _Read, runs: set[int]) -> list[str]:
     return lines
 
 
-def _listed(values: Mapping[str, str]) -> str:
+def _join_pairs(values: Mapping[str, str]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
-def _unasked(known: Mapping[str, float], wide: bool) -> tuple[str, ...]:
-    """The first of the test scores of deployed, trained and other models; `wide`, all, with validation and costs."""
+def _choose_figures(known: Mapping[str, float], wide: bool) -> tuple[str, ...]:
+    """Chooses figures by default: the test score of deployed models, else of others; `wide` adds all, and costs."""
     if not wide:
         tests = [f"{scope}.best.test" for scope in ("deployed", *SCOPES)]
         return tuple(figure for figure in (*tests, "seconds.round_median") if figure in known)[:1]
@@ -450,7 +455,7 @@ def layout_of(
     figures: Sequence[str], rows: str | None, columns: str | None, statistic: Statistic, against: str,
     mean: Mean | None, ties: Ties, not_worse: float | None, wide: bool, labels: Sequence[str],
 ) -> Layout:  # fmt: skip
-    """A layout from the options of a command line."""
+    """Makes a layout from the options of a command line."""
     if not_worse is not None and not 0 < not_worse < 1:
         raise ShoalError("--not-worse", f"must be a level between 0 and 1, as 0.05, found {not_worse:g}")
     if wide and figures:
@@ -471,7 +476,7 @@ def layout_of(
 
 
 def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
-    """The table of runs on the terminal, or as wide as it is where there is none; below it the failed runs."""
+    """Prints the table of runs as wide as the terminal, or whole if there is none, and below it the failed runs."""
     put(on_screen(table_of(rows, layout, title)), end="")
     for row in rows:
         if row.error:
@@ -479,7 +484,7 @@ def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
 
 
 def show_sweep(folder: Path) -> None:
-    """Every run of a sweep with its state and its folder, and the table of what is finished."""
+    """Prints every run of a sweep with its state and its folder, and the table of finished runs."""
     rows = read_rows(folder)
     keys = list(dict.fromkeys(key for row in rows for key in row.columns))
     runs = [(*(row.columns.get(key, "") for key in keys), row.state, row.run) for row in rows]
@@ -513,5 +518,5 @@ def write_table(
 
 
 def on_screen(table: TextTable) -> str:
-    """A table for the terminal, or as wide as it is where there is none."""
+    """Returns the text of a table, as wide as the terminal, or whole if there is none."""
     return table.text(shutil.get_terminal_size().columns if sys.stdout.isatty() else None)

@@ -34,8 +34,8 @@ from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import MORE, BusyError, ShoalError
 
 PACKAGE = Path(__file__).absolute().parents[2]
-# As the command of an installation, and unlike `-m`, a process looks for no module in the working directory, where a
-# `types.py` of a user's would come before Python's; it is this package, wherever that lies.
+# A process is started so that it loads this package, wherever it lies. Unlike `-m`, it looks for no module in the
+# working directory, where a user's `types.py` would come before Python's.
 START = """import importlib.util, sys
 path = {path!r}
 spec = importlib.util.spec_from_file_location("shoal", path + "/__init__.py", submodule_search_locations=[path])
@@ -63,8 +63,8 @@ class Sweep:
     ) -> None:
         """Reads and checks the configs of all runs, no two of which may be the same; starts and writes nothing.
 
-        Of one `at_once`, they run in this process, on warm hosts; of several, in separate processes. `command` is what
-        continues it after an interruption, by default `shoal sweep` of the study. After round `until` runs pause.
+        With `at_once` of 1, they run in this process, on warm hosts, else in separate processes. `command` continues
+        it after an interruption, by default `shoal sweep` of the study. After round `until` runs pause.
         `others` are rows of earlier runs that the folder lists, too.
         """
         self.study, self._parallel, self._until, self._others = study, at_once, until, others
@@ -81,7 +81,7 @@ class Sweep:
                 raise ShoalError(f"{' and '.join(same)} are one run; leave one of them out of the sweep")
         config = self.plans[0].config
         self.folder = study.folder(root_of(config), config.name)
-        # Of its rounds, those that each run trains, and runs that are trained in part before all others.
+        # Forks train a share of their rounds. The runs that they share the others with are trained before, in part.
         self.shares: Sequence[float] = [1.0] * len(self.rows)
         self.before: Sequence[tuple[str, RunPlan, float]] = ()
         # Runs that another process is at work on, by their place.
@@ -123,7 +123,7 @@ class Sweep:
         self._write()
         self._view = SweepView(self.rows, self.study.runs, self._parallel)
         try:
-            with closing(Hosts()) as hosts, self._view.shown():
+            with closing(Hosts()) as hosts, self._view.show():
                 first = self._for_the_choice()
                 self._carry_out(first, hosts)
                 if self.study.choose is not None:
@@ -153,7 +153,7 @@ class Sweep:
                 raise ShoalError(row.label, error.line, detail=error.detail) from error
 
     def _carry_out(self, places: Sequence[int], hosts: "Hosts") -> None:
-        """Runs some, and at the end once more those that another process was at work on."""
+        """Runs some places, and at the end tries once more those that another process was at work on."""
         self._all_of(places, hosts)
         again = [place for place in places if self._busy.pop(place, None)]
         if again:
@@ -188,9 +188,9 @@ class Sweep:
             while True:
                 while not interrupt.asked and len(running) < self._parallel and (place := next(queue, -1)) >= 0:
                     # Only one process at a time can write a store.
-                    if self._tried(place, partial(_prepare_once, self.plans[place], prepared)):
+                    if self._try(place, partial(_prepare_once, self.plans[place], prepared)):
                         self._view.begin(place)
-                        running[place] = self._started(place)
+                        running[place] = self._start_process(place)
                     else:
                         self._end(place)
                 if not running:
@@ -208,23 +208,23 @@ class Sweep:
                     if BusyError.WAY_OUT in line:
                         self._put_off(place, BusyError(line))
                     elif failed:
-                        self._failed(place, line)
+                        self._note_failure(place, line)
                     else:
-                        self._tried(place, partial(self._take_over, place))
+                        self._try(place, partial(self._take_over, place))
                     self._write()
                     self._end(place)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         interrupt.require_none()
 
-    def _started(self, place: int) -> "subprocess.Popen[bytes]":
-        """A process of a run, which writes its output to a file of the sweep."""
+    def _start_process(self, place: int) -> "subprocess.Popen[bytes]":
+        """Starts the process of a run, which writes its output to a file of the sweep."""
         resume = ["--resume"] if started(self.plans[place].folder) else []
         command = [*SHOAL, "run", self.study.config, *self.study.alone(self._choices[place]), *resume]
         command += [] if self._until is None else ["--until", str(self._until)]
         output = self._output(place)
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("wb") as out:
-            # In a separate session, Ctrl-C reaches it once, from here.
+            # The terminal sends Ctrl-C to its whole session. In another one the process gets it once, from here.
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -242,7 +242,7 @@ class Sweep:
 
         def run_it() -> None:
             if finished(plan.folder):
-                # Needs no hosts, only the check that its data is the same.
+                # A finished run needs no hosts, only the check that its data is the same.
                 run(plan, go_on=self.command)
             else:
                 backend = hosts.of(plan.config)
@@ -250,13 +250,13 @@ class Sweep:
                 try:
                     run(plan, resume=started(plan.folder), backend=backend, go_on=self.command, until=self._until)
                 except KeyboardInterrupt:
-                    # It may have come in the last round.
+                    # The signal may have come in the last round, so that the run is finished.
                     self._take_over(place)
                     raise
             self._take_over(place)
 
         was = self.rows[place].state
-        if not self._tried(place, run_it):
+        if not self._try(place, run_it):
             # Hosts of a run that failed may be in any state.
             hosts.close()
         if was != FINISHED:
@@ -271,18 +271,18 @@ class Sweep:
     def _take_over(self, place: int) -> None:
         self.rows[place] = row_of(self.rows[place].columns, self.rows[place].path)
 
-    def _tried(self, place: int, work: Callable[[], None]) -> bool:
-        """Whether work for a run succeeded; if not, its row has the error, or another process is at work on it."""
+    def _try(self, place: int, work: Callable[[], None]) -> bool:
+        """Does work for a run and returns whether it succeeded; if not, its row has the error, or it is put off."""
         try:
             work()
         except BusyError as error:
             self._put_off(place, error)
         except ShoalError as error:
-            self._failed(place, str(error))
+            self._note_failure(place, str(error))
         except Exception as error:
-            # The log of a run has no other errors.
+            # The log of the run has no traceback of such an error.
             say(traceback.format_exc())
-            self._failed(place, f"{type(error).__name__}: {error}")
+            self._note_failure(place, f"{type(error).__name__}: {error}")
         else:
             return True
         return False
@@ -292,16 +292,16 @@ class Sweep:
         self.rows[place] = replace(self.rows[place], error=error.line)
         say(f"{self.rows[place].label}: {error.line}")
 
-    def _failed(self, place: int, line: str) -> None:
+    def _note_failure(self, place: int, line: str) -> None:
         self.rows[place] = replace(self.rows[place], state=FAILED, error=line)
 
     def _for_the_choice(self) -> list[int]:
-        """Runs that come first: all, or those with the seeds that choose."""
+        """Returns the runs that come first: all, or those with the seeds that choose."""
         key, rivals = self.study.choose, self.study.rivals
         return [p for p, row in enumerate(self.rows) if key is None or (key in row.columns and p not in rivals)]
 
     def _after_the_choice(self, first: Sequence[int]) -> list[int]:
-        """The other runs, without those whose value of the key validation did not choose."""
+        """Returns the other runs, without values of the key that validation did not choose."""
         key = self.study.choose
         if key is None:
             return []
@@ -316,17 +316,17 @@ class Sweep:
         return rest
 
     def _chosen(self, key: str, first: Sequence[int]) -> dict[Key, str]:
-        """The value with the highest mean validation, of equals the first, by all other keys but seeds."""
-        found = validation_by([self.rows[place] for place in first], key, self.study.choose_by)
-        for others, scores in found.items():
+        """Chooses the value with the highest mean validation, of equals the first, by all other keys but seeds."""
+        scores_of = validation_by([self.rows[place] for place in first], key, self.study.choose_by)
+        for others, scores in scores_of.items():
             scored = ", ".join(f"{value}: {100 * score:.2f} %" for value, score in scores.items())
             shared = "".join(f"{name} {value}, " for name, value in others)
             say(f"{shared}{key} chosen by {self.study.choose_by} validation: {scored}")
-        return {others: max(scores, key=scores.__getitem__) for others, scores in found.items()}
+        return {others: max(scores, key=scores.__getitem__) for others, scores in scores_of.items()}
 
 
 def _failure(output: Path, code: int, place: str | None) -> str:
-    """The error line of a process that failed; `place` is where it was in its run, if it could not say that."""
+    """Reads the error line of a process that failed; `place` says where it was in its run, if the process did not."""
     where = "" if place is None else f", {place}"
     if code < 0:
         return f"its process was killed by signal {-code}{where}"
@@ -334,18 +334,18 @@ def _failure(output: Path, code: int, place: str | None) -> str:
     failures = [line for line in lines if line.startswith(PREFIX)]
     if not failures:
         return f"{output}: status {code}{where}: {lines[-1] if lines else 'no output'}"
-    # A row names its run, and with that the log.
+    # The end of the line names the log, which the row names already by its run.
     return failures[-1].removeprefix(PREFIX).rsplit(MORE, 1)[0]
 
 
 class Hosts:
-    """The backend that runs share; opened again where their keys of hosts differ."""
+    """A backend that runs share; it is opened again for a run with other keys of hosts."""
 
     _backend: Backend | None = None
     _keys: dict[str, object] | None = None
 
     def of(self, config: Config) -> Backend:
-        """The backend of a config."""
+        """Opens the backend of a config, or returns the open one if it serves."""
         wanted = config.model_dump(include=BACKEND_KEYS)
         if self._backend is None or wanted != self._keys:
             self.close()
@@ -360,7 +360,7 @@ class Hosts:
 
 
 def store_keys(plan: RunPlan) -> str:
-    """The keys of a run that its store may depend on, as a text; runs with the same ones share it."""
+    """Returns the keys of a run that its store may depend on, as a text; runs with equal ones share it."""
     without = {"seed", "algorithm", "train", "run", "name"}
     return f"{plan.algorithm.centralized} {plan.config.model_dump(exclude=without)}"
 
@@ -376,9 +376,9 @@ def _prepare_once(plan: RunPlan, prepared: set[str]) -> None:
 def show_sweep_plan(sweep: Sweep) -> None:
     """Prints every run, whether it is finished or begun, and the time to expect; writes nothing.
 
-    That is the mean of the finished runs of the sweep, or, if none is, what rounds take as measured on a mean client.
+    The time is the mean of the finished runs of the sweep, or, if none is, an estimate measured on a mean client.
     """
-    # As if each had trained all of its rounds.
+    # A fork trained a share of its rounds; its seconds are scaled up to all of them.
     done = [(row, share) for row, share in zip(sweep.rows, sweep.shares) if row.state == FINISHED]
     took = [row.figures["seconds.rounds"] / share for row, share in done]
     measured: dict[str, float] = {}
@@ -391,7 +391,7 @@ def show_sweep_plan(sweep: Sweep) -> None:
         return fmean(took) if took else measured[key]
 
     rivals, view = sweep.study.rivals, SweepView(sweep.rows, sweep.study.runs)
-    # Runs that were chosen before, and then those that may be: one for each that share all but the key to choose.
+    # Of runs that share all columns but the key to choose, one will run: the one that was chosen before, or any.
     counted = {rivals[place] for place, row in enumerate(sweep.rows) if place in rivals and started(row.path)}
     before, left = [(label, share * seconds_of(plan)) for label, plan, share in sweep.before], 0
     rows = [(label, "shared", span(seconds)) for label, seconds in before]

@@ -35,7 +35,7 @@ from shoal.storage.options.types import path_fault
 
 SWEEP, RUNS, SWEEPS = "sweep.json", "runs", "sweeps"
 LONGEST_TITLE = 160
-# How keys that are no text are written.
+# Values of keys that match these patterns are numbers or truth values.
 OF_KEYS = {
     r"-?(0|[1-9]\d*)": pa.int64(),
     r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?": pa.float64(),
@@ -43,13 +43,13 @@ OF_KEYS = {
 }
 TABLES = ("table.csv", "table.parquet", "table.json")
 SEARCH, FORECAST = "search.json", "forecast.json"
-# Paths below a sweep of what is written here, by a search and a forecast; and of links.
+# These paths below a sweep are written here, by a search or by a forecast; `LINKS` are those of links.
 WRITTEN = (rf"({SWEEP}|{SEARCH}|{FORECAST}|{'|'.join(TABLES)})".replace(".", r"\."),)
 LINKS = (rf"{RUNS}/[^/]+",)
 
 
 def root_of(config: Config) -> Path:
-    """The folder on this machine of the runs of a config, beside which its sweeps lie; of an address, in the cache."""
+    """Returns the local folder of a config's runs, which also has its sweeps; for an address, one in the cache."""
     return runs_here(config)
 
 
@@ -62,7 +62,7 @@ def lock_study(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # A study that was refused leaves nothing.
+            # A study that was refused must leave no folder.
             with suppress(OSError):
                 if new and [path.name for path in folder.iterdir()] == [LOCK]:
                     (folder / LOCK).unlink()
@@ -101,24 +101,24 @@ def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
 
 
 def table_of_runs(rows: Sequence[Row]) -> pa.Table:
-    """The runs of a sweep, with the columns that `write_sweep` names; keys are int64, float64, bool, or else text."""
+    """Makes the table of a sweep, with the columns of `write_sweep`; keys are int64, float64, bool, or else text."""
     rows, mean = by_one_mean(rows)
     keys = dict.fromkeys(key for row in rows for key in row.columns)
     of_rows = {"state": [r.state for r in rows], "error": [r.error for r in rows], "run": [r.run for r in rows]}
-    columns = {key: _typed([row.columns.get(key) for row in rows]) for key in keys}
+    columns = {key: _parse_values([row.columns.get(key) for row in rows]) for key in keys}
     columns |= {name: pa.array(texts, pa.string()) for name, texts in {**of_rows, "mean": [mean] * len(rows)}.items()}
-    # A key that varies, `rounds` for one, is no figure again.
+    # A figure with the name of a key that varies, such as `rounds`, would be a second column of that name.
     for name in dict.fromkeys(key for row in rows for key in row.figures if key not in columns):
         columns[name] = pa.array([row.figures.get(name) for row in rows], pa.float64())
     return pa.table(columns)
 
 
-def _typed(texts: Sequence[str | None]) -> pa.Array:
-    """Values of a key, null where a run has not got it, as numbers or truth values if all are."""
+def _parse_values(texts: Sequence[str | None]) -> pa.Array:
+    """Parses values of a key as numbers or truth values if all are; a run without the key has null."""
     given = [text for text in texts if text is not None]
     for form, kind in OF_KEYS.items():
         if all(re.fullmatch(form, text) for text in given):
-            # A number that int64 cannot hold is one for float64.
+            # A whole number that int64 cannot hold becomes a float64.
             with suppress(pa.ArrowInvalid):
                 return pa.array(texts, pa.string()).cast(kind)
     return pa.array(texts, pa.string())
@@ -136,7 +136,7 @@ def _link(folder: Path, rows: Sequence[Row]) -> None:
 
 
 def run_title(columns: Mapping[str, str]) -> str:
-    """The values of a run of a sweep as the name of a file: `train.lr=0.1,seed=0`."""
+    """Returns the values of a run of a sweep as the name of a file: `train.lr=0.1,seed=0`."""
     title = ",".join(f"{key}={value}" for key, value in columns.items())
     plain = re.sub(r"[^\w.,=+@ \[\]{}:-]", "_", title)
     if plain == title and len(plain.encode()) <= LONGEST_TITLE:
@@ -145,23 +145,23 @@ def run_title(columns: Mapping[str, str]) -> str:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder is one of a sweep."""
+    """Returns whether a folder is that of a sweep."""
     return (folder / SWEEP).exists()
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The runs of a sweep as they are now: one that was finished since counts as finished."""
+    """Reads the runs of a sweep as they are now: one that was finished since counts as finished."""
     runs = sweep_of(folder)["runs"]
     return [row_of(run["columns"], Path(run["run"]), run["state"], run["error"]) for run in runs]
 
 
 def title_of(folder: Path) -> str:
-    """The axes of a sweep in a line."""
+    """Returns the axes of a sweep in a line."""
     return f"{Path(sweep_of(folder)['config']).stem}: {'  '.join(sweep_of(folder)['axes'])}"
 
 
 def sweep_of(folder: Path) -> dict[str, Any]:
-    """The study of a sweep, `config`, `axes` and what validation chooses, and its `runs`, as `write_sweep` has them."""
+    """Reads the study of a sweep and its `runs`, in the form of `write_sweep`."""
     path = folder / SWEEP
     try:
         study = unsealed(read_bytes(path))
@@ -185,39 +185,39 @@ def _require_texts(values: Sequence[object]) -> None:
 
 
 def row_of(columns: dict[str, str], path: Path, state: str = "waiting", error: str = "") -> Row:
-    """A run as it is now: a finished one with its figures, another one in the state that is known of it."""
+    """Makes the row of a run as it is now: a finished one with its figures, another one in the state that is given."""
     if finished(path):
         state = state if state == "not chosen" else "finished"
         return Row(columns, figures_by(path, NODES), str(path), state)
     return Row(columns, {}, str(path), "waiting" if state == "finished" else state, error)
 
 
-# Keys of places and of records, which change no numbers.
+# These keys say where data and records lie, and change no numbers.
 OF_PLACES = ("run.", "ray.", "data.root", "data.store", "data.cache", "data.options.scratch")
 
 
 def rows_of(paths: Sequence[Path]) -> list[Row]:
-    """The runs of one sweep as it has them; others by the keys in which their configs differ.
+    """Reads rows: a single sweep has its own columns; other runs have the keys in which their configs differ.
 
     A run without a round is left out, with a line.
     """
     if len(paths) == 1 and is_sweep(paths[0]):
         return read_rows(paths[0])
-    found = []
+    rows_found = []
     for path in paths:
         if is_sweep(path):
-            found += read_rows(path)
+            rows_found += read_rows(path)
         elif (path / METRICS).exists():
-            found.append(row_of({}, path))
+            rows_found.append(row_of({}, path))
         elif (path / CONFIG).exists():
             say(f"{path}: {'failed' if failure_of(path) else 'stopped'} before its first round; left out")
         elif len(paths) == 1 or path.name != SWEEPS:
             raise ShoalError(path, "neither a run nor a sweep; give folders that shoal run or shoal sweep wrote")
-    # One that is in two sweeps is one.
-    rows = list({row.path.resolve(): row for row in found}.values())
+    # A run that is in two sweeps counts once.
+    rows = list({row.path.resolve(): row for row in rows_found}.values())
     begun = [row for row in rows if (row.path / CONFIG).exists()]
     every = differing([keys_of(row.path) for row in begun])
-    # Of equal keys, they are no repetitions: a file that they read was another.
+    # Runs with equal keys are no repetitions but read other files; their folders tell them apart.
     own = {
         row.run: columns | ({"run": row.run} if every.count(columns) > 1 else {}) for row, columns in zip(begun, every)
     }
@@ -225,7 +225,7 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
 
 
 def differing(configs: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Of several configs, the keys with an effect in which any two differ, but the name where others do."""
+    """Returns, for each config, its keys with an effect in which any two differ; the name only if no other key does."""
     with_idle = [(config, without_effect(config)) for config in configs]
     names = list(dict.fromkeys(name for config in configs for name in config))
     differ = [name for name in names if len({config.get(name) for config, idle in with_idle if name not in idle}) > 1]
@@ -236,13 +236,13 @@ def differing(configs: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def keys_of(run: Path) -> dict[str, str]:
-    """The keys of a run's config as texts, without places; code that it keeps is named in its folder.
+    """Reads the keys of a run's config as texts, without places; code that it keeps is named in its folder.
 
     Raises ShoalError: the config is not as the run wrote it. Values are not checked again, which takes a while.
     """
     require_as_kept(run / CONFIG)
     plain = with_new_keys(yaml.load(read_bytes(run / CONFIG), LOADER))
-    # Keys that are new since the run have their defaults.
+    # Keys that did not exist when the run was made have their defaults.
     several = isinstance(plain.get("model"), list)
     keys = {key: value for key, value in flatten(usual().plain()).items() if not (several and key.startswith("model."))}
     keys |= flatten(plain)

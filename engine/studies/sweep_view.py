@@ -13,42 +13,42 @@ from shoal.engine.screen import progress
 from shoal.engine.screen.live_view import FIRST_SCOPE
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.progress import say, shows_bars, standing
-from shoal.engine.studies.groups import Key, Row, grouped, others_of, varied_in
+from shoal.engine.studies.groups import Key, Row, group_runs, others_of, varied_in
 from shoal.engine.studies.means import SCOPES
 from shoal.engine.studies.plain_names import key_names, value_names, with_value
 from shoal.engine.studies.study import is_seed
 
 FINISHED, FAILED, WAITING, NOT_CHOSEN = "finished", "failed", "waiting", "not chosen"
-# Lines of a terminal that are for other things than the table: bars, heads, what is left.
+# So many lines of a terminal are left to bars, heads and notes around the table.
 OTHER_LINES = 8
 
 
 class SweepView:
-    """How far the runs of a sweep are, and the time to expect; `rows` change as they finish."""
+    """The progress of the runs of a sweep, and the time to expect; `rows` change as runs finish."""
 
     def __init__(self, rows: Sequence[Row], runs: int, at_once: int = 1, quiet: bool = False) -> None:
-        """`runs` of the rows will run, the others are not chosen. A quiet one says nothing of single runs."""
+        """Makes a view in which `runs` of the rows will run; others are not chosen. `quiet` omits lines of runs."""
         self._rows, self._runs, self._at_once, self._quiet = rows, runs, at_once, quiet
         self._varied = list(varied_in(rows))
         self._names = key_names(self._varied)
         self._running: dict[int, float] = {}
-        # Seconds of finished runs, by what they share with repetitions of them.
+        # Seconds of finished runs, by the columns that repetitions share.
         self._took: dict[Key, list[float]] = {}
         for row in rows:
             if "seconds.rounds" in row.figures:
                 self._took.setdefault(others_of(row), []).append(row.figures["seconds.rounds"])
 
     def label(self, place: int) -> str:
-        """What a run has that others have not."""
+        """Returns the values of a run, of the keys that vary, in a line."""
         columns = self._rows[place].columns
         return ", ".join(with_value(self._names[key], _value(key, columns)) for key in self._varied if key in columns)
 
     def begin(self, place: int) -> None:
-        """A run is at work; its store is prepared."""
+        """Notes that a run is at work; its store is prepared."""
         self._running[place] = time.monotonic()
 
     def end(self, place: int) -> None:
-        """A run is over; a line says so where no table does, or why it failed."""
+        """Notes that a run is over; prints a line that says so if no table does, or why it failed."""
         row, began = self._rows[place], self._running.pop(place, None)
         seconds = row.figures.get("seconds.rounds", 0.0) if began is None else time.monotonic() - began
         if row.state == FINISHED:
@@ -61,11 +61,11 @@ class SweepView:
             say(f"{self._done()} {self.label(place)}: {_score([row])} %, {span(seconds)}{self._left()}")
 
     def put_off(self, place: int) -> None:
-        """A run has not begun, as another process is at work on it."""
+        """Notes that a run has not begun, since another process is at work on it."""
         self._running.pop(place, None)
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def show(self) -> Iterator[None]:
         """Shows the table on a terminal as long as the sweep is at work."""
         if not shows_bars():
             yield
@@ -74,26 +74,26 @@ class SweepView:
             yield
 
     def seconds_left(self) -> float | None:
-        """Seconds to expect of what will run, preparing not among them; None before the first run is finished."""
+        """Estimates the seconds of the runs to come, without preparing; None before the first run is finished."""
         every = [seconds for several in self._took.values() for seconds in several]
         if not every:
             return None
 
-        def expected(row: Row) -> float:
+        def estimate(row: Row) -> float:
             return fmean(self._took.get(others_of(row), every))
 
         counts, now, running = self._counts(), time.monotonic(), list(self._running.items())
-        waiting = [expected(row) for place, row in enumerate(self._rows) if self._waits(place)]
+        waiting = [estimate(row) for place, row in enumerate(self._rows) if self._waits(place)]
         to_run = self._runs - counts[FINISHED] - counts[FAILED] - len(running)
-        of_running = (expected(self._rows[place]) - (now - began) for place, began in running)
+        of_running = (estimate(self._rows[place]) - (now - began) for place, began in running)
         ahead = to_run * fmean(waiting) if waiting else 0.0
         return (ahead + sum(max(seconds, 0.0) for seconds in of_running)) / self._at_once
 
     def table(self) -> Table:
-        """A row for each combination, as many as the terminal has room for, those at work among them."""
-        # Another thread draws it.
+        """Makes a row for each combination, as many as the terminal has room for, those at work among them."""
+        # Another thread draws the table while runs finish, so that it takes copies.
         rows, running = list(self._rows), list(self._running)
-        groups = grouped([row for row in rows if row.state != NOT_CHOSEN])
+        groups = group_runs([row for row in rows if row.state != NOT_CHOSEN])
         at_work = [any(rows[place] in group.rows for place in running) for group in groups]
         room = max(progress.console.height - OTHER_LINES, 3)
         first = max(0, min(at_work.index(True) - room // 2 if True in at_work else len(groups), len(groups) - room))
@@ -138,10 +138,10 @@ def _value(key: str, columns: Mapping[str, str]) -> str:
 
 
 def _score(rows: Sequence[Row]) -> str:
-    """The mean test score of finished runs at the best validation round, of deployed models where there are any."""
+    """Formats the mean test score of finished runs at the best validation round, of deployed models if any."""
     for scope in (FIRST_SCOPE, *SCOPES):
-        if found := [row.figures[name] for row in rows if (name := f"{scope}.best.test") in row.figures]:
-            return f"{100 * fmean(found):.2f}"
+        if scores := [row.figures[name] for row in rows if (name := f"{scope}.best.test") in row.figures]:
+            return f"{100 * fmean(scores):.2f}"
     return "-"
 
 
@@ -153,6 +153,6 @@ def _state(rows: Sequence[Row], works: bool) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration for people."""
+    """Writes a duration in words."""
     minutes = round(seconds / 60)
     return f"{round(seconds)} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"

@@ -8,7 +8,7 @@ from shoal.storage.graph.graph import Graph
 
 
 def by_dirichlet(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
-    """Client of every item, int32 `[items]`: each class is cut into shares p ~ Dir(alpha, ..., alpha), one a client.
+    """Cuts each class into shares p ~ Dir(alpha, ..., alpha), one a client; client of every item, int32 `[items]`.
 
     Shares of different classes are independent; items without a label are dealt out one by one. A client that would
     be empty gets an item of the largest. Source: Yurochkin et al., "Bayesian Nonparametric Federated Learning of
@@ -27,7 +27,7 @@ def by_dirichlet(graph: Graph, options: PartitionOptions, *_: object) -> np.ndar
 
 
 def by_random(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
-    """Client of every item, int32 `[items]`: clients take turns along a seeded permutation."""
+    """Lets clients take turns along a seeded permutation; client of every item, int32 `[items]`."""
     assignment = np.empty(graph.items, dtype=np.int32)
     order = np.random.default_rng(options.seed).permutation(graph.items)
     assignment[order] = np.arange(graph.items) % options.clients

@@ -10,7 +10,7 @@ from shoal.storage.graph.graph import Graph
 
 
 def by_file(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
-    """The client of every item as read from `options.file`, or the graph's own if that is None, int32 `[items]`.
+    """Reads the client of every item from `options.file`, or the graph's own if that is None, int32 `[items]`.
 
     A ShoalError says that the file is missing or no `.npy` of integers `[items]`, or that there is no such client, a
     client without an item, or no assignment of the dataset's own.
@@ -38,25 +38,25 @@ def by_file(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
         raise ShoalError(
             where,
             f"clients must be 0 to {options.clients - 1} (partition.clients is {options.clients}), "
-            f"found {_listed(np.unique(given[outside]))}",
+            f"found {_shorten(np.unique(given[outside]))}",
         )
     empty = np.flatnonzero(np.bincount(given, minlength=options.clients) == 0)
     if len(empty):
         raise ShoalError(
             where,
-            f"no {graph.item_name} for {_listed(empty)} of the {options.clients} clients: lower partition.clients",
+            f"no {graph.item_name} for {_shorten(empty)} of the {options.clients} clients: lower partition.clients",
         )
     return given.astype(np.int32)
 
 
-def _listed(ids: np.ndarray) -> str:
-    """The first ten ids, and how many more there are."""
+def _shorten(ids: np.ndarray) -> str:
+    """Writes the first ten ids, and how many more there are."""
     shown = ", ".join(str(i) for i in ids[:10].tolist())
     return shown if len(ids) <= 10 else f"{shown} and {len(ids) - 10} more"
 
 
 def by_index(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
-    """Client of every item, int32 `[items]`: chunks of consecutive items, whose sizes differ by at most one.
+    """Cuts consecutive items into chunks whose sizes differ by at most one; client of every item, int32 `[items]`.
 
     With more `options.chunks` than clients the first chunks are clients, and items of the others have none
     (`NO_CLIENT`). A ShoalError says that there are fewer, or more than items.

@@ -11,7 +11,7 @@ from shoal.storage.graph.graph import Graph
 
 @dataclass(frozen=True)
 class Capacity:
-    """How much load a client should have, and how much of a community it takes in one step.
+    """A limit on the load of a client, and on the part of a community that a client takes in one step.
 
     FedPG's code cuts communities to `cap - 20` and lets a client exceed `cap`, the load of an average client, by less
     than 20; below a cap of 60 that would cut every community, so the margin `delta` shrinks to a tenth of the cap.
@@ -32,7 +32,7 @@ class Capacity:
 
 
 def pack(communities: np.ndarray, clients: int, labelled: np.ndarray | None = None) -> np.ndarray:
-    """Client of every node, int32 `[N]`: communities are cut to size and given to clients, largest first.
+    """Cuts communities to size and gives them to clients, largest first; client of every node, int32 `[N]`.
 
     1. A community larger than a chunk is cut into consecutive chunks of ascending node id; the remainder is a
        group of its own.
@@ -59,7 +59,7 @@ def pack(communities: np.ndarray, clients: int, labelled: np.ndarray | None = No
 
 
 def cut(communities: np.ndarray, load_N: np.ndarray, chunk: int, chunk_nodes: int) -> np.ndarray:
-    """Group of every node, int64 `[N]`, numbered by community and chunk.
+    """Cuts communities into groups, int64 `[N]`, numbered by community and chunk.
 
     The chunks of a community are consecutive in ascending node id; they hold at most `chunk` load, or, if the
     whole community has none, at most `chunk_nodes` nodes.
@@ -74,7 +74,7 @@ def cut(communities: np.ndarray, load_N: np.ndarray, chunk: int, chunk_nodes: in
     load = load_N[order]
     load_before = np.cumsum(load) - load
     ahead = load_before - np.repeat(load_before[starts], sizes)
-    # Without load of its own a node belongs to the loaded node before it, not to the next chunk.
+    # A node without load belongs to the loaded node before it, not to the next chunk.
     loaded_chunk = np.maximum(ahead + load - 1, 0) // chunk
     position_chunk = (np.arange(len(order)) - np.repeat(starts, sizes)) // chunk_nodes
     has_load = np.repeat(np.add.reduceat(load, starts) > 0, sizes)
@@ -88,7 +88,7 @@ def cut(communities: np.ndarray, load_N: np.ndarray, chunk: int, chunk_nodes: in
 
 
 def assign(load_G: np.ndarray, nodes_G: np.ndarray, clients: int, capacity: Capacity) -> np.ndarray:
-    """Client of every group, int32 `[G]`, by steps 2 and 3 of `pack`."""
+    """Assigns a client to every group, int32 `[G]`, by steps 2 and 3 of `pack`."""
     client_G = np.empty(len(load_G), dtype=np.int32)
     load = np.zeros(clients, dtype=np.int64)
     nodes = np.zeros(clients, dtype=np.int64)
@@ -125,7 +125,7 @@ def assign(load_G: np.ndarray, nodes_G: np.ndarray, clients: int, capacity: Capa
 
 
 def least_loaded(load: np.ndarray, nodes: np.ndarray) -> int:
-    """The client with the least load, of those the one with the fewest nodes, of those the first."""
+    """Finds the client with the least load, of those the one with the fewest nodes, of those the first."""
     candidates = np.flatnonzero(load == load.min())
     return int(candidates[nodes[candidates].argmin()])
 
@@ -133,7 +133,7 @@ def least_loaded(load: np.ndarray, nodes: np.ndarray) -> int:
 def by_louvain(
     graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None = None, *_: object
 ) -> np.ndarray:
-    """Communities of the whole graph, packed by nodes or by labelled nodes, int32 `[N]`."""
+    """Packs communities of the whole graph by nodes or by labelled nodes, int32 `[N]`."""
     labelled = None
     if options.balance == "labelled":
         labelled = graph.y >= 0 if labelled_mask is None else labelled_mask
@@ -141,12 +141,12 @@ def by_louvain(
 
 
 def communities(graph: Graph, resolution: float, seed: int) -> np.ndarray:
-    """Louvain community of every node, int64 `[N]`, numbered from 0 without gaps (Blondel et al., 2008).
+    """Finds the Louvain community of every node, int64 `[N]`, numbered without gaps (Blondel et al., 2008).
 
     One thread, in an order drawn from the seed: the same seed gives the same communities. NetworKit's
     generator is global: later calls in this process get its changed seed.
     """
-    # Importing it takes a second, which other methods need not wait for.
+    # The import takes a second, which other methods need not wait for.
     import networkit
 
     rows = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.indptr))
@@ -159,7 +159,7 @@ def communities(graph: Graph, resolution: float, seed: int) -> np.ndarray:
         networkit.setSeed(seed, False)
         # par="none" visits nodes by their number, whatever the seed.
         louvain = networkit.community.PLM(undirected, gamma=resolution, par="none randomized")
-        found = louvain.run().getPartition().getVector()
+        community_N = louvain.run().getPartition().getVector()
     finally:
         networkit.setNumberOfThreads(threads)
-    return np.unique(np.asarray(found, dtype=np.int64), return_inverse=True)[1]
+    return np.unique(np.asarray(community_N, dtype=np.int64), return_inverse=True)[1]

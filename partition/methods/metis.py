@@ -26,7 +26,7 @@ def part_graph(
     edge_weights: np.ndarray | None = None,
     cuts: int = 1,
 ) -> np.ndarray:
-    """Multilevel k-way partition of small edge cut, int32 `[N]` (Karypis and Kumar, JPDC 48(1), 1998).
+    """Partitions a graph with a small edge cut, multilevel k-way, int32 `[N]` (Karypis and Kumar, JPDC 48(1), 1998).
 
     Indices have 64 bits, and weights, of nodes `[N]` and of entries `[E]`, are int64; None: all one. Of several `cuts`
     the best is taken. A ShoalError says that METIS failed, as for lack of memory.
@@ -54,7 +54,7 @@ def part_graph(
 
 
 def _in_own_process(compute: Callable[[], np.ndarray], length: int) -> np.ndarray:
-    """What a function returns, int32 `[length]`, from a fork, which sees the graph where it lies."""
+    """Runs a function in a fork, which shares the graph's memory; returns its result, int32 `[length]`."""
     with mmap.mmap(-1, max(4 * length, 1)) as shared:
         parent = os.getpid()
         child = os.fork()
@@ -69,12 +69,12 @@ def _in_own_process(compute: Callable[[], np.ndarray], length: int) -> np.ndarra
 
 
 def _child(compute: Callable[[], np.ndarray], shared: mmap.mmap, parent: int) -> NoReturn:
-    """Never comes back into the code that it was forked from."""
+    """Computes in the fork and ends the process: control never returns to the code that was forked."""
     try:
         if not ends_with(parent, signal.SIGKILL):
             os._exit(1)
-        found = compute()
-        shared[: found.nbytes] = found.tobytes()
+        part_N = compute()
+        shared[: part_N.nbytes] = part_N.tobytes()
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -83,7 +83,7 @@ def _child(compute: Callable[[], np.ndarray], shared: mmap.mmap, parent: int) ->
 
 
 def by_metis(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
-    """Multilevel k-way partition of small edge cut, int32 `[N]` (Karypis and Kumar, JPDC 48(1), 1998).
+    """Partitions a graph with a small edge cut, multilevel k-way, int32 `[N]` (Karypis and Kumar, JPDC 48(1), 1998).
 
     On tiny graphs METIS may leave a part empty; it then gets one node of the largest part, as `fill_empty`
     says. A graph without edges is cut into blocks of consecutive nodes, since no partition cuts an edge.

@@ -32,7 +32,7 @@ class Partitioner(ABC):
 
     @abstractmethod
     def assign(self, graph: Graph, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """The client of every item, integers `[items]` from 0 to clients - 1; -1: of none. No client may be empty.
+        """Assigns a client to every item, integers `[items]` from 0 to clients - 1; -1: none. No client may be empty.
 
         The graph, which must not be changed, has neighbours as CSR (`indptr`, `indices`), features `x` and labels `y`;
         of many small graphs the items are these, else nodes. All randomness comes from `rng`, by `partition.seed`
@@ -41,20 +41,20 @@ class Partitioner(ABC):
 
 
 def by_user(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
-    """Client of every item, int32 `[items]`, as the user's class gives it; a ShoalError names the line of a fault."""
+    """Assigns every item as the user's class gives it, int32 `[items]`; a ShoalError names the line of a fault."""
     code, partitioner = user_partitioner(options)
     clients = options.clients
     with code.at_work(KEY):
-        found = np.asarray(partitioner.assign(_read_only(graph), clients, np.random.default_rng(options.seed)))
-    if found.shape != (graph.items,) or found.dtype.kind not in "iu":
-        raise code.fault(KEY, f"must give integers [{graph.items}], found {found.dtype} {list(found.shape)}")
-    wrong = np.flatnonzero((found < NO_CLIENT) | (found >= clients))
+        client_N = np.asarray(partitioner.assign(_read_only(graph), clients, np.random.default_rng(options.seed)))
+    if client_N.shape != (graph.items,) or client_N.dtype.kind not in "iu":
+        raise code.fault(KEY, f"must give integers [{graph.items}], found {client_N.dtype} {list(client_N.shape)}")
+    wrong = np.flatnonzero((client_N < NO_CLIENT) | (client_N >= clients))
     if len(wrong):
-        raise code.fault(KEY, f"row {wrong[0]} is client {found[wrong[0]]}, not in {NO_CLIENT}..{clients - 1}")
-    empty = np.flatnonzero(np.bincount(found[found != NO_CLIENT], minlength=clients) == 0)
+        raise code.fault(KEY, f"row {wrong[0]} is client {client_N[wrong[0]]}, not in {NO_CLIENT}..{clients - 1}")
+    empty = np.flatnonzero(np.bincount(client_N[client_N != NO_CLIENT], minlength=clients) == 0)
     if len(empty):
         raise code.fault(KEY, f"client {empty[0]} gets nothing; every client needs an item")
-    return found.astype(np.int32)
+    return client_N.astype(np.int32)
 
 
 def user_partitioner(options: PartitionOptions) -> tuple[UserCode, Partitioner]:
@@ -76,8 +76,8 @@ def user_partitioner(options: PartitionOptions) -> tuple[UserCode, Partitioner]:
 def _read_only(graph: Graph) -> Graph:
     """The same graph; arrays of it that the user's code writes to are refused by NumPy."""
     views: dict[str, Any] = {}
-    for each in fields(graph):
-        if isinstance(array := getattr(graph, each.name), np.ndarray):
-            views[each.name] = array.view()
-            views[each.name].flags.writeable = False
+    for field in fields(graph):
+        if isinstance(array := getattr(graph, field.name), np.ndarray):
+            views[field.name] = array.view()
+            views[field.name].flags.writeable = False
     return replace(graph, **views)

@@ -76,8 +76,8 @@ def _losses(
     touched = np.empty(len(weight_P), dtype=np.int32)
     for row in range(len(b.indptr) - 1):
         node = b.first + row
-        own = part_N[node]
-        if own < 0 or weight_P[own] <= high:
+        current = part_N[node]
+        if current < 0 or weight_P[current] <= high:
             continue
         count = 0
         for e in range(b.indptr[row], b.indptr[row + 1]):
@@ -86,11 +86,11 @@ def _losses(
                 touched[count] = part
                 count += 1
             connection_P[part] += 1
-        loss = connection_P[own]
+        loss = connection_P[current]
         for t in range(count):
             part = touched[t]
-            if part != own and weight_P[part] < high and connection_P[own] - connection_P[part] < loss:
-                loss = connection_P[own] - connection_P[part]
+            if part != current and weight_P[part] < high and connection_P[current] - connection_P[part] < loss:
+                loss = connection_P[current] - connection_P[part]
                 to_N[node] = part
         for t in range(count):
             connection_P[touched[t]] = 0
@@ -101,7 +101,7 @@ def _losses(
                 power += 1
             step = EXACT - 1 + power
         loss_N[node] = step
-        count_PL[own, step] += 1
+        count_PL[current, step] += 1
 
 
 @numba.njit(cache=True)
@@ -112,8 +112,8 @@ def _move_out(
     open_part = 0
     for last in range(2):
         for node in range(len(part_N)):
-            own = part_N[node]
-            if own < 0 or weight_P[own] <= high or loss_N[node] > last_P[own] - 1 + last:
+            current = part_N[node]
+            if current < 0 or weight_P[current] <= high or loss_N[node] > last_P[current] - 1 + last:
                 continue
             to = to_N[node]
             if to < 0 or weight_P[to] >= high:
@@ -121,7 +121,7 @@ def _move_out(
                     open_part += 1
                 to = open_part
             part_N[node] = to
-            weight_P[own] -= 1
+            weight_P[current] -= 1
             weight_P[to] += 1
 
 
@@ -150,8 +150,8 @@ def _move(b: Block, part_N: np.ndarray, weight_P: np.ndarray, connection_P: np.n
     moved = 0
     for row in range(len(b.indptr) - 1):
         node = b.first + row
-        own = part_N[node]
-        if own < 0:
+        current = part_N[node]
+        if current < 0:
             continue
         count = 0
         for e in range(b.indptr[row], b.indptr[row + 1]):
@@ -162,17 +162,17 @@ def _move(b: Block, part_N: np.ndarray, weight_P: np.ndarray, connection_P: np.n
                 count += 1
             connection_P[part] += weight_at(b.weights, e)
         weight = weight_at(b.node_weights, row)
-        best, best_connection, best_weight = own, connection_P[own], weight_P[own] - weight
+        best, best_connection, best_weight = current, connection_P[current], weight_P[current] - weight
         for t in range(count):
             part = touched[t]
             connection = connection_P[part]
             connection_P[part] = 0
-            if part == own or weight_P[part] + weight > high:
+            if part == current or weight_P[part] + weight > high:
                 continue
             if connection > best_connection or (connection == best_connection and weight_P[part] < best_weight):
                 best, best_connection, best_weight = part, connection, weight_P[part]
-        if best != own and weight_P[own] - weight >= low:
-            weight_P[own] -= weight
+        if best != current and weight_P[current] - weight >= low:
+            weight_P[current] -= weight
             weight_P[best] += weight
             part_N[node] = best
             moved += 1

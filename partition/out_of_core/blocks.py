@@ -118,7 +118,7 @@ def slot_bits(entries: int) -> int:
 
 @numba.njit(cache=True)
 def slot_of(key: int, bits: int) -> np.int64:
-    """Where the search for a key starts."""
+    """Returns the slot at which the search for a key starts."""
     return np.int64((np.uint64(key) * GOLDEN) >> np.uint64(64 - bits))
 
 

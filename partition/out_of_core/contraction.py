@@ -61,19 +61,19 @@ def _move(b: Block, label_N: np.ndarray, weight_N: np.ndarray, limit: int, seed:
             label_N[node] = -1
             continue
         weight = weight_at(b.node_weights, row)
-        own = label_N[node]
-        best, best_value, best_hash = own, np.int64(0), np.uint64(0)
+        current = label_N[node]
+        best, best_value, best_hash = current, np.int64(0), np.uint64(0)
         for t in range(tally(b, row, label_N, key, value, touched)):
             slot = touched[t]
             label = key[slot]
             key[slot] = -1
-            if value[slot] < best_value or (label != own and weight_N[label] + weight > limit):
+            if value[slot] < best_value or (label != current and weight_N[label] + weight > limit):
                 continue
             hashed = mix(label, seed)
             if value[slot] > best_value or hashed > best_hash:
                 best, best_value, best_hash = label, value[slot], hashed
-        if best != own:
-            weight_N[own] -= weight
+        if best != current:
+            weight_N[current] -= weight
             weight_N[best] += weight
             label_N[node] = best
             moved += 1
@@ -86,8 +86,8 @@ def _join(b: Block, label_N: np.ndarray, weight_N: np.ndarray, open_N: np.ndarra
     for row in range(len(b.indptr) - 1):
         node = b.first + row
         weight = weight_at(b.node_weights, row)
-        own = label_N[node]
-        if own < 0 or weight_N[own] != weight:
+        current = label_N[node]
+        if current < 0 or weight_N[current] != weight:
             continue
         best, best_value = np.int32(-1), np.int64(0)
         for t in range(tally(b, row, label_N, key, value, touched)):
@@ -99,9 +99,9 @@ def _join(b: Block, label_N: np.ndarray, weight_N: np.ndarray, open_N: np.ndarra
         if other >= 0 and weight_N[other] + weight <= limit:
             label_N[node] = other
             weight_N[other] += weight
-            weight_N[own] = 0
+            weight_N[current] = 0
         else:
-            open_N[best] = own
+            open_N[best] = current
 
 
 def number_clusters(label_N: np.ndarray) -> int:
@@ -157,10 +157,10 @@ def contract(level: Level, coarse_N: np.ndarray, nodes: int, folder: Path, entri
             merged[1].tofile(to_weights)
             del merged
     np.cumsum(indptr, out=indptr)
-    return Level(indptr, mapped(folder / "indices", indptr[-1]), mapped(folder / "weights", indptr[-1]), weight_C)
+    return Level(indptr, map_int32(folder / "indices", indptr[-1]), map_int32(folder / "weights", indptr[-1]), weight_C)
 
 
-def mapped(path: Path, length: int) -> np.ndarray:
+def map_int32(path: Path, length: int) -> np.ndarray:
     """The int32 values in a file, as a memory map if there are any: an empty file cannot be mapped."""
     if length == 0:
         return np.empty(0, dtype=np.int32)
@@ -181,13 +181,13 @@ def bucket_starts(degree_C: np.ndarray, bucket: int) -> list[int]:
 @numba.njit(cache=True)
 def _count(b: Block, coarse_N: np.ndarray, degree_C: np.ndarray, weight_C: np.ndarray) -> None:
     for row in range(len(b.indptr) - 1):
-        own = coarse_N[b.first + row]
-        if own < 0:
+        cluster = coarse_N[b.first + row]
+        if cluster < 0:
             continue
-        weight_C[own] += weight_at(b.node_weights, row)
+        weight_C[cluster] += weight_at(b.node_weights, row)
         for e in range(b.indptr[row], b.indptr[row + 1]):
             fetch_ahead(coarse_N, b.indices, e)
-            degree_C[own] += coarse_N[b.indices[e]] != own
+            degree_C[cluster] += coarse_N[b.indices[e]] != cluster
 
 
 @numba.njit(cache=True)
@@ -197,25 +197,25 @@ def _between(
     """Coarse node, coarse neighbour and, where there are any, weight of the entries between clusters, by bucket."""
     at = np.zeros(buckets + 1, dtype=np.int64)
     for row in range(len(b.indptr) - 1):
-        own = coarse_N[b.first + row]
+        cluster = coarse_N[b.first + row]
         for e in range(b.indptr[row], b.indptr[row + 1]):
             fetch_ahead(coarse_N, b.indices, e)
-            at[bucket_C[own] + 1] += coarse_N[b.indices[e]] != own
+            at[bucket_C[cluster] + 1] += coarse_N[b.indices[e]] != cluster
     at = np.cumsum(at)
     records = np.empty((at[-1], 2 if weights is None else 3), dtype=np.int32)
     for row in range(len(b.indptr) - 1):
-        own = coarse_N[b.first + row]
+        cluster = coarse_N[b.first + row]
         for e in range(b.indptr[row], b.indptr[row + 1]):
             fetch_ahead(coarse_N, b.indices, e)
             other = coarse_N[b.indices[e]]
-            if other != own:
-                to = at[bucket_C[own]]
-                at[bucket_C[own]] += 1
-                records[to, 0] = own
+            if other != cluster:
+                to = at[bucket_C[cluster]]
+                at[bucket_C[cluster]] += 1
+                records[to, 0] = cluster
                 records[to, 1] = other
                 if weights is not None:
                     records[to, 2] = weights[e]
-    # Where bucket b was written to is where it ends; the last place is the total.
+    # `at[b]` has moved to the end of bucket b; the last place is the total.
     return records, at[:-1]
 
 

@@ -11,7 +11,7 @@ from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.methods.workspace import Workspace
 from shoal.partition.out_of_core.balance import balance, fill_lightest, refine, size_bound
 from shoal.partition.out_of_core.blocks import Level
-from shoal.partition.out_of_core.contraction import cluster, contract, mapped, number_clusters
+from shoal.partition.out_of_core.contraction import cluster, contract, map_int32, number_clusters
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.mapped import ROWS, read
 from shoal.storage.graph.graph import Graph
@@ -197,7 +197,7 @@ class _Hierarchy:
     def _project(self, number: int, coarse_part_C: np.ndarray) -> np.ndarray:
         """Part of every node of a level, int32: that of its coarse node, or -1 if it has none."""
         level = self.levels[number]
-        coarse_N = mapped(self.folder / f"coarse-{number}", level.nodes)
+        coarse_N = map_int32(self.folder / f"coarse-{number}", level.nodes)
         part_N = np.full(level.nodes, -1, dtype=np.int32)
         for start in range(0, level.nodes, ROWS):
             coarse = read(coarse_N, start, min(start + ROWS, level.nodes))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from shoal.storage.datasets.domains import joined
+from shoal.storage.datasets.domains import join_domains
 from shoal.storage.datasets.user.incoming import label_values, to_array
 from shoal.storage.datasets.user.pyg_data import READ, graph_of_data, require_tensors, take_out
 from shoal.storage.datasets.user.unread import require_read
@@ -19,7 +19,7 @@ from shoal.storage.graph.labels import Names, coded_together
 
 
 def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients") -> Graph:
-    """The graphs of all clients as one graph, called `name`, which says whose every node is.
+    """Joins the graphs of all clients to one graph, called `name`, which says whose every node is.
 
     It is what a config takes as `data`, as in `shoal.run(config, data=shoal.from_clients(graphs))`; `save_graph` writes
     it for a config file. No edge joins two clients.
@@ -39,17 +39,17 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
             client 0 has, or masks where client 0 has none or the other way round.
     """
     if not isinstance(graphs, list | tuple) or not graphs:
-        found = "an empty one" if isinstance(graphs, list | tuple) else type(graphs).__name__
-        raise ShoalError("graphs", f"expected a list with a torch_geometric Data of every client, got {found}")
+        got = "an empty one" if isinstance(graphs, list | tuple) else type(graphs).__name__
+        raise ShoalError("graphs", f"expected a list with a torch_geometric Data of every client, got {got}")
     parts: list[Graph] = []
     names: dict[str, str] = {}
     for number, data in enumerate(graphs):
         client = f"client {number}"
-        for one in data if isinstance(data, list | tuple) else (data,):
-            if isinstance(one, Data):
-                require_tensors(one, client)
-                names = {key: f"{client}.{key}" for key in one.to_dict()} | names
-                if one.num_nodes == 0:
+        for graph in data if isinstance(data, list | tuple) else (data,):
+            if isinstance(graph, Data):
+                require_tensors(graph, client)
+                names = {key: f"{client}.{key}" for key in graph.to_dict()} | names
+                if graph.num_nodes == 0:
                     raise ShoalError(client, "has no nodes; leave the client out")
         if "assignment" in names:
             raise ShoalError(names["assignment"], f"the place in the list is the client; {take_out('assignment')}")
@@ -58,11 +58,11 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
         if part.features != first.features:
             raise ShoalError(f"{client}.x", f"expected {first.features} features, as client 0 has, got {part.features}")
         if (part.split is None) != (first.split is None):
-            found = "has no masks, and client 0 has some" if part.split is None else "has masks, and client 0 has none"
-            raise ShoalError(client, f"{found}; give all clients masks, or none")
+            fault = "has no masks, and client 0 has some" if part.split is None else "has masks, and client 0 has none"
+            raise ShoalError(client, f"{fault}; give all clients masks, or none")
         parts.append(part)
     require_read(names, (*READ, "batch", "adj_t"), take_out)
-    whole = joined(parts) if len(parts) > 1 else parts[0]
+    whole = join_domains(parts) if len(parts) > 1 else parts[0]
     clients = np.repeat(np.arange(len(parts), dtype=np.int32), [part.items for part in parts])
     y, label_names = _labels(graphs, parts)
     classes = int(y.max(initial=-1)) + 1
@@ -72,7 +72,7 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
 def _without_labels(data: Any) -> Any:
     """Returns the same graph with as many labels, all of class 0: labels of all clients are read together."""
     if isinstance(data, list | tuple):
-        return [_without_labels(one) for one in data]
+        return [_without_labels(graph) for graph in data]
     y = label_values(getattr(data, "y", None)) if isinstance(data, Data) else None
     if y is None:
         return data
@@ -87,9 +87,9 @@ def _labels(graphs: Sequence[Any], parts: Sequence[Graph]) -> tuple[np.ndarray, 
     before = 0
     for number, (data, part) in enumerate(zip(graphs, parts)):
         several = isinstance(data, list | tuple)
-        for place, one in enumerate(data if several else (data,)):
+        for place, graph in enumerate(data if several else (data,)):
             at = f"client {number}[{place}].y" if several else f"client {number}.y"
-            y = label_values(getattr(one, "y", None))
+            y = label_values(getattr(graph, "y", None))
             if y is not None:
                 columns.append(to_array(y, at))
                 where.append(at)

@@ -23,7 +23,7 @@ WEIGHTS = ("weight", "w")
 
 
 def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = False) -> dict[str, Tensor]:
-    """A whole graph, which has its own split, or a client's, as tensors by PyG's names.
+    """Returns a whole graph, which has its own split, or a client's, as tensors by PyG's names.
 
     Returns:
         `edge_index` int64 `[2, E]`, both directions; `edge_weight` float32 `[E]`, where edges have weights; `x` of the
@@ -36,7 +36,7 @@ def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = 
     """
     source = np.repeat(np.arange(graph.nodes, dtype=np.int64), np.diff(graph.indptr))
     x: Any = graph.x
-    found = {
+    tensors = {
         "edge_index": torch.from_numpy(np.stack([source, graph.indices.astype(np.int64)])),
         **({} if graph.edge_weight is None else {"edge_weight": torch.from_numpy(graph.edge_weight.copy())}),
         "x": _csr(x) if sparse else _tensor(x.toarray() if sp.issparse(x) or isinstance(x, CsrRows) else x[:]),
@@ -44,28 +44,28 @@ def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = 
     if isinstance(graph, Shard):
         y, code = graph.item_label, None if split is None else to_codes(split, graph.items)
         batch = None if graph.graph is None else np.repeat(np.arange(graph.items), np.diff(graph.graph_ptr))
-        found["n_id"] = torch.from_numpy(graph.node.astype(np.int64))
+        tensors["n_id"] = torch.from_numpy(graph.node.astype(np.int64))
         if graph.pairs is not None:
-            found["edge_label_index"] = torch.from_numpy(graph.pairs.ends.astype(np.int64).T.copy())
+            tensors["edge_label_index"] = torch.from_numpy(graph.pairs.ends.astype(np.int64).T.copy())
     else:
         y, code, batch = graph.y, graph.split, graph.graph_of
         if graph.assignment is not None:
-            found["assignment"] = _tensor(graph.assignment)
-    found["edge_label" if "edge_label_index" in found else "y"] = torch.from_numpy(y.astype(np.int64))
+            tensors["assignment"] = _tensor(graph.assignment)
+    tensors["edge_label" if "edge_label_index" in tensors else "y"] = torch.from_numpy(y.astype(np.int64))
     if batch is not None:
-        found["batch"] = torch.from_numpy(batch.astype(np.int64))
+        tensors["batch"] = torch.from_numpy(batch.astype(np.int64))
     if code is not None:
-        found |= {name: torch.from_numpy(code == part) for name, part in MASKS.items()}
-    return found
+        tensors |= {name: torch.from_numpy(code == part) for name, part in MASKS.items()}
+    return tensors
 
 
 def to_pyg(graph: Graph | Shard, split: Split | None = None, sparse: bool = False) -> Data:
-    """A PyG `Data` with the tensors of `tensors_of`."""
+    """Makes a PyG `Data` with the tensors of `tensors_of`."""
     return Data(**tensors_of(graph, split, sparse))
 
 
 def library(name: str, what: str) -> Any:
-    """The module of an optional library; a ShoalError says that it is missing, or does not work with this torch."""
+    """Imports an optional library; raises a ShoalError if it is missing, or does not work with this torch."""
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
@@ -74,7 +74,7 @@ def library(name: str, what: str) -> Any:
 
 
 def _csr(x: Any) -> Tensor:
-    """Features as torch CSR with int64 indices, which all of its operators take."""
+    """Returns features as torch CSR with int64 indices, which all of its operators take."""
     if isinstance(x, CsrRows):
         indptr, columns, values = x.indptr, x.columns, x.values
     else:
@@ -89,7 +89,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
-    """The graph, called `name`, of a `DGLGraph` of one kind of node: edges made undirected and simple.
+    """Makes the graph, called `name`, of a `DGLGraph` of one kind of node: edges undirected and simple.
 
     `ndata` holds features and labels under the keys `x` and `y`, and, if there are, `train_mask`, `val_mask`,
     `test_mask` and `assignment`, as `from_pyg` takes them; `edata` has the weights of edges, if they have any, under
@@ -121,14 +121,14 @@ def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
 
 def _require_read(kind: str, entries: Any, read: tuple[str, ...]) -> None:
     """Refuses entries of `ndata` or `edata` that are not read and have a meaning, as all of edges have."""
-    found = {key: f"graph.{kind}[{key!r}]" for key in entries}
+    places_of = {key: f"graph.{kind}[{key!r}]" for key in entries}
     places = {**PLACES, "weight": f"edata[{WEIGHTS[0]!r}]"}
-    of_edges = found if kind == "edata" else ()
-    require_read(found, read, lambda key: f"take it out (del graph.{kind}[{key!r}])", of_edges, places)
+    of_edges = places_of if kind == "edata" else ()
+    require_read(places_of, read, lambda key: f"take it out (del graph.{kind}[{key!r}])", of_edges, places)
 
 
 def to_dgl(graph: Graph | Shard, split: Split | None = None, module: Any = None) -> Any:
-    """A `DGLGraph` of both directions of every edge, with the tensors of `tensors_of` in `ndata`.
+    """Makes a `DGLGraph` of both directions of every edge, with the tensors of `tensors_of` in `ndata`.
 
     Features and labels are under `feat` and `label`, the numbers of a shard's nodes under `dgl.NID`, and the weights of
     edges, where they have any, in `edata` under `weight`. `module` is the library; None imports `dgl`. A ShoalError
@@ -153,7 +153,7 @@ def to_dgl(graph: Graph | Shard, split: Split | None = None, module: Any = None)
 def from_sparse_tensor(
     adjacency: Any, x: Tensor, y: Tensor | None = None, masks: dict[str, Tensor] | None = None, name: str = "graph"
 ) -> Graph:
-    """The graph, called `name`, of an adjacency: edges made undirected and simple.
+    """Makes the graph, called `name`, of an adjacency: edges undirected and simple.
 
     It is a `SparseTensor` `[N, N]`, or its transpose; values, if it has any, are the weights of edges. x is `[N, F]`, y
     one class a node, -1 or NaN where there is none, or None, for tasks that read none; masks are `train_mask`,
@@ -171,7 +171,7 @@ def from_sparse_tensor(
 
 
 def to_sparse_tensor(graph: Graph | Shard, module: Any = None) -> Any:
-    """The adjacency as a `SparseTensor` `[N, N]`: row pointer and columns int64; its values are the weights of edges.
+    """Returns the adjacency as a `SparseTensor` `[N, N]`: row pointer and columns int64; edge weights as values.
 
     `module` is the library; None imports `torch_sparse`, and a ShoalError says that it cannot be imported.
     """

@@ -16,7 +16,7 @@ Y, WEIGHT = "label", "weight"
 
 
 def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: str = Y) -> Graph:
-    """The graph of a `networkx.Graph` or of one of its kinds: edges made undirected and simple.
+    """Makes the graph of a `networkx.Graph` or of one of its kinds: edges undirected and simple.
 
     Nodes are numbered in the order in which the graph has them, and may have the attributes `train_mask`, `val_mask`,
     `test_mask` (truth values), or instead of them `split` (train, val or test, as in tables), and `assignment` (number
@@ -38,7 +38,7 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
     if not nodes:
         raise ShoalError("graph", "has no nodes; there is nothing to learn")
     number_of = {node: number for number, node in enumerate(nodes)}
-    ends = np.array([(number_of[one], number_of[other]) for one, other in graph.edges()], dtype=np.int64)
+    ends = np.array([(number_of[source], number_of[target]) for source, target in graph.edges()], dtype=np.int64)
     weights = [_weight(*edge) for edge in graph.edges(data=WEIGHT, default=1)]
     columns = [x] if isinstance(x, str) else list(x)
     if not columns:
@@ -69,19 +69,24 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
 
 def _require_read(graph: Any, read: Sequence[str]) -> None:
     """Refuses what edges have beside a weight, and what nodes have that is not read and has a meaning."""
-    of_edges = {key: f"graph.edges[...][{key!r}]" for *_, own in graph.edges(data=True) for key in own}
+    of_edges = {key: f"graph.edges[...][{key!r}]" for *_, attributes in graph.edges(data=True) for key in attributes}
     places = {**PLACES, "weight": WEIGHT, "parts": f"{SPLIT}, or from {PLACES['parts']}"}
     way_out = "take it out (for *_, edge in graph.edges(data=True): edge.pop({0!r}, None))".format
     require_read(of_edges, (WEIGHT,), way_out, of_edges, places)
     # Other attributes of nodes may be features, and which of these are read is what `x` says.
-    names = {key for _, own in graph.nodes(data=True) for key in own if meaning(str(key)) in (KINDS, OF_PARTS, CLIENTS)}
+    names = {
+        key
+        for _, attributes in graph.nodes(data=True)
+        for key in attributes
+        if meaning(str(key)) in (KINDS, OF_PARTS, CLIENTS)
+    }
     of_nodes = {key: f"graph.nodes[...][{key!r}]" for key in sorted(names)}
     way_out = "take it out (for _, node in graph.nodes(data=True): node.pop({0!r}, None))".format
     require_read(of_nodes, read, way_out, places=places)
 
 
 def _part(graph: Any, node: Any) -> int:
-    """The part of a node, by the words of tables."""
+    """Reads the part of a node, by the words of tables."""
     word = graph.nodes[node].get(SPLIT)
     if str("" if word is None else word) not in PARTS:
         raise ShoalError(f"graph.nodes[{node!r}][{SPLIT!r}]", f"{word!r}; it is train, val or test, or nothing")
@@ -89,7 +94,7 @@ def _part(graph: Any, node: Any) -> int:
 
 
 def _weight(one: Any, other: Any, weight: Any) -> float:
-    """The weight of an edge, which is a positive number."""
+    """Reads the weight of an edge, which is a positive number."""
     if not isinstance(weight, int | float | np.number) or not 0 < weight < float("inf"):
         raise ShoalError(
             "graph",
@@ -100,12 +105,12 @@ def _weight(one: Any, other: Any, weight: Any) -> float:
 
 
 def _values(graph: Any, nodes: list[Any], key: str) -> list[Any]:
-    """An attribute of every node; all are of one length."""
-    found: list[Any] = []
+    """Reads an attribute of every node; all are of one length."""
+    values: list[Any] = []
     for node in nodes:
         if (value := graph.nodes[node].get(key)) is None:
             raise ShoalError(f"graph.nodes[{node!r}][{key!r}]", "missing; every node needs one")
-        if np.shape(value) != np.shape(found[0] if found else value):
+        if np.shape(value) != np.shape(values[0] if values else value):
             raise ShoalError(f"graph.nodes[{node!r}][{key!r}]", "of another length than those of other nodes")
-        found.append(value)
-    return found
+        values.append(value)
+    return values

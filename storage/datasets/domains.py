@@ -14,22 +14,24 @@ from shoal.storage.graph.graph import Cleaning, Domain, Graph
 LONGEST_NAME = 40
 
 
-def joined(graphs: Sequence[Graph]) -> Graph:
-    """The domains of a federation as one graph: nodes of the first, then those of the second, and so on.
+def join_domains(graphs: Sequence[Graph]) -> Graph:
+    """Joins the domains of a federation to one graph: nodes of the first, then those of the second, and so on.
 
     There are two or more, of different names. Where every graph says what its columns stand for, features are over the
     union of these, in sorted order; else all must be equally wide, and columns of one number stand for the same. Labels
     of one number are the same class. A split or an assignment is kept if all have one. A ShoalError says that features
     have nothing in common, or that some have labels of nodes and some of graphs.
     """
-    # A run on one published graph needs neither.
+    # The imports stand here, because a run on one published graph needs neither.
     from shoal.storage.graph.ids import joined_ids
     from shoal.storage.graph.labels import joined_labels
 
     kinds = {graph.item_name for graph in graphs}
     if len(kinds) > 1:
-        found = ", ".join(f"{graph.name} of {graph.item_name}s" for graph in graphs)
-        raise ShoalError("data.dataset", f"labels of one federation are all of nodes or all of graphs, found {found}")
+        of_kinds = ", ".join(f"{graph.name} of {graph.item_name}s" for graph in graphs)
+        raise ShoalError(
+            "data.dataset", f"labels of one federation are all of nodes or all of graphs, found {of_kinds}"
+        )
     vocabulary, features = _features(graphs)
     labels, classes, names = joined_labels(
         [graph.y for graph in graphs],
@@ -64,34 +66,34 @@ def joined(graphs: Sequence[Graph]) -> Graph:
 
 
 def joined_name(names: Sequence[str]) -> str:
-    """Name of joined graphs."""
+    """Returns the name of joined graphs."""
     name = "+".join(names)
     return name if len(name) <= LONGEST_NAME else f"{names[0]}+{len(names) - 1}-more"
 
 
 def domain_of_nodes(graph: Graph) -> np.ndarray:
-    """Number of the domain of every node, int32 `[N]`."""
+    """Returns the number of the domain of every node, int32 `[N]`."""
     return np.repeat(np.arange(len(graph.domains), dtype=np.int32), [domain.nodes for domain in graph.domains])
 
 
 def _together(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    found = [part for part in parts if part is not None]
-    return np.concatenate(found) if len(found) == len(parts) else None
+    present = [part for part in parts if part is not None]
+    return np.concatenate(present) if len(present) == len(parts) else None
 
 
 def _numbered_on(parts: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
-    """Numbers of clients or graphs, those of every part after those of the parts before."""
+    """Numbers clients or graphs, those of every part after those of the parts before."""
     counts = [0 if part is None else int(part.max(initial=-1)) + 1 for part in parts]
     first = accumulate(counts, initial=0)
     return [None if part is None else part + part.dtype.type(start) for part, start in zip(parts, first)]
 
 
 def _weights_together(graphs: Sequence[Graph]) -> np.ndarray | None:
-    """Weights of all edges, 1 in a graph that has none; None where no graph has any."""
+    """Joins the weights of all edges, 1 in a graph that has none; None where no graph has any."""
     if all(graph.edge_weight is None for graph in graphs):
         return None
-    own = [np.ones(graph.entries) if graph.edge_weight is None else graph.edge_weight for graph in graphs]
-    return np.concatenate(own).astype(np.float32)
+    weights = [np.ones(graph.entries) if graph.edge_weight is None else graph.edge_weight for graph in graphs]
+    return np.concatenate(weights).astype(np.float32)
 
 
 def _features(graphs: Sequence[Graph]) -> tuple[np.ndarray | None, Any]:
@@ -99,28 +101,28 @@ def _features(graphs: Sequence[Graph]) -> tuple[np.ndarray | None, Any]:
     if len(vocabularies) < len(graphs):
         widths = {graph.features for graph in graphs}
         if len(widths) > 1:
-            found = ", ".join(f"{graph.name} {graph.features}" for graph in graphs)
+            of_widths = ", ".join(f"{graph.name} {graph.features}" for graph in graphs)
             raise ShoalError(
                 "data.dataset",
-                f"graphs of one federation have the same features, found widths {found}; give each its "
+                f"graphs of one federation have the same features, found widths {of_widths}; give each its "
                 "vocabulary, or features of one width",
             )
-        return None, _batched([graph.x for graph in graphs])
+        return None, _stack([graph.x for graph in graphs])
     union = np.unique(np.concatenate(vocabularies))
-    return union, _batched([_spread(graph.x, own, union) for graph, own in zip(graphs, vocabularies)])
+    return union, _stack([_spread(graph.x, vocabulary, union) for graph, vocabulary in zip(graphs, vocabularies)])
 
 
-def _batched(parts: Sequence[Any]) -> Any:
+def _stack(parts: Sequence[Any]) -> Any:
     if any(sp.issparse(part) for part in parts):
         return sp.vstack([sp.csr_array(part) for part in parts], format="csr", dtype=np.float32)
     return np.concatenate([part[:] for part in parts])
 
 
 def _spread(x: Any, own: np.ndarray, union: np.ndarray) -> sp.csr_array:
-    """Features in the columns that their names have in the union; sparse, since other columns are zero."""
+    """Moves features to the columns of their names in the union; sparse, since other columns are zero."""
     rows = sp.csr_array(x if sp.issparse(x) else x[:])
     columns = np.searchsorted(union, own)[rows.indices]
-    # A copy of the values: sorting moves them.
-    found = sp.csr_array((rows.data.copy(), columns, rows.indptr), shape=(rows.shape[0], len(union)))
-    found.sort_indices()
-    return found
+    # The values are copied, because sorting moves them.
+    spread = sp.csr_array((rows.data.copy(), columns, rows.indptr), shape=(rows.shape[0], len(union)))
+    spread.sort_indices()
+    return spread

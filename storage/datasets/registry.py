@@ -16,7 +16,7 @@ from shoal.storage.options.types import is_own
 
 
 def load(options: DataSource) -> Graph:
-    """The graph that a config asks for, its features finite and, by `row_normalize`, normalised.
+    """Loads the graph that a config asks for, its features finite and, by `row_normalize`, normalised.
 
     A ShoalError names an unknown name, an option out of its range, or a missing or damaged file.
     """
@@ -25,7 +25,7 @@ def load(options: DataSource) -> Graph:
         raise ShoalError("data.row_normalize", f"features of {name} are negative, too, and have no sum to divide by")
     graph = spec.load(name, options)
     where, finite = f"dataset '{name}'", spec.finite
-    # Those of published ones are known to have labels, and may be larger than memory.
+    # Published datasets are known to have labels, and may be larger than memory.
     if options.labels and spec.task is None and not (graph.y >= 0).any():
         from shoal.storage.graph.from_arrays import no_label
 
@@ -41,23 +41,23 @@ def load(options: DataSource) -> Graph:
         where = str(parts(graph_at(options.path), labels=options.labels)["x"])
     if not finite:
         check_finite(graph.x, where)
-    # Those of induced graphs were normalised before they were reduced.
+    # Features of induced graphs were normalised before they were reduced.
     if not options.row_normalize or name in INDUCED:
         return graph
     return replace(graph, x=row_normalized(graph.x, where))
 
 
 def load_all(sources: Sequence[DataSource]) -> Graph:
-    """The graph of one source; more are joined, each a domain under the source's `name`."""
+    """Loads the graph of one source, or joins several, each a domain under the source's `name`."""
     if len(sources) == 1:
         return load(sources[0])
-    from shoal.storage.datasets.domains import joined
+    from shoal.storage.datasets.domains import join_domains
 
-    return joined([replace(load(options), name=options.name) for options in sources])
+    return join_domains([replace(load(options), name=options.name) for options in sources])
 
 
 def fingerprint(options: DataSource) -> dict[str, Any]:
-    """Identity of a dataset's content and of nothing else, in types JSON has: equal for an equal graph."""
+    """Identifies a dataset's content and nothing else, in types JSON has: equal for an equal graph."""
     spec = _spec(options)
     content = {"dataset": options.key, "row_normalize": options.row_normalize, **spec.content(options)}
     if options.made.made:
@@ -68,7 +68,7 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
 
 
 def published_contents(options: DataSource) -> dict[str, str]:
-    """Digest of every published file of a dataset, by its path below the data root; empty if one is not there."""
+    """Digests every published file of a dataset, by its path below the data root; empty if one is not there."""
     root, files = data_root(options.root), _spec(options).published_files(options)
     if not all((root / path).is_file() for path in files):
         return {}
@@ -76,52 +76,52 @@ def published_contents(options: DataSource) -> dict[str, str]:
 
 
 def missing_files(options: DataSource) -> list[Path]:
-    """Published files of a dataset that are not there yet."""
+    """Lists published files of a dataset that are not there yet."""
     root = data_root(options.root)
     return [root / path for path in _spec(options).published_files(options) if not (root / path).is_file()]
 
 
 def items_ahead(options: DataSource) -> int | None:
-    """Number of nodes, or of graphs, where it is known before they are made; else None."""
+    """Counts nodes, or graphs, where that is known before they are made; else None."""
     return _spec(options).items(options)
 
 
 def classes_ahead(options: DataSource) -> int | None:
-    """Number of classes where it is known before the graph is made; else None."""
+    """Counts classes where that is known before the graph is made; else None."""
     return _spec(options).classes(options)
 
 
 def labels_ahead(options: DataSource) -> str | None:
-    """Items with labels, `node` or `graph`, as the name says; None for graphs of the user or of PyG."""
+    """Returns the items with labels, `node` or `graph`, by the name; None for graphs of the user or of PyG."""
     return _spec(options).task
 
 
 def options_of(options: DataSource) -> tuple[str, ...]:
-    """The keys of `data.options` that a dataset reads, with those of the one that small graphs are cut from."""
-    own = tuple(_spec(options).options)
-    return (*own, *options_of(_base_of(options))) if options.key in INDUCED else own
+    """Lists the keys of `data.options` that a dataset reads, with those of the one that it is cut from."""
+    names = tuple(_spec(options).options)
+    return (*names, *options_of(_base_of(options))) if options.key in INDUCED else names
 
 
 def _base_of(options: DataSource) -> DataSource:
-    """The dataset, with labels of nodes, that small graphs are cut from."""
+    """Returns the dataset, with labels of nodes, that small graphs are cut from."""
     base = replace(options, dataset=options.base or "")
     if base.key not in DATASETS or record(base.key).task == "graph":
-        found = "none" if options.base is None else repr(options.base)
-        raise ShoalError("data.options.base", f"{options.dataset} needs a dataset with labels of nodes, found {found}")
+        got = "none" if options.base is None else repr(options.base)
+        raise ShoalError("data.options.base", f"{options.dataset} needs a dataset with labels of nodes, found {got}")
     return base
 
 
 def record(name: str) -> DatasetSpec:
-    """The record of one of `DATASETS`; its reader is loaded here."""
+    """Returns the record of one of `DATASETS`; its reader is loaded here."""
     if name in INDUCED:
-        return _induced(name)
+        return _induced_spec(name)
     module = import_module(f"shoal.storage.datasets.{DATASETS[name]}")
-    found: DatasetSpec = next(spec for spec in module.DATASETS if spec.name == name)
-    return found
+    spec: DatasetSpec = next(spec for spec in module.DATASETS if spec.name == name)
+    return spec
 
 
-def _induced(name: str) -> DatasetSpec:
-    """The record of small graphs around nodes, edges or groups of nodes of `options.base`."""
+def _induced_spec(name: str) -> DatasetSpec:
+    """Makes the record of small graphs around nodes, edges or groups of nodes of `options.base`."""
     from shoal.storage.datasets.synthetic import induced_graphs
 
     def load_induced(name: str, options: DataSource) -> Graph:
@@ -131,7 +131,7 @@ def _induced(name: str) -> DatasetSpec:
                 "data.options.base",
                 f"the edges of '{base.name}' have weights, which {name} leaves out; set data.edge_weights to drop",
             )
-        return induced_graphs.induced(base, induced_graphs.LEVELS[name], options)
+        return induced_graphs.cut_graphs(base, induced_graphs.LEVELS[name], options)
 
     return DatasetSpec(
         name,
@@ -148,7 +148,7 @@ def _induced(name: str) -> DatasetSpec:
 
 
 def _spec(options: DataSource) -> DatasetSpec:
-    """The record of a dataset; a ShoalError lists the known ones if the name is unknown."""
+    """Returns the record of a dataset; a ShoalError lists the known ones if the name is unknown."""
     require_dataset(options.dataset)
     if options.dataset.startswith(PYG):
         from shoal.storage.datasets.readers.pyg import PYG_DATASET

@@ -12,14 +12,14 @@ from typing import Any, BinaryIO
 import xxhash
 
 from shoal.storage.errors import FetchError
-from shoal.storage.files.atomic import UNFINISHED, reopened, to_disk
+from shoal.storage.files.atomic import UNFINISHED, reopen, to_disk
 from shoal.storage.files.names import is_inside, name_fault
 
 # Files sent or fetched at a time: small ones take their time in waiting.
 CHUNK, TRIES, AT_ONCE = 1 << 24, 3, 16
 RIGHT = "has no right there; give it one, or credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role)"
 REGION = "asks in the wrong region; add ?region=… with that of the bucket"
-# What answers say, in a part of their text, and what that means for this machine.
+# Parts of answers' texts, and what they mean for this machine.
 MEANINGS = {
     "NO_SUCH_BUCKET": "finds no such bucket; make it, or correct the address",
     "TOO_SKEWED": "has a clock that is minutes off, so that its requests are refused; set its time",
@@ -45,7 +45,7 @@ def _describe_link(info: Any) -> Any:
 
 
 def below(address: str, name: str) -> str:
-    """The address of a folder, or of a file, in the one at an address."""
+    """Joins the address of a folder, or of a file, to the one that it is in."""
     place, mark, options = address.partition("?")
     return f"{place.rstrip('/')}/{name}{mark}{options}"
 
@@ -67,35 +67,35 @@ class Folder:
         """The file system, and the path of the folder in it."""
         from pyarrow import fs  # takes a tenth of a second, for stores at addresses alone
 
-        found: tuple[Any, str] = fs.FileSystem.from_uri(self._address)
-        return found
+        files: tuple[Any, str] = fs.FileSystem.from_uri(self._address)
+        return files
 
-    def listed(self, below: str = "", everything: bool = False) -> dict[str, Any]:
-        """What lies right in the folder, or in one below, or `everything` there: `FileInfo` by relative path.
+    def list_files(self, below: str = "", everything: bool = False) -> dict[str, Any]:
+        """Lists the files right in the folder, or in one below, or `everything` there: `FileInfo` by relative path.
 
         With `everything` a link to a folder on a disk is a file of no bytes. Names that are no paths are left out.
         """
-        with self._explained(below):
+        with self._explain(below):
             from pyarrow.fs import FileSelector
 
             files, root = self._files
             recursive = everything and not self._on_disk
             try:
-                found = files.get_file_info(FileSelector(f"{root}/{below}".rstrip("/"), recursive=recursive))
+                listed = files.get_file_info(FileSelector(f"{root}/{below}".rstrip("/"), recursive=recursive))
             except FileNotFoundError:
                 return {}
-            infos = {info.path.removeprefix(f"{root}/"): info for info in found}
+            infos = {info.path.removeprefix(f"{root}/"): info for info in listed}
         named = {name: info for name, info in infos.items() if name_fault(name) is None}
         for name in [name for name, info in named.items() if info.size is None] if everything and self._on_disk else ():
             if os.path.islink(f"{root}/{name}"):
                 named[name] = _describe_link(named[name])
             else:
-                named |= self.listed(name, everything)
+                named |= self.list_files(name, everything)
         return named
 
     def sizes(self, below: str = "") -> dict[str, int | None]:
-        """Bytes of what lies right in the folder, or in one below, by path relative to this one; None of a folder."""
-        return {path: info.size for path, info in self.listed(below).items()}
+        """Lists bytes of what lies right in the folder, or in one below, by relative path; None for a folder."""
+        return {path: info.size for path, info in self.list_files(below).items()}
 
     def fetch(self, relative: str, size: int, xxh3: str | None, target: Path) -> None:
         """Copies a file to a path; again where not all of it, or something else than its XXH3-128, arrives.
@@ -105,27 +105,27 @@ class Folder:
             OSError: It cannot be written.
         """
         for _ in range(TRIES):
-            with reopened(target) as sink:
-                found = self._read(relative, sink)
+            with reopen(target) as sink:
+                arrived = self._receive(relative, sink)
                 sink.truncate()
                 to_disk(sink)
-            if found == (size, found[1] if xxh3 is None else xxh3):
+            if arrived == (size, arrived[1] if xxh3 is None else xxh3):
                 return
-            log.warning("%s/%s: %s bytes of another content arrived, fetched again", self, relative, found[0])
+            log.warning("%s/%s: %s bytes of another content arrived, fetched again", self, relative, arrived[0])
         raise FetchError(
             f"{self}/{relative}", f"is not what the manifest says, {size} bytes of XXH3 {xxh3}; {self._other_file}"
         )
 
     def content(self, relative: str) -> bytes:
-        """The whole content of a small file. Raises FetchError."""
+        """Reads the whole content of a small file. Raises FetchError."""
         return b"".join(self._chunks(relative))
 
     def is_as(self, relative: str, size: int, xxh3: str) -> bool:
         """Reads a file, and compares it. Raises FetchError: it cannot be read."""
-        return any(self._read(relative) == (size, xxh3) for _ in range(TRIES))
+        return any(self._receive(relative) == (size, xxh3) for _ in range(TRIES))
 
-    def _read(self, relative: str, sink: BinaryIO | None = None) -> tuple[int, str]:
-        """The size of a file and its XXH3-128; it is written into `sink`."""
+    def _receive(self, relative: str, sink: BinaryIO | None = None) -> tuple[int, str]:
+        """Reads a file, and writes it into `sink`; returns its size and its XXH3-128."""
         hasher, size = xxhash.xxh3_128(), 0
         for chunk in self._chunks(relative):
             hasher.update(chunk)
@@ -135,7 +135,7 @@ class Folder:
         return size, hasher.hexdigest()
 
     def _chunks(self, relative: str) -> Iterator[bytes]:
-        with self._explained(relative):
+        with self._explain(relative):
             files, root = self._files
             if fault := name_fault(relative):
                 raise FetchError(f"{self}/{relative}", fault)
@@ -157,7 +157,7 @@ class Folder:
 
     def delete(self, relative: str) -> None:
         """Removes a file; one that is gone already is no fault."""
-        with self._explained(relative):
+        with self._explain(relative):
             files, path = self._files[0], self._find_place(relative)
             try:
                 files.delete_file(path)
@@ -166,9 +166,9 @@ class Folder:
 
     def delete_if_empty(self) -> None:
         """Removes the folder, if there are only folders in it, which object stores keep as objects."""
-        if any(info.size is not None for info in self.listed(everything=True).values()):
+        if any(info.size is not None for info in self.list_files(everything=True).values()):
             return
-        with self._explained(""):
+        with self._explain(""):
             files, root = self._files
             files.delete_dir(root)
 
@@ -185,7 +185,7 @@ class Folder:
 
     @contextmanager
     def _written(self, relative: str) -> Iterator[BinaryIO]:
-        with self._explained(relative):
+        with self._explain(relative):
             files = self._files[0]
             path = whole = self._find_place(relative)
             if self._on_disk:
@@ -199,7 +199,7 @@ class Folder:
                 files.move(path, whole)
 
     @contextmanager
-    def _explained(self, relative: str) -> Iterator[None]:
+    def _explain(self, relative: str) -> Iterator[None]:
         try:
             yield
         except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from shoal.storage.errors import ShoalError
 
 UNFINISHED = ".unfinished"
-# What the name of an unfinished file adds to that of the file, as a pattern.
+# The name of an unfinished file adds this, a pattern, to that of the file.
 OF_UNFINISHED = r"(\.[^/]+)?\.unfinished"
 _suffix = ContextVar("suffix", default=UNFINISHED)
 NO_FILE = "is a pipe or a device, which no file replaces; name a file"
@@ -48,12 +48,12 @@ def _require_own(unfinished: Path) -> None:
 
 
 def write_apart(name: str) -> None:
-    """From here on gives unfinished files names of this process's own, whose work others may do a second time."""
+    """Gives unfinished files from here on names of this process's own, whose work others may do a second time."""
     _suffix.set(f".{name}{UNFINISHED}")
 
 
 def cannot_write(path: Path, error: OSError) -> ShoalError:
-    """The error for a file that could not be written."""
+    """Makes the error for a file that could not be written."""
     return ShoalError(path, f"cannot be written: {error.strerror or error}; free space or choose another folder")
 
 
@@ -66,7 +66,7 @@ def require_replaceable(path: Path) -> None:
 
 
 def output(path: Path) -> Path:
-    """The file that is written where a user names a path: that to which a link leads.
+    """Finds the file that is written where a user names a path: that to which a link leads.
 
     Raises ShoalError: it is none, as `/dev/stdout`.
     """
@@ -90,8 +90,8 @@ def present(path: Path) -> bool:
     return True
 
 
-def reopened(path: Path) -> BinaryIO:
-    """The file with what it holds, to be read and written at any place; an empty one if there is none."""
+def reopen(path: Path) -> BinaryIO:
+    """Opens a file with what it holds, to be read and written at any place; an empty one if there is none."""
     return path.open("r+b" if path.exists() else "w+b")
 
 

@@ -23,7 +23,7 @@ HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.re
 MOST_OF_A_BYTE = 1100
 SHARE_OF_MEMORY = 0.9
 MOST_AXES = 8
-# What the readers below raise.
+# The readers below raise these.
 NOT_READ = (OSError, ValueError, EOFError, MemoryError)
 
 
@@ -72,7 +72,7 @@ def read_header(file: BinaryIO, length: int) -> Header:
 
 
 def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
-    """The array of an .npy file, whole or as a read-only memory map. Raises what `NOT_READ` names."""
+    """Loads the array of an .npy file, whole or as a read-only memory map. Raises what `NOT_READ` names."""
     with open_plain(path) as file:
         if file.read(4) == b"PK\3\4":
             raise ValueError("several arrays; save one with numpy.save")
@@ -87,7 +87,7 @@ def load_npy(path: str | Path, mapped: bool = False) -> np.ndarray:
 
 
 def reason(error: BaseException) -> str:
-    """Why an array was not read, in one line."""
+    """Says why an array was not read, in one line."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__
 
@@ -119,7 +119,7 @@ class Npz:
         self.names = [name.removesuffix(".npy") for name in archive.namelist()]
 
     def header(self, name: str) -> Header:
-        """Header of a member. Raises KeyError: there is none; ValueError: its bytes cannot be those of an array."""
+        """Reads the header of a member. Raises KeyError: there is none; ValueError: its bytes cannot be an array's."""
         member = self._archive.getinfo(f"{name}.npy")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{name}: compressed as no .npz file is")
@@ -144,7 +144,7 @@ COMPRESSED = {"csr": sp.csr_array, "csc": sp.csc_array}
 
 
 def matrix_of(npz: Npz, rows: int | None = None) -> Any:
-    """The CSR, CSC or COO matrix that `scipy.sparse.save_npz` wrote, with so many rows, if they are known.
+    """Reads the CSR, CSC or COO matrix that `scipy.sparse.save_npz` wrote, with so many rows, if they are known.
 
     Raises ValueError or KeyError: it is none; MemoryError: it is larger than the free memory.
     """
@@ -154,15 +154,17 @@ def matrix_of(npz: Npz, rows: int | None = None) -> Any:
     if rows is not None and shape[0] != rows:
         raise ValueError(f"{shape[0]} rows, but there are {rows} nodes")
     if kind in COMPRESSED:
-        return compressed(kind, npz["data"], npz["indices"], npz["indptr"], shape)
+        return build_compressed(kind, npz["data"], npz["indices"], npz["indptr"], shape)
     if kind != "coo":
         raise ValueError(f"a sparse matrix of format {kind[:20]!r}; save it as CSR")
     data, row, col = npz["data"], _integers("row", npz["row"]), _integers("col", npz["col"])
     return sp.coo_array((_numbers(data), (row, col)), shape=shape)
 
 
-def compressed(kind: str, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Any:
-    """A CSR or CSC matrix. Raises ValueError: its arrays do not fit one another, or an index is out of range."""
+def build_compressed(
+    kind: str, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]
+) -> Any:
+    """Builds a CSR or CSC matrix. Raises ValueError: its arrays do not fit one another, or an index is out of range."""
     arrays = _numbers(data), _integers("indices", indices), _integers("indptr", indptr)
     # SciPy leaves out this check of a pointer that ends with 0.
     degrees_of(indptr, indices)
@@ -172,14 +174,14 @@ def compressed(kind: str, data: np.ndarray, indices: np.ndarray, indptr: np.ndar
 
 
 def shape_of(values: np.ndarray) -> tuple[int, int]:
-    """Rows and columns. Raises ValueError: not two numbers from 0 to 2^31 - 1."""
+    """Returns rows and columns. Raises ValueError: not two numbers from 0 to 2^31 - 1."""
     if values.shape != (2,) or values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= 2**31:
         raise ValueError("shape must be two numbers below 2^31")
     return int(values[0]), int(values[1])
 
 
 def degrees_of(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Entries of every row, `[N]`. Raises ValueError: the row pointer does not fit the entries."""
+    """Counts entries of every row, `[N]`. Raises ValueError: the row pointer does not fit the entries."""
     pointer = _integers("indptr", indptr)
     if not len(pointer) or pointer[0] != 0 or pointer[-1] != len(indices) or (pointer[1:] < pointer[:-1]).any():
         raise ValueError("the row pointer does not fit the neighbours")
@@ -189,7 +191,7 @@ def degrees_of(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
 def _integers(name: str, values: np.ndarray) -> np.ndarray:
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise ValueError(f"{name}: must be integers in one row, found {values.dtype} {list(values.shape)}")
-    # Of unsigned ones differences wrap, and compiled code knows no other byte order.
+    # Differences of unsigned numbers wrap, and compiled code knows no other byte order.
     if values.dtype.kind == "u" and len(values) and values.max() >= 2**63:
         raise ValueError(f"{name}: {values.max()} is out of range")
     return values.astype(np.int64 if values.dtype.kind == "u" else values.dtype.newbyteorder("="), copy=False)

@@ -13,17 +13,17 @@ SEAL = "seal"
 
 
 def sealed(plain: Mapping[str, Any], indent: int | None = None) -> str:
-    """Strict JSON of an object, its seal as the last key; a record in it is an object of its fields.
+    """Writes strict JSON of an object, its seal as the last key; a record in it is an object of its fields.
 
     Raises ValueError: a number is NaN or infinite.
     """
-    # Read back, so that a key which is a number has the form in which it will be found.
+    # The JSON is read back, so that a key which is a number has the form that a reader will see.
     kept = json.loads(json.dumps(plain, allow_nan=False, default=asdict))
     return json.dumps({**kept, SEAL: _seal(kept)}, indent=indent, allow_nan=False)
 
 
 def unsealed(text: str | bytes) -> dict[str, Any]:
-    """The object without its seal. Raises ValueError: not JSON, no object, or not as it was written."""
+    """Reads the object without its seal. Raises ValueError: not JSON, no object, or not as it was written."""
     try:
         plain = json.loads(text)
     except RecursionError:
@@ -44,10 +44,10 @@ def require_format(where: object, text: str | bytes, reads: int, oldest: int | N
     """
     with suppress(ValueError, RecursionError):
         plain = json.loads(text)
-        found = plain.get("format", reads) if isinstance(plain, dict) else reads
-        if found != reads and found not in range(reads if oldest is None else oldest, reads):
-            way_out = "upgrade Shoal" if isinstance(found, int) and found > reads else "use the Shoal that wrote it"
-            raise ShoalError(where, f"format {found} of another version of Shoal, this one reads {reads}; {way_out}")
+        got = plain.get("format", reads) if isinstance(plain, dict) else reads
+        if got != reads and got not in range(reads if oldest is None else oldest, reads):
+            way_out = "upgrade Shoal" if isinstance(got, int) and got > reads else "use the Shoal that wrote it"
+            raise ShoalError(where, f"format {got} of another version of Shoal, this one reads {reads}; {way_out}")
 
 
 def _seal(plain: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 
 def digest(path: Path) -> str:
-    """XXH3-128 of a file, in hexadecimal: at the speed of memory, and no protection against malice.
+    """Computes XXH3-128 of a file, in hexadecimal: at the speed of memory, and no protection against malice.
 
     Raises OSError: it cannot be read, or is no file.
     """
@@ -40,17 +40,17 @@ def _digest(file: BufferedReader) -> str:
 
 
 def text_digest(text: str) -> str:
-    """XXH3-128 of a text, in hexadecimal."""
+    """Computes XXH3-128 of a text, in hexadecimal."""
     return digest_of(text.encode())
 
 
 def digest_of(content: bytes) -> str:
-    """XXH3-128 of bytes, in hexadecimal."""
+    """Computes XXH3-128 of bytes, in hexadecimal."""
     return xxhash.xxh3_128_hexdigest(content)
 
 
 def input_digest(path: Path) -> str:
-    """The digest of a user's file; a large one on a disk is read once for every change of it.
+    """Digests a user's file; a large one on a disk is read once for every change of it.
 
     A file that has its device, inode, size, time of change and time of change of the inode, which no user can set, has
     its content. Of large files the digest is noted below `cache_folder` once they have not changed for
@@ -77,16 +77,16 @@ def _noted_digest(path: Path, file: BufferedReader) -> str:
     # A page that is on disk is marked again, with the time, when a map next writes to it.
     with suppress(OSError):
         os.fsync(file.fileno())
-    before, found = _stat(file), _digest(file)
+    before, digest = _stat(file), _digest(file)
     quiet = time.time_ns() - max(before[-2:]) > 1e9 * QUIET_SECONDS
     if quiet and _stat(file) == before:
-        # Without a place for the note the file is read again next time.
+        # The file is read again next time if there is no place for the note.
         with suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
             unfinished = note.with_name(f"{note.name}.{os.getpid()}")
-            unfinished.write_text(json.dumps({"path": str(path), "stat": before, "digest": found}))
+            unfinished.write_text(json.dumps({"path": str(path), "stat": before, "digest": digest}))
             os.replace(unfinished, note)
-    return found
+    return digest
 
 
 def _stat(file: BufferedReader) -> list[int]:
@@ -98,5 +98,5 @@ def _in_memory(path: Path) -> bool:
     """Whether a file lies on none of the disks, but in memory."""
     resolved = path.resolve()
     mounts = [mount for mount in psutil.disk_partitions(all=True) if resolved.is_relative_to(mount.mountpoint)]
-    # Of several on one folder the last one counts.
+    # The last one of several on one folder counts.
     return bool(mounts) and max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype in IN_MEMORY

@@ -14,7 +14,7 @@ from shoal.storage.errors import BusyError, ShoalError
 from shoal.storage.files.atomic import present
 
 LOCK = ".lock"
-# How a file begins by which a process finds out which machines see a folder.
+# A process finds out which machines see a folder by files whose names begin so.
 MARK = ".seen-"
 # Paths below any folder that a process writes in.
 WRITTEN = (r"\.lock", r"\.seen-[^/]+")
@@ -22,7 +22,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 def locked(path: Path, key: str, busy: BusyError) -> TextIO:
-    """The open lock of a folder, made if it is missing. Raises ShoalError: `busy`, or it cannot be made or locked."""
+    """Makes a folder if it is missing, and opens its lock. Raises ShoalError: `busy`, or neither is possible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         return open_lock(path)
@@ -39,19 +39,19 @@ def locked(path: Path, key: str, busy: BusyError) -> TextIO:
 
 
 def open_lock(path: Path) -> TextIO:
-    """The open lock of a folder that is there.
+    """Opens the lock of a folder that is there.
 
     Raises ShoalError: there is something else in its place; BlockingIOError: another process has it; OSError.
     """
     lock = path / LOCK
     if present(lock) and not S_ISREG(lock.lstat().st_mode):
         raise ShoalError(lock, "is a link, a folder or a pipe where a file should be; remove it by hand")
-    # Nothing that comes there now is followed or waited for.
+    # The flags follow and wait for nothing that comes there now.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.fdopen(os.open(lock, flags, 0o666), "a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever had it may have removed it with its folder.
+        # The process that had the lock may have removed it with its folder.
         if not present(lock) or not os.path.samestat(os.fstat(file.fileno()), lock.lstat()):
             raise BlockingIOError(errno.EWOULDBLOCK, "was removed meanwhile", str(lock))
     except BaseException:

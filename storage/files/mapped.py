@@ -12,20 +12,20 @@ ROWS = 1 << 18
 
 @dataclass(frozen=True)
 class Extent:
-    """Where the values of a map lie in its file, C-ordered; another process can map them, too."""
+    """The place of a map's values in its file, C-ordered; another process can map them, too."""
 
     path: Path
     dtype: np.dtype
     offset: int
     shape: tuple[int, ...]
 
-    def mapped(self) -> np.ndarray:
-        """The values in a map of this process. Raises OSError, ValueError: they are not there."""
+    def open_map(self) -> np.ndarray:
+        """Maps the values in this process. Raises OSError, ValueError: they are not there."""
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
 
 
 def extent_of(array: Any) -> Extent | None:
-    """Where an array lies that is a map of a file; None: it lies in memory."""
+    """Finds the place of an array that is a map of a file; None: it lies in memory."""
     if not isinstance(array, np.memmap) or not array.flags.c_contiguous or array.filename is None:
         return None
     whole = array
@@ -36,7 +36,7 @@ def extent_of(array: Any) -> Extent | None:
 
 
 def read(array: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """`array[start:stop]`, of a map read as a copy, as pages touched through a map count as memory of this process."""
+    """Reads `array[start:stop]`, of a map as a copy: pages touched through a map count as memory of this process."""
     extent = extent_of(array)
     if extent is None:
         return np.asarray(array[start:stop])
@@ -47,7 +47,7 @@ def read(array: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def row_blocks(indptr: np.ndarray, entries: int) -> Iterator[tuple[int, np.ndarray, int, int]]:
-    """All rows of a CSR in ascending order, in blocks of at most `entries` entries, or of one row where that has more.
+    """Yields all rows of a CSR in order, in blocks of at most `entries` entries, or of one row where it has more.
 
     Yields:
         The first row; the block's row pointer, starting at 0, int64 `[rows + 1]`; where its entries begin and end.

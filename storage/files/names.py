@@ -10,10 +10,10 @@ from pathlib import Path
 
 from shoal.storage.errors import ShoalError
 
-# Of a folder that we name after options: of a split, of hops, or of edges between clients.
+# Names of folders that we name after options: of a split, of hops, or of edges between clients.
 FOLDER = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 DIGEST = r"[0-9a-f]{32}"
-# Of all file systems that we know.
+# All file systems that we know take names of so many bytes.
 LONGEST_NAME = 255
 LONGEST_QUOTE = 200
 NOT_OURS = "Shoal did not write it so; get it again from where it was made"

@@ -19,7 +19,8 @@ from shoal.storage.files.names import require_digest
 
 OBJECTS, OPEN, BYTES, LOCK = "objects", "open", "bytes", ".lock"
 PART = ".part"
-# Of what the disk has free, the part that a cache without a limit takes; of a limit, the part to which it is cleared.
+# The first is the part of the disk's free bytes that a cache without a limit takes; the second the part of a limit to
+# which it is cleared.
 TAKEN, CLEARED_TO = 0.9, 0.9
 
 
@@ -37,14 +38,14 @@ class ObjectCache:
             for name in (OBJECTS, OPEN):
                 (folder / name).mkdir(parents=True, exist_ok=True)
             # Others look under the same lock, and remove a list that is not locked.
-            with self._locked(folder / LOCK):
+            with self._lock(folder / LOCK):
                 self._open_names()
                 descriptor, _ = tempfile.mkstemp(dir=folder / OPEN)
                 self._names = os.fdopen(descriptor, "a")
                 fcntl.flock(self._names, fcntl.LOCK_EX)
 
     def get(self, xxh3: str, size: int, fetch: Callable[[Path], object]) -> Path:
-        """The path of a file, which `fetch` writes to a path unless it is there, whole.
+        """Returns the path of a file, which `fetch` writes to a path unless it is there, whole.
 
         Raises FetchError: as `fetch`, or there is no room for the file. ShoalError: `xxh3` is no digest.
         """
@@ -54,21 +55,21 @@ class ObjectCache:
             return path
         with self.writing():
             path.parent.mkdir(exist_ok=True)
-            # From now on nobody removes the file.
-            with self._locked(self.folder / LOCK, fcntl.LOCK_SH):
+            # Other processes no longer remove the file from here on.
+            with self._lock(self.folder / LOCK, fcntl.LOCK_SH):
                 os.write(self._names.fileno(), f"{xxh3}\n".encode())
             if not _is(path, xxh3, size):
                 # Other processes that want the file wait here.
-                with self._locked(path.parent / LOCK):
+                with self._lock(path.parent / LOCK):
                     if not _is(path, xxh3, size):
-                        self._fetched(path, size, fetch)
+                        self._fetch(path, size, fetch)
             os.utime(path)
         self._got.add(xxh3)
         return path
 
-    def _fetched(self, path: Path, size: int, fetch: Callable[[Path], object]) -> None:
+    def _fetch(self, path: Path, size: int, fetch: Callable[[Path], object]) -> None:
         part = path.with_name(path.name + PART)
-        with self._locked(self.folder / LOCK, fcntl.LOCK_SH):
+        with self._lock(self.folder / LOCK, fcntl.LOCK_SH):
             path.unlink(missing_ok=True)
         self._make_room(size)
         try:
@@ -76,16 +77,16 @@ class ObjectCache:
                 if size:
                     os.posix_fallocate(file.fileno(), 0, size)
             fetch(part)
-            # Nobody counts meanwhile.
-            with self._locked(self.folder / LOCK, fcntl.LOCK_SH):
+            # The lock keeps other processes from counting meanwhile.
+            with self._lock(self.folder / LOCK, fcntl.LOCK_SH):
                 os.replace(part, path)
         except BaseException:
-            with self._locked(self.folder / LOCK, fcntl.LOCK_SH):
+            with self._lock(self.folder / LOCK, fcntl.LOCK_SH):
                 part.unlink(missing_ok=True)
             raise
 
     def _make_room(self, size: int) -> None:
-        with self._locked(self.folder / LOCK):
+        with self._lock(self.folder / LOCK):
             counted = self.folder / BYTES
             text = counted.read_text() if counted.exists() else ""
             used = int(text) if text.isdigit() else self._clear(None)
@@ -103,7 +104,7 @@ class ObjectCache:
             counted.write_text(str(used + size))
 
     def _clear(self, most: int | None) -> int:
-        """Removes the oldest files that nobody has open until the rest has at most so many bytes; these, counted."""
+        """Removes the oldest files that no process has open until the rest has at most `most` bytes; returns these."""
         names = self._open_names()
         files = [(path.stat(), path) for path in (self.folder / OBJECTS).glob("*/*") if path.name != LOCK]
         used = sum(stat.st_size for stat, _ in files)
@@ -114,7 +115,7 @@ class ObjectCache:
         return used
 
     def _open_names(self) -> set[str]:
-        """What users of the cache have open; lists of users that are gone are removed."""
+        """Lists the files that users of the cache have open; removes lists of users that are gone."""
         names: set[str] = set()
         for user in (self.folder / OPEN).iterdir():
             with user.open() as file:
@@ -134,7 +135,7 @@ class ObjectCache:
             raise FetchError("data.cache", *cannot_write(self.folder, error).args) from error
 
     @contextmanager
-    def _locked(self, path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    def _lock(self, path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
         with path.open("a") as file:
             fcntl.flock(file, kind)
             yield

@@ -11,15 +11,15 @@ from shoal.storage.errors import ShoalError
 
 CACHE = "SHOAL_CACHE"
 HOME = "~/.cache/shoal"
-# Folders in it with the folders of runs at addresses: of who reads one, and of its driver.
+# Folders of the cache for runs at addresses: copies of those that are read, and those of drivers.
 COPIES = ("copies", "runs")
-# Where a folder of a short path may be made: variables, or paths.
+# A folder of a short path may be made in these: variables, or paths.
 SHORT = ("RAY_TMPDIR", "TMPDIR", "/tmp", "/dev/shm", CACHE)
 _of_this_process: list[Path] = []
 
 
 def cache_folder() -> Path:
-    """The first that can be written of `$SHOAL_CACHE`, `~/.cache/shoal` and a folder of this user for temporary files.
+    """Returns the first writable one of `$SHOAL_CACHE`, `~/.cache/shoal` and a temporary folder of this user.
 
     Raises ShoalError: there is none.
     """
@@ -43,8 +43,8 @@ def _can_be_written(folder: Path) -> bool:
 
 def _is_own(folder: Path) -> bool:
     """Whether no other user can put anything into a folder: what lies in it is loaded and run."""
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    info = folder.lstat()
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o022
 
 
 def give_places() -> None:
@@ -59,7 +59,7 @@ def give_places() -> None:
 
 
 def short_folder(name: str, most: int) -> Path:
-    """A new folder whose path has at most so many bytes; it goes with `remove_temporary`.
+    """Makes a new folder whose path has at most so many bytes; it goes with `remove_temporary`.
 
     Raises ShoalError: there is no place for one.
     """

@@ -25,13 +25,13 @@ def open_plain(path: str | Path) -> BufferedReader:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The whole content of a file; errors of `open_plain`."""
+    """Reads the whole content of a file; errors of `open_plain`."""
     with open_plain(path) as file:
         return file.read()
 
 
 def read_text(path: str | Path, most_bytes: int) -> str:
-    """A small text in UTF-8, with or without a byte order mark. Raises OSError; ValueError: it is no such text."""
+    """Reads a small text in UTF-8, byte order mark or not. Raises OSError; ValueError: it is no such text."""
     with open_plain(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -52,6 +52,6 @@ WAYS_OUT = {
 
 
 def cannot_read(path: Path, error: OSError) -> ShoalError:
-    """The error for a file that is there and cannot be opened, mapped or read."""
+    """Makes the error for a file that is there and cannot be opened, mapped or read."""
     way_out = WAYS_OUT.get(error.errno or 0, "look at the file system that it lies on")
     return ShoalError(path, f"cannot be read: {error.strerror or error}; {way_out}")

@@ -12,7 +12,7 @@ from shoal.storage.kernels.prefetch import fetch_ahead
 from shoal.storage.options.propagation import CrossEdges
 
 ENTRIES_A_BLOCK = 1 << 22
-# Of a row that is computed, in float64.
+# Sizes of a block of rows that are computed, in float64.
 ROWS_A_BLOCK = 1 << 14
 ENTRY_BYTES = 16
 
@@ -34,7 +34,7 @@ class Boundary:
         return len(self.row)
 
     def sums(self, hidden: bool) -> np.ndarray:
-        """How many neighbours every sum for a row runs over, at one other client or `hidden` at all, int64 `[sums]`."""
+        """Counts the neighbours of every sum for a row, at one other client or `hidden` at all, int64 `[sums]`."""
         first = np.flatnonzero(_changes(self.row) | (_changes(self.client) & (not hidden)))
         return np.diff(first, append=len(self))
 
@@ -47,7 +47,7 @@ def boundaries(
     clients: Sequence[int],
     edges: CrossEdges,
 ) -> Iterator[Boundary]:
-    """Edges of some clients to others, in one pass over all edges.
+    """Yields edges of some clients to others, in one pass over all edges.
 
     In memory are 16 bytes for each of their edges, and what is given.
 
@@ -62,16 +62,16 @@ def boundaries(
     ends = np.concatenate([[0], np.cumsum(cut[list(clients)])])
     slot = np.full(len(cut), -1, dtype=np.int32)
     slot[list(clients)] = np.arange(len(clients))
-    found = tuple(np.empty(ends[-1], dtype=np.int32) for _ in range(3))
+    columns = tuple(np.empty(ends[-1], dtype=np.int32) for _ in range(3))
     weights = np.empty(0 if weight is None else ends[-1], dtype=np.float32)
     cursor = ends[:-1].copy()
     key = key_of(edges.seed, "cross edges")
     for first, pointer, low, high in row_blocks(indptr, ENTRIES_A_BLOCK):
         block = first, pointer, read(indices, low, high)
         of_block = None if weight is None else read(weight, low, high)
-        _cut_entries(block, of_block, assignment, slot, row_of, key, edges.share, cursor, found, weights)
+        _cut_entries(block, of_block, assignment, slot, row_of, key, edges.share, cursor, columns, weights)
     for start, end in zip(ends, cursor):
-        row, client, other = (column[start:end] for column in found)
+        row, client, other = (column[start:end] for column in columns)
         order = np.lexsort((other, client, row))
         counts = Boundary(row[order], client[order], other[order]).sums(edges.hidden)
         kept = order[np.repeat(counts >= edges.min_neighbours, counts)]
@@ -86,7 +86,7 @@ def cross_hop(
     dtype: str,
     weights: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
 ) -> tuple[np.ndarray, float]:
-    """A hop of a client's rows, of `dtype` `[N, F]`, and its largest absolute value before it was rounded.
+    """Computes a hop of a client's rows, of `dtype` `[N, F]`, and its largest absolute value before rounding.
 
     Args:
         csr: Row starts `[N + 1]` and neighbours of the client's own rows.
@@ -97,15 +97,15 @@ def cross_hop(
         weights: Of the edges of both, float32, where edges have any.
     """
     nodes = len(csr[0]) - 1
-    found, peak = np.empty((nodes, x.shape[1]), dtype=dtype), 0.0
+    hop, peak = np.empty((nodes, x.shape[1]), dtype=dtype), 0.0
     for start in range(0, nodes, ROWS_A_BLOCK):
         stop = min(start + ROWS_A_BLOCK, nodes)
         total = np.zeros((stop - start, x.shape[1]))
         _sum_rows(start, *csr, weights[0], *boundary, weights[1], x, *scalings, total)
         peak = max(peak, float(np.abs(total).max(initial=0)))
         with np.errstate(over="ignore"):
-            found[start:stop] = total
-    return found, peak
+            hop[start:stop] = total
+    return hop, peak
 
 
 def _changes(values: np.ndarray) -> np.ndarray:
@@ -128,8 +128,8 @@ def _cut_entries(
     (first, pointer, indices), (row, client, other) = block, out
     for v in range(len(pointer) - 1):
         node = first + v
-        own = assignment[node]
-        s = slot[own] if own >= 0 else -1
+        client_here = assignment[node]
+        s = slot[client_here] if client_here >= 0 else -1
         if s < 0:
             continue
         at = cursor[s]
@@ -137,7 +137,7 @@ def _cut_entries(
             fetch_ahead(assignment, indices, e)
             neighbour = indices[e]
             owner = assignment[neighbour]
-            if owner < 0 or owner == own:
+            if owner < 0 or owner == client_here:
                 continue
             ends = (np.uint64(min(node, neighbour)) << np.uint64(32)) | np.uint64(max(node, neighbour))
             if share >= 1 or uniform_at(key, ends) < share:

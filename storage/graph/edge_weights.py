@@ -9,12 +9,12 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.induced import Induced
 
 WAY_OUT = "or leave out all weights"
-# Relative, as in `numpy.allclose`: what was computed for either direction by itself differs in its last bits.
+# The bound is relative, as in `numpy.allclose`: weights computed once for each direction differ in their last bits.
 ROUNDING = 1e-5
 
 
 def clean_weights(edge_index: np.ndarray, weight: Any, nodes: int, where: str) -> np.ndarray | None:
-    """Weights of the edges that `shoal.storage.graph.graph.clean_edges` makes undirected and simple, float32 `[E]`.
+    """Cleans the weights of edges as `clean_edges` of `shoal.storage.graph.graph` cleans these, float32 `[E]`.
 
     `weight` is that of every edge as given, numbers `[G]` or `[G, 1]`. An edge that is given more than once, the other
     way round or again, weighs the same each time, up to `ROUNDING`; of such weights the smallest is taken. Self loops
@@ -31,25 +31,25 @@ def clean_weights(edge_index: np.ndarray, weight: Any, nodes: int, where: str) -
     if not len(key):
         return None
     first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
-    found, largest = np.minimum.reduceat(both, first), np.maximum.reduceat(both, first)
-    differ = np.flatnonzero(largest - found > ROUNDING * largest)
+    smallest, largest = np.minimum.reduceat(both, first), np.maximum.reduceat(both, first)
+    differ = np.flatnonzero(largest - smallest > ROUNDING * largest)
     if len(differ):
         edge = differ[0]
-        one, two = divmod(int(key[first[edge]]), nodes)
+        a, b = divmod(int(key[first[edge]]), nodes)
         raise ShoalError(
             where,
-            f"the edge of nodes {one} and {two} weighs {found[edge]:.7g} and {largest[edge]:.7g}; edges are "
+            f"the edge of nodes {a} and {b} weighs {smallest[edge]:.7g} and {largest[edge]:.7g}; edges are "
             f"undirected: give one weight each, {WAY_OUT}",
         )
-    return None if (found == 1).all() else found
+    return None if (smallest == 1).all() else smallest
 
 
 def _numbers(weight: Any, edges: int, where: str) -> np.ndarray:
-    """Weights of edges as given, float32 `[G]`. Raises ShoalError: as `clean_weights`."""
+    """Reads weights of edges as given, float32 `[G]`. Raises ShoalError: as `clean_weights`."""
     fits = isinstance(weight, np.ndarray) and weight.shape in ((edges,), (edges, 1)) and weight.dtype.kind in "fiub"
     if not fits:
-        found = f"{weight.dtype} {list(weight.shape)}"
-        raise ShoalError(where, f"must be numbers [{edges}], the weight of every edge, found {found}")
+        form = f"{weight.dtype} {list(weight.shape)}"
+        raise ShoalError(where, f"must be numbers [{edges}], the weight of every edge, found {form}")
     with np.errstate(over="ignore", under="ignore"):
         given_G = weight.reshape(edges).astype(np.float32)
     wrong = np.flatnonzero(~(np.isfinite(given_G) & (given_G > 0)))
@@ -62,22 +62,22 @@ def _numbers(weight: Any, edges: int, where: str) -> np.ndarray:
 
 
 def degrees(indptr: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
-    """Degrees with self loops, which weigh 1, float64 `[N]`; `weight` is float32 `[E]`, or None: all are 1."""
+    """Computes degrees with self loops, which weigh 1, float64 `[N]`; `weight` is float32 `[E]`; None: all are 1."""
     if weight is None:
         return np.diff(indptr) + 1.0
-    found = np.ones(len(indptr) - 1)
+    degree_N = np.ones(len(indptr) - 1)
     filled = np.flatnonzero(np.diff(indptr))
     if len(filled):
         # Rows without an entry lie between no two of these starts.
-        found[filled] += np.add.reduceat(weight, indptr[filled], dtype=np.float64)
-    return found
+        degree_N[filled] += np.add.reduceat(weight, indptr[filled], dtype=np.float64)
+    return degree_N
 
 
 def weights_among(part: Induced, indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Weights of the edges of a part of a graph, float32 `[e]`, in the part's order; rows of both are ascending."""
-    found = np.empty(len(part.indices), dtype=np.float32)
-    _look_up((part.node, part.indptr, part.indices), (indptr, indices, weight), found)
-    return found
+    """Looks up weights of the edges of a part of a graph, float32 `[e]`, in its order; rows of both are ascending."""
+    weights = np.empty(len(part.indices), dtype=np.float32)
+    _look_up((part.node, part.indptr, part.indices), (indptr, indices, weight), weights)
+    return weights
 
 
 @numba.njit(cache=True)

@@ -15,12 +15,12 @@ from shoal.storage.options.split_codes import TEST, UNASSIGNED
 
 
 def no_label(where: str, what: str) -> ShoalError:
-    """The error for labels that are all missing; `what` is an item."""
+    """Makes the error for labels that are all missing; `what` is an item."""
     return ShoalError(where, f"no {what} has a label; there is nothing to learn")
 
 
 def class_count(y: np.ndarray, where: str, what: str = "node", may_be_none: bool = False) -> int:
-    """Number of classes of labels `[items]`, -1 where there is none: one more than the largest; `what` is an item.
+    """Counts the classes of labels `[items]`, -1 where there is none: one more than the largest; `what` is an item.
 
     Raises ShoalError: no item has a label, one is below -1, or there are more classes than labelled items.
     """
@@ -50,7 +50,7 @@ OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "edge_w
 def graph_from_arrays(
     name: str, arrays: Mapping[str, Any], where: Mapping[str, str], synthetic: bool = False, own: bool = False
 ) -> Graph:
-    """A clean graph.
+    """Makes a clean graph.
 
     Raises ShoalError: an array has a wrong shape, type or value; names the array and the first wrong row.
 
@@ -114,7 +114,7 @@ def graph_from_arrays(
 
 
 def _counting(x: Any, ids: Any, vocabulary: np.ndarray | None, where: str) -> Iterator[str]:
-    """A line for each column of features that is no more than the number of its row."""
+    """Lists a line for each column of features that is no more than the number of its row."""
     for column, what in counting_columns(x, ids):
         name = f"{column} of x" if vocabulary is None else repr(str(vocabulary[column]))
         yield f"{where}: column {name} {what}; if it is no feature, take it out"
@@ -125,10 +125,10 @@ def require_apart(indptr: np.ndarray, indices: np.ndarray, graph_of: np.ndarray,
     source = np.repeat(np.arange(len(graph_of)), np.diff(indptr))
     between = np.flatnonzero(graph_of[source] != graph_of[indices])
     if len(between):
-        one, other = source[between[0]], indices[between[0]]
+        node, other = source[between[0]], indices[between[0]]
         raise ShoalError(
             where,
-            f"an edge joins node {one} of graph {graph_of[one]} and node {other} of graph {graph_of[other]}; "
+            f"an edge joins node {node} of graph {graph_of[node]} and node {other} of graph {graph_of[other]}; "
             "graphs have no edges between them",
         )
 
@@ -154,19 +154,19 @@ def _features(x: Any, where: str) -> Any:
         raise ShoalError(where, f"features must be numbers [N, F], found {x.dtype} {list(x.shape)}")
     if x.dtype == np.float32 or (x.dtype == np.float16 and not sp.issparse(x)):
         return x
-    # a value too large for float32 becomes infinity, which is refused later
+    # A value too large for float32 becomes infinity, which is refused later.
     with np.errstate(over="ignore"):
         return x.astype(np.float32)
 
 
 def _texts(names: np.ndarray, where: str, what: str, count: int | None = None) -> np.ndarray:
-    """Names of things, each once; `what` is such a thing, and `count` how many there are, if that is known."""
+    """Checks names of things, each once; `what` is such a thing, and `count` how many there are, if that is known."""
     if names.ndim != 1 or len(names) != (len(names) if count is None else count) or names.dtype.kind != "U":
         wanted = "[C]" if count is None else f"[{count}]"
         raise ShoalError(where, f"must be texts {wanted}, one {what}, found {names.dtype} {list(names.shape)}")
-    found, counts = np.unique(names, return_counts=True)
+    distinct, counts = np.unique(names, return_counts=True)
     if (counts > 1).any():
-        raise ShoalError(where, f"{str(found[counts > 1][0])!r} is there twice; one {what.split()[1]} a name")
+        raise ShoalError(where, f"{str(distinct[counts > 1][0])!r} is there twice; one {what.split()[1]} a name")
     return np.asarray(names)
 
 
@@ -190,12 +190,12 @@ def _classes(
         if len(names) < classes:
             raise ShoalError(place_of_names, f"{len(names)} names for {classes} classes; give each one")
         return y, len(names), None if names == tuple(map(str, range(len(names)))) else names
-    y, found = coded_labels(y, place)
+    y, found_names = coded_labels(y, place)
     if names is None:
-        return y, int(y.max(initial=-1)) + 1, found
-    if unknown := next((name for name in found or () if name not in names), None):
+        return y, int(y.max(initial=-1)) + 1, found_names
+    if unknown := next((name for name in found_names or () if name not in names), None):
         raise ShoalError(place, f"label {unknown!r} is none of label_names; add it there")
-    return np.append([names.index(name) for name in found or ()], -1)[y], len(names), names
+    return np.append([names.index(name) for name in found_names or ()], -1)[y], len(names), names
 
 
 def _labels(y: np.ndarray, items: int, where: str, what: str) -> np.ndarray:
@@ -212,7 +212,7 @@ def _labels(y: np.ndarray, items: int, where: str, what: str) -> np.ndarray:
 
 
 def _integers(values: np.ndarray, items: int, bounds: tuple[int, int], where: str, what: str) -> np.ndarray:
-    """`values` if they are integers within `bounds`, one for each item, of which `what` says how many there are."""
+    """Returns `values` if they are integers within `bounds`, one an item, of which `what` says how many there are."""
     low, high = bounds
     if values.shape != (items,):
         raise ShoalError(where, f"shape {list(values.shape)}, but {what}")

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.mapped import extent_of, read
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.induced import Induced, count_by_client, induced
+from shoal.storage.graph.induced import Induced, count_by_client, induce
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import CsrRows, Rows, csr_of
 from shoal.storage.progress import step
@@ -24,13 +24,13 @@ OF_NODE = 12
 OF_ROW = 56
 # A client's columns and, once more, in their final order.
 OF_ENTRY = 8
-# What an edge weighs.
+# Bytes of the weight of an edge.
 OF_WEIGHT = 4
 # A row pointer, and columns beside values: as they are found, and in the types that are written.
 OF_SPARSE_ROW, OF_VALUE = 12, 16
 
 
-def gathered(
+def gather_features(
     graph: Graph,
     assignment: np.ndarray,
     kept: np.ndarray,
@@ -39,7 +39,7 @@ def gathered(
     memory_limit: int,
     layout: Layout = "dense",
 ) -> Iterator[tuple[int, Induced, Rows]]:
-    """Every client with its graph and its features, `dtype` `[N, F]`, the rows in the order of the graph.
+    """Gathers every client's graph and its features, `dtype` `[N, F]`, the rows in the order of the graph.
 
     Files of the whole graph are read front to back, once for every group of clients that fits into `memory_limit`, in
     bytes beside the interpreter, a graph in memory, and blocks of about 50 MB. Raises ShoalError: it does not hold one
@@ -50,7 +50,7 @@ def gathered(
     alone = [range(client, client + 1) for client in clients]
     for several in memory_of(graph, assignment, kept, dtype, layout).groups(alone, memory_limit):
         group = [client for (client,) in several]
-        parts = list(induced(graph.indptr, graph.indices, assignment, kept, group))
+        parts = list(induce(graph.indptr, graph.indices, assignment, kept, group))
         if sparse is not None:
             for client in group:
                 part = parts.pop(0)
@@ -58,7 +58,7 @@ def gathered(
             continue
         x = _features(graph.x, np.concatenate([part.node for part in parts]), len(group), dtype)
         ends = np.cumsum([len(part.node) for part in parts])
-        # Copies, since views would keep the arrays of the group in memory while the next group is gathered.
+        # The rows are copied: views would keep the arrays of the group in memory while the next group is gathered.
         for client, end in zip(group, ends):
             part = parts.pop(0)
             yield client, part, x[end - len(part.node) : end].copy()
@@ -74,11 +74,11 @@ class Memory:
     nodes: np.ndarray
 
     def of_one(self, clients: Sequence[int]) -> int:
-        """Bytes for any of some clients alone."""
+        """Returns bytes that suffice for any of some clients alone."""
         return self.fixed + int(self.needed[list(clients)].max(initial=0))
 
     def groups(self, packs: Sequence[range], memory_limit: int, share: int = 1) -> list[list[range]]:
-        """Consecutive packs of clients that fit into memory together, of a `share` of all bytes, or not much more.
+        """Packs consecutive clients that fit into memory together, of a `share` of all bytes, or not much more.
 
         A pack that does not fit is alone. Raises ShoalError: the limit does not hold one client.
         """
@@ -103,7 +103,7 @@ class Memory:
 
 
 def memory_of(graph: Graph, assignment: np.ndarray, kept: np.ndarray, dtype: str, layout: Layout) -> Memory:
-    """What gathering takes; the arguments are those of `gathered`."""
+    """Computes the memory that gathering takes; the arguments are those of `gather_features`."""
     nodes, entries = np.zeros((2, int(assignment.max(initial=-1)) + 1), dtype=np.int64)
     count_by_client(assignment, kept, nodes, entries)
     row_bytes, values = graph.features * np.dtype(dtype).itemsize, np.zeros(len(nodes), dtype=np.int64)
@@ -116,7 +116,7 @@ def memory_of(graph: Graph, assignment: np.ndarray, kept: np.ndarray, dtype: str
 
 
 def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
-    """Rows of x for the ids of some clients, read block by block in ascending order."""
+    """Reads rows of x for the ids of some clients, block by block in ascending order."""
 
     def rows_of(first: int, ids: np.ndarray) -> np.ndarray:
         if isinstance(x, np.memmap):
@@ -126,19 +126,19 @@ def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
 
     order = np.argsort(ids)
     ids = ids[order]
-    found = np.empty((len(ids), x.shape[1]), dtype=dtype)
+    rows_NF = np.empty((len(ids), x.shape[1]), dtype=dtype)
     cuts = np.searchsorted(ids, np.arange(0, x.shape[0] + ROWS_A_BLOCK, ROWS_A_BLOCK))
     with step(f"features of {clients} clients", len(ids), "nodes") as advance:
         for number, (low, high) in enumerate(pairwise(cuts)):
             if low < high:
                 with np.errstate(over="ignore"):
-                    found[order[low:high]] = rows_of(number * ROWS_A_BLOCK, ids[low:high])
+                    rows_NF[order[low:high]] = rows_of(number * ROWS_A_BLOCK, ids[low:high])
                 advance(int(high - low))
-    return found
+    return rows_NF
 
 
 def _sparse_rows(x: Any, ids: np.ndarray, dtype: str) -> CsrRows:
-    """Rows of a SciPy CSR for some ids, in their order; columns ascend."""
+    """Selects rows of a SciPy CSR for some ids, in their order; columns ascend."""
     rows = x[ids]
     rows.sum_duplicates()
     with np.errstate(over="ignore"):
@@ -147,6 +147,6 @@ def _sparse_rows(x: Any, ids: np.ndarray, dtype: str) -> CsrRows:
 
 
 def files_of(graph: Graph) -> list[Path]:
-    """The files that arrays of a graph are maps of."""
+    """Lists the files that arrays of a graph are maps of."""
     extents = map(extent_of, (graph.indptr, graph.indices, graph.x, graph.y, graph.edge_weight, graph.graph_of))
     return list({extent.path for extent in extents if extent is not None})

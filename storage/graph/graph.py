@@ -92,11 +92,11 @@ class Graph:
         return "node" if self.graph_of is None else "graph"
 
     def of_nodes(self, values: np.ndarray) -> np.ndarray:
-        """Values of nodes `[N]`, those of their items `[items]`."""
+        """Returns values of nodes `[N]`, from those of their items `[items]`."""
         return values if self.graph_of is None else values[self.graph_of]
 
     def of_items(self, values: np.ndarray) -> np.ndarray:
-        """Values of items `[items]`, from values `[N]` that are the same for all nodes of an item."""
+        """Returns values of items `[items]`, from values `[N]` that are the same for all nodes of an item."""
         return values if self.graph_of is None else values[first_rows(self.graph_of)[:-1]]
 
     @property
@@ -110,12 +110,12 @@ class Graph:
         return int(self.x.shape[1])
 
     def without_nodes(self, dropped: int) -> "Graph":
-        """The same graph, which says that some nodes were dropped when it was read."""
+        """Copies the graph, noting that some nodes were dropped when it was read."""
         return replace(self, cleaning=replace(self.cleaning, nodes_dropped=dropped))
 
 
 def first_rows(graph_of: np.ndarray) -> np.ndarray:
-    """The first row of every run of equal numbers in `[N]`, and N as the last: int64 `[runs + 1]`."""
+    """Finds the first row of every run of equal numbers in `[N]`, and N as the last: int64 `[runs + 1]`."""
     changes = np.flatnonzero(graph_of[1:] != graph_of[:-1]) + 1
     return np.concatenate([np.zeros(min(1, len(graph_of)), dtype=np.int64), changes, [len(graph_of)]])
 
@@ -123,14 +123,14 @@ def first_rows(graph_of: np.ndarray) -> np.ndarray:
 def require_edges(edge_index: np.ndarray, where: str) -> None:
     """Raises ShoalError: these are no integers `[2, E]`."""
     if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype.kind not in "iu":
-        found = f"{edge_index.dtype} {list(edge_index.shape)}"
+        form = f"{edge_index.dtype} {list(edge_index.shape)}"
         if edge_index.ndim == 2 and edge_index.shape[1] == 2 and edge_index.dtype.kind in "iu":
-            found += "; give its transpose"
-        raise ShoalError(where, f"edge_index must be integers of shape [2, E], found {found}")
+            form += "; give its transpose"
+        raise ShoalError(where, f"edge_index must be integers of shape [2, E], found {form}")
 
 
 def no_node(number: int, nodes: int, where: str) -> ShoalError:
-    """The error for an end of an edge that is no node."""
+    """Makes the error for an end of an edge that is no node."""
     return ShoalError(where, f"edge_index names node {number}, but the {nodes} nodes count from 0")
 
 
@@ -150,7 +150,7 @@ def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndar
     proper = source != target
     loops = int(len(source) - proper.sum())
     source, target = source[proper], target[proper]
-    # It takes 0.2 s of every process that imports it, and who opens a shard needs no matrix.
+    # The import takes 0.2 s of every process, and one that opens shards needs no matrix.
     import scipy.sparse as sp
 
     ones = np.ones(len(source), dtype=np.int8)

@@ -15,7 +15,7 @@ FEW_ROWS = 16
 
 
 def clean_ids(ids: np.ndarray | pa.Array, nodes: int, where: str | Path) -> pa.Array | None:
-    """Ids of nodes `[N]`, each once, as int64, or as texts where not all are whole numbers; None: 0 to N - 1 in order.
+    """Cleans ids of nodes `[N]`, each once: int64, or texts where not all are whole numbers; None: 0 to N - 1 in order.
 
     Raises ShoalError: they are of another shape or type, or one is missing or there twice.
     """
@@ -37,7 +37,7 @@ def clean_ids(ids: np.ndarray | pa.Array, nodes: int, where: str | Path) -> pa.A
 
 
 def whole_numbers(texts: pa.Array) -> pa.Array | None:
-    """The whole numbers, int64, that all of these texts are and are written as; else None."""
+    """Converts texts to the whole numbers, int64, that all are and are written as; else None."""
     try:
         numbers = texts.cast(pa.int64())
     except pa.ArrowInvalid:
@@ -46,21 +46,21 @@ def whole_numbers(texts: pa.Array) -> pa.Array | None:
 
 
 def row_numbers(nodes: int) -> pa.Array:
-    """Ids of nodes that have no others: 0 to N - 1, int64."""
+    """Makes ids for nodes that have no others: 0 to N - 1, int64."""
     return pa.array(np.arange(nodes))
 
 
 def joined_ids(parts: Sequence[pa.Array | None], nodes: Sequence[int]) -> pa.Array | None:
-    """Ids of graphs behind one another, texts if some are; None if no graph has any."""
+    """Joins ids of graphs behind one another, texts if some are; None if no graph has any."""
     if all(part is None for part in parts):
         return None
-    own = [row_numbers(count) if part is None else part for part, count in zip(parts, nodes)]
-    kinds = {part.type for part in own}
-    return pa.concat_arrays([part if len(kinds) == 1 else part.cast(pa.large_string()) for part in own])
+    numbered = [row_numbers(count) if part is None else part for part, count in zip(parts, nodes)]
+    kinds = {part.type for part in numbered}
+    return pa.concat_arrays([part if len(kinds) == 1 else part.cast(pa.large_string()) for part in numbered])
 
 
 def counting_columns(x: Any, ids: pa.Array | None) -> Iterator[tuple[int, str]]:
-    """Columns of dense features `[N, F]` that do no more than count the rows, or repeat ids, and which of the two."""
+    """Finds columns of dense features `[N, F]` that only count the rows, or repeat ids, and which of the two."""
     if not isinstance(x, np.ndarray) or len(x) < FEW_ROWS:
         return
     kinds = {"counts the rows": np.arange(len(x))}

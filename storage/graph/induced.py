@@ -12,7 +12,7 @@ from shoal.storage.progress import step
 from shoal.storage.runner import HERE, Runner, parts
 
 ENTRIES_A_BLOCK = 1 << 22
-# Of entries, and a row pointer.
+# Bytes of a block's entries, and of its row pointer.
 BLOCK_BYTES = 1 << 25
 
 
@@ -26,7 +26,7 @@ class Induced:
 
 
 def kept_entries(indptr: np.ndarray, indices: np.ndarray, assignment: np.ndarray, here: Runner = HERE) -> np.ndarray:
-    """Neighbours of every node inside its own client, int32 `[N]`; blocks of rows are counted by `here`.
+    """Counts neighbours of every node inside its own client, int32 `[N]`; blocks of rows are counted by `here`.
 
     The graph may be memory maps, read front to back.
     """
@@ -53,7 +53,7 @@ def _kept_of_rows(
         yield kept
 
 
-def induced(
+def induce(
     indptr: np.ndarray, indices: np.ndarray, assignment: np.ndarray, kept: np.ndarray, clients: Sequence[int]
 ) -> Iterator[Induced]:
     """Induces the subgraphs of some clients in one pass over the edges; edges between clients are dropped.

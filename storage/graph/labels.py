@@ -13,7 +13,7 @@ from shoal.storage.errors import ShoalError
 
 Names = tuple[str, ...]
 
-# No label: -1, nothing, and what `pandas.read_csv` takes for a missing value.
+# These are no label: -1, nothing, and what `pandas.read_csv` takes for a missing value.
 MISSING = {"", "-1", "-1.0", "NaN", "nan", "-NaN", "-nan", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NaT"}
 MISSING |= {"NULL", "null", "None", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"}
 # Whole numbers as they are usually written, in a column of floats, too; others, as 007 or 1e2, are codes.
@@ -50,7 +50,7 @@ def coded_labels(values: Any, where: str) -> tuple[np.ndarray, Names | None]:
 
 
 def coded_together(columns: Sequence[Any], where: Sequence[str]) -> tuple[list[np.ndarray], Names | None]:
-    """Codes as `coded_labels` the items of several graphs, in which equal labels are one class.
+    """Codes the items of several graphs as `coded_labels` does; equal labels are one class.
 
     A ShoalError names the graph with a wrong label, or with another number of columns; else the first and the last.
     """
@@ -99,22 +99,22 @@ def _of_arrow(values: Any, where: str) -> tuple[np.ndarray, Names | None]:
     if pa.types.is_floating(kind) or (pa.types.is_integer(kind) and not values.null_count):
         return _of_numbers(np.asarray(values), where)
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    found = pc.dictionary_encode(values, null_encoding="encode")
-    return _of_texts([_text(value, where) for value in found.dictionary.to_pylist()], found.indices.to_numpy(), where)
+    texts = pc.dictionary_encode(values, null_encoding="encode")
+    return _of_texts([_text(value, where) for value in texts.dictionary.to_pylist()], texts.indices.to_numpy(), where)
 
 
 def _of_columns(values: np.ndarray, where: str) -> np.ndarray:
-    """The class of every item, from a column a class; -1 for a row of zeros."""
+    """Returns the class of every item, from a column a class; -1 for a row of zeros."""
     is_one = values == 1
     several = is_one.sum(1) > 1
     if several.any() or not (is_one | (values == 0)).all():
-        found = f"row {int(several.argmax())} is of several classes" if several.any() else "not all are 0 or 1"
-        raise ShoalError(where, f"multi-label y {list(values.shape)} is not supported, {found}; give one class each")
+        fault = f"row {int(several.argmax())} is of several classes" if several.any() else "not all are 0 or 1"
+        raise ShoalError(where, f"multi-label y {list(values.shape)} is not supported, {fault}; give one class each")
     return np.where(is_one.any(1), is_one.argmax(1), -1)
 
 
 def _text(value: Any, where: str) -> str:
-    """A label as it is written; of an object that holds one number, that."""
+    """Returns a label as it is written; of an object that holds one number, that."""
     if hasattr(value, "item") and np.shape(value) in ((), (1,)):
         value = value.item()
     if np.ndim(value) or isinstance(value, dict | set):
@@ -128,7 +128,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _of_numbers(given: np.ndarray, where: str) -> tuple[np.ndarray, Names | None]:
-    """As `coded_labels`, of truth values, integers or floats `[items]`."""
+    """Does the work of `coded_labels` for truth values, integers or floats `[items]`."""
     kind, values = given.dtype, given
     if kind.kind == "b":
         values = given.astype(np.int8)
@@ -140,29 +140,29 @@ def _of_numbers(given: np.ndarray, where: str) -> tuple[np.ndarray, Names | None
         _refuse_inexact(given, where)
         values = np.where(nothing, -1, given).astype(np.int64)
     _refuse(values < -1, given, NEGATIVE, where)
-    known = values[values >= 0]
-    if not len(known):
+    labels = values[values >= 0]
+    if not len(labels):
         return np.full(len(values), -1), None
-    if known.max() < MOST and np.bincount(known.astype(np.int64)).all():
+    if labels.max() < MOST and np.bincount(labels.astype(np.int64)).all():
         return values.astype(np.int64), None
-    present, first = np.unique(known, return_index=True)
+    present, first = np.unique(labels, return_index=True)
     order = np.arange(len(present)) if _without_gap(present) else np.argsort(first)
-    place = np.argsort(order)[np.searchsorted(present, known)]
+    place = np.argsort(order)[np.searchsorted(present, labels)]
     y = np.full(len(values), -1)
     y[values >= 0] = place
-    return y, _names(present[order].tolist(), len(known), bool((given == -1).any()), where)
+    return y, _names(present[order].tolist(), len(labels), bool((given == -1).any()), where)
 
 
 def _of_texts(distinct: Iterable[str], place: np.ndarray, where: str) -> tuple[np.ndarray, Names | None]:
-    """As `coded_labels`, of the texts that occur, and the number of the text of every item `[items]`."""
+    """Does the work of `coded_labels` for the texts that occur, and the number of every item's text `[items]`."""
     given = list(distinct)
     texts = [text.strip() for text in given]
-    known = sorted(set(texts) - MISSING)
-    key_of: dict[str, Any] = {text: text for text in known}
-    if all(WHOLE.fullmatch(text) for text in known):
-        key_of = {text: int(text.partition(".")[0]) for text in known}
+    labels = sorted(set(texts) - MISSING)
+    key_of: dict[str, Any] = {text: text for text in labels}
+    if all(WHOLE.fullmatch(text) for text in labels):
+        key_of = {text: int(text.partition(".")[0]) for text in labels}
     else:
-        _require_names(known, given, where)
+        _require_names(labels, given, where)
     classes = sorted(set(key_of.values()))
     are_classes = classes == list(range(len(classes)))
     if classes and isinstance(classes[0], int) and not are_classes:
@@ -194,7 +194,7 @@ def _require_names(known: Sequence[str], given: Sequence[str], where: str) -> No
 
 
 def _names(classes: Sequence[Any], labelled: int, minus: bool, where: str) -> Names:
-    """What classes are called, in their order. `minus`: -1 occurs, too.
+    """Names classes, in their order. `minus`: -1 occurs, too.
 
     Raises ShoalError: There are too many to learn, or -1 and 1 are the two classes.
     """
@@ -223,24 +223,26 @@ def _refuse_inexact(values: np.ndarray, where: str) -> None:
 def joined_labels(
     labels: Sequence[np.ndarray], names: Sequence[Names | None], classes: Sequence[int], graphs: Sequence[str]
 ) -> tuple[list[np.ndarray], int, Names | None]:
-    """Labels `[items]` of several graphs, with the number of all classes and their names; equal ones are one class.
+    """Joins labels `[items]` of graphs, and gives the number and names of all classes; equal ones are one class.
 
     Raises ShoalError: classes of some have names, and those of others only numbers.
     """
-    if all(own is None for own in names):
+    if all(texts is None for texts in names):
         return list(labels), max(classes), None
-    found = [tuple(map(str, range(count))) if own is None else own for own, count in zip(names, classes)]
-    union: Sequence[str] = found[0] if len(set(found)) == 1 else sorted({name for own in found for name in own})
+    names_of = [tuple(map(str, range(count))) if texts is None else texts for texts, count in zip(names, classes)]
+    union: Sequence[str] = (
+        names_of[0] if len(set(names_of)) == 1 else sorted({name for texts in names_of for name in texts})
+    )
     if all(name.isdecimal() for name in union):
         union = sorted(union, key=int)
-    for own, count, graph in zip(names, classes, graphs):
-        if own is None and count and not all(name.isdecimal() for name in union):
+    for texts, count, graph in zip(names, classes, graphs):
+        if texts is None and count and not all(name.isdecimal() for name in union):
             raise ShoalError(
                 "data.dataset", f"labels of {graph} are numbers and those of others names; use names in all"
             )
     place = {name: number for number, name in enumerate(union)}
     together = [
-        np.append([place[name] for name in own], -1)[label].astype(np.int64) for own, label in zip(found, labels)
+        np.append([place[name] for name in texts], -1)[label].astype(np.int64) for texts, label in zip(names_of, labels)
     ]
     numbered = list(place) == [str(number) for number in place.values()]
     return together, len(place), None if numbered else tuple(union)

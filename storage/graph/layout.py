@@ -10,13 +10,13 @@ Layout = Literal["dense", "sparse"]
 
 
 def chosen_layout(x: Any, layout: str, dataset: object, path: object, dtype: str) -> Layout:
-    """The layout of a store; `auto` is sparse where features `[N, F]` in memory gain from it (`gains_sparse`)."""
+    """Chooses the layout of a store; `auto` is sparse where features `[N, F]` in memory gain (`gains_sparse`)."""
     gains = layout == "auto" and may_be_sparse(dataset, path) and gains_sparse(x.shape, entries_of(x), dtype)
     return "sparse" if gains or layout == "sparse" else "dense"
 
 
 def stored_bytes(x: Any, layout: Layout, dtype: str) -> int:
-    """Bytes of features `[N, F]` as they are stored."""
+    """Counts the bytes of features `[N, F]` as they are stored."""
     rows, features = x.shape
     return sparse_bytes(rows, entries_of(x), dtype) if layout == "sparse" else dense_bytes(rows, features, dtype)
 

@@ -8,7 +8,7 @@ from shoal.storage.options.split_codes import TRAIN
 
 NO_EDGE, EDGE = 0, 1
 LABELS = 2
-# Of a node of a graph of two kinds, as users and items are (`two_sides`).
+# Kinds of a node in a graph of two kinds, as users and items are (`two_sides`).
 ONE, OTHER, NEITHER = 1, 2, 0
 # Bytes of a pair on disk, in a shard and in a split.
 OF_PAIR = 10

@@ -9,7 +9,7 @@ from shoal.storage.graph.rows import CsrRows, Rows, gains_sparse
 from shoal.storage.kernels.spmm import converts_halves, spmm
 from shoal.storage.options.propagation import PropagationOptions
 
-# That are float32 at a time, on a processor that does not convert float16.
+# So many columns are float32 at a time, on a processor that does not convert float16.
 COLUMNS = 256
 MAX_ENTRIES = 2**31
 # A row with fewer columns than one in so many is sorted; of others all columns are looked through.
@@ -21,7 +21,7 @@ Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
 def propagate(
     indptr: np.ndarray, indices: np.ndarray, x: np.ndarray, r: float, out: np.ndarray, weight: np.ndarray | None = None
 ) -> None:
-    """One hop: out = D^(r-1) (A + I) D^(-r) x, D being the degrees with self loop (FedGTA, equation 1).
+    """Computes one hop: out = D^(r-1) (A + I) D^(-r) x, D being the degrees with self loop (FedGTA, equation 1).
 
     A, symmetric and without loops, is CSR of fewer than 2^31 entries: ones, or the weights of edges, float32 `[E]`; a
     degree is the sum of a row of A + I. Features `[N, F]` and `out`, no part of them, are float32 or float16,
@@ -66,13 +66,13 @@ def require_held(peak: float, dtype: np.dtype) -> None:
 def hops(
     indptr: np.ndarray, indices: np.ndarray, x: Rows, propagation: PropagationOptions, weight: np.ndarray | None = None
 ) -> list[Rows]:
-    """Hop 1 to K of a graph that fits in memory, each `[N, F]` of `propagation.dtype`; see `propagate`.
+    """Computes hop 1 to K of a graph that fits in memory, each `[N, F]` of `propagation.dtype`; see `propagate`.
 
     A hop is computed from the one before as stored, so hops in memory and on disk are the same. Those of sparse
     features are sparse as long as that gains (`gains_sparse`).
     """
     if propagation.max_degree is not None:
-        indptr, indices, weight = bounded(indptr, indices, propagation.max_degree, weight)
+        indptr, indices, weight = bound_degrees(indptr, indices, propagation.max_degree, weight)
     result: list[Rows] = []
     for _ in range(propagation.hops):
         last = result[-1] if result else x
@@ -89,10 +89,10 @@ def hops(
     return result
 
 
-def bounded(
+def bound_degrees(
     indptr: np.ndarray, indices: np.ndarray, most: int, weight: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """A graph as of `propagate`, its rows ascending, without edges of nodes that have more than `most`; and weights.
+    """Drops edges, drawn at random, of nodes with more than `most`; the graph is as of `propagate`, rows ascending.
 
     Edges are numbered at random, keyed by `most`. One stays if at both of its nodes fewer than `most` have a smaller
     number: graphs of this degree stay as they are.
@@ -112,10 +112,10 @@ def bounded(
 
 
 def _scalings(indptr: np.ndarray, r: float, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """D^(-r) and D^(r-1), float32 `[N]` each."""
+    """Computes D^(-r) and D^(r-1), float32 `[N]` each."""
     if weight is not None:
-        own = degrees(indptr, weight)
-        return (own**-r).astype(np.float32), (own ** (r - 1)).astype(np.float32)
+        degree_N = degrees(indptr, weight)
+        return (degree_N**-r).astype(np.float32), (degree_N ** (r - 1)).astype(np.float32)
     neighbours = np.diff(indptr)
     # Most nodes share their degree with others: powers of a table, not of every node.
     degree = np.arange(1.0, neighbours.max(initial=0) + 2)
@@ -124,19 +124,19 @@ def _scalings(indptr: np.ndarray, r: float, weight: np.ndarray | None) -> tuple[
 
 
 def _numba_view(array: np.ndarray) -> np.ndarray:
-    """float16 seen as uint16, as numba has no float16; float32 as it is."""
+    """Views float16 as uint16, as numba has no float16; float32 as it is."""
     return array.view(np.uint16) if array.dtype == np.float16 else array
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """A read-only view, so that memory maps and arrays in memory share one compiled kernel."""
+    """Makes a read-only view, so that memory maps and arrays in memory share one compiled kernel."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def next_hop(csr: Pair, x: CsrRows, scalings: Pair, dtype: str, weight: np.ndarray | None) -> CsrRows | None:
-    """diag(received) (A + I) diag(sent) x, by (sent, received) and A's CSR, of ones or weights; None: dense gains.
+    """Computes diag(received) (A + I) diag(sent) x from A's CSR, of ones or weights; None: dense rows gain.
 
     Sums are float32 and run over a node itself and then its neighbours, as in `kernels/spmm.py`: zeros that are left
     out change no sum. Raises ShoalError: a value of the result is too large for float16.
@@ -148,12 +148,12 @@ def next_hop(csr: Pair, x: CsrRows, scalings: Pair, dtype: str, weight: np.ndarr
         return None
     pointer = np.zeros(len(x) + 1, dtype=np.int32)
     np.cumsum(counts, out=pointer[1:])
-    columns, found = np.empty(entries, dtype=np.int32), np.empty(entries, dtype=np.float32)
+    columns, values_of_hop = np.empty(entries, dtype=np.int32), np.empty(entries, dtype=np.float32)
     values = x.values.astype(np.float32, copy=False)
-    _fill(csr, weight, (x.indptr, x.columns, values), scalings, x.features, (pointer, columns, found))
+    _fill(csr, weight, (x.indptr, x.columns, values), scalings, x.features, (pointer, columns, values_of_hop))
     with np.errstate(over="ignore"):
-        rounded = found.astype(dtype, copy=False)
-    require_held(float(np.abs(found).max(initial=0)), rounded.dtype)
+        rounded = values_of_hop.astype(dtype, copy=False)
+    require_held(float(np.abs(values_of_hop).max(initial=0)), rounded.dtype)
     return CsrRows(pointer, columns, rounded, x.features)
 
 

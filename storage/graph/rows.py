@@ -55,8 +55,8 @@ class CsrRows:
         return CsrRows(indptr, self.columns[places], self.values[places], self.features)
 
     def toarray(self) -> np.ndarray:
-        """The rows as a dense array `[N, F]`."""
-        # It takes 0.2 s of every process that imports it, and who reads a manifest needs no matrix.
+        """Returns the rows as a dense array `[N, F]`."""
+        # The import takes 0.2 s of every process, and one that reads manifests needs no matrix.
         import scipy.sparse as sp
 
         values = self.values.astype(np.float32, copy=False)
@@ -69,12 +69,12 @@ Rows = np.ndarray | CsrRows
 
 
 def dense_bytes(rows: int, features: int, dtype: Any) -> int:
-    """Bytes of dense rows."""
+    """Counts the bytes of dense rows."""
     return rows * features * np.dtype(dtype).itemsize
 
 
 def sparse_bytes(rows: int, entries: int, dtype: Any) -> int:
-    """Bytes of sparse rows with so many values in all."""
+    """Counts the bytes of sparse rows with so many values in all."""
     return 4 * rows + entries * (4 + np.dtype(dtype).itemsize)
 
 
@@ -86,12 +86,12 @@ def gains_sparse(shape: tuple[int, ...], entries: int, dtype: Any) -> bool:
 
 
 def entries_of(x: Any) -> int:
-    """Number of values that an array or SciPy CSR has as sparse rows."""
+    """Counts the values that an array or SciPy CSR has as sparse rows."""
     return int(np.count_nonzero(x)) if isinstance(x, np.ndarray) else int(x.nnz)
 
 
 def csr_of(x: Any) -> Any:
-    """An array in memory as SciPy CSR float32, made in blocks of rows; a CSR as it is."""
+    """Converts an array in memory to SciPy CSR float32, in blocks of rows; keeps a CSR as it is."""
     if not isinstance(x, np.ndarray):
         return x
     import scipy.sparse as sp

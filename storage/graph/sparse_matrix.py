@@ -19,13 +19,13 @@ NUMBERS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.
 
 
 def ranges(starts: Tensor, counts: Tensor) -> Tensor:
-    """Every range's start, start + 1, …, as many as it counts, int64 `[sum of counts]`."""
+    """Lists every range's start, start + 1, …, as many as it counts, int64 `[sum of counts]`."""
     places = torch.arange(int(counts.sum()), device=starts.device)
     places += (starts - counts.cumsum(0) + counts).repeat_interleave(counts)
     return places
 
 
-# Warned once a process.
+# The warning comes once a process.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
 
@@ -42,12 +42,12 @@ class FeatureMatrix(ABC):
         """The product with a float32 `[F, H]`, which may be differentiated."""
 
     def float(self) -> "FeatureMatrix":
-        """With float32 values; itself, if it has them."""
+        """Converts the values to float32; returns itself, if it has them."""
         return self
 
     @abstractmethod
     def to_dense(self) -> Tensor:
-        """The features as a dense tensor `[N, F]`."""
+        """Returns the features as a dense tensor `[N, F]`."""
 
     def __len__(self) -> int:
         return int(self.shape[0])
@@ -73,7 +73,7 @@ class SparseMatrix(FeatureMatrix):
     def of(
         cls, indptr: Any, indices: Any, values: Any, columns: int, transposed: Tensor | None = None
     ) -> "SparseMatrix":
-        """Over arrays or tensors, without a copy: row starts and ascending columns int32, values float32 or float16."""
+        """Makes one over arrays or tensors, without a copy: row starts and columns int32, values float32 or float16."""
         return cls(_csr(indptr, indices, values, columns), transposed)
 
     @property
@@ -92,11 +92,11 @@ class SparseMatrix(FeatureMatrix):
     def most_bytes(self) -> int:
         """Bytes of its arrays and of its transpose, made or not."""
         indptr, indices, values = self.parts()
-        own = indptr.nbytes + indices.nbytes + values.nbytes
-        return own if self._transposed is self.csr else 2 * own + 4 * (self.shape[1] - self.shape[0])
+        size = indptr.nbytes + indices.nbytes + values.nbytes
+        return size if self._transposed is self.csr else 2 * size + 4 * (self.shape[1] - self.shape[0])
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Row starts, columns, values."""
+        """Returns row starts, columns, values."""
         return _parts(self.csr)
 
     @property
@@ -105,14 +105,14 @@ class SparseMatrix(FeatureMatrix):
         if self._transposed is None:
             indptr, indices, values = (part.cpu().numpy() for part in self.parts())
             half = values.dtype == np.float16  # SciPy has no such matrices
-            found = sp.csr_array((values.astype(np.float32) if half else values, indices, indptr), self.shape).tocsc()
-            kept = found.data.astype(values.dtype, copy=False)
-            made = _csr(found.indptr.astype(np.int32), found.indices.astype(np.int32), kept, len(self))
+            csc = sp.csr_array((values.astype(np.float32) if half else values, indices, indptr), self.shape).tocsc()
+            kept = csc.data.astype(values.dtype, copy=False)
+            made = _csr(csc.indptr.astype(np.int32), csc.indices.astype(np.int32), kept, len(self))
             self._transposed = made.to(self.device)
         return self._transposed
 
-    def prepared(self) -> "SparseMatrix":
-        """Itself, with its transpose made."""
+    def prepare(self) -> "SparseMatrix":
+        """Makes the transpose, and returns the matrix itself."""
         _ = self.transposed
         return self
 
@@ -125,13 +125,13 @@ class SparseMatrix(FeatureMatrix):
         return self.times(dense)
 
     def times(self, dense: Tensor, out: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
-        """alpha A X + beta Y, `[N, H]`, without gradients, written to Y, if `out` is given; beta 0 does not read it."""
+        """Computes alpha A X + beta Y, `[N, H]`, without gradients, in Y = `out`, if given; beta 0 does not read it."""
         return self._factor.times(dense, out, alpha, beta)
 
     def times_transposed(
         self, dense: Tensor, out: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0
     ) -> Tensor:
-        """The same with A' `[M, N]` instead of A."""
+        """Does the same with A' `[M, N]` instead of A."""
         return self._transposed_factor.times(dense, out, alpha, beta)
 
     @property
@@ -153,7 +153,7 @@ class SparseMatrix(FeatureMatrix):
         return self._factor if self.transposed is self.csr else _Factor(self.transposed, self._ones)
 
     def to(self, device: torch.device) -> "SparseMatrix":
-        """On a device; itself, if it is there."""
+        """Copies to a device; returns itself, if it is there."""
         if device == self.device:
             return self
         csr, transposed = self.csr.to(device), self._transposed
@@ -168,7 +168,7 @@ class SparseMatrix(FeatureMatrix):
         return SparseMatrix.of(indptr, indices, values.float(), self.shape[1])
 
     def block(self, start: int, stop: int) -> "SparseMatrix":
-        """Successive rows, sharing columns and values; itself, if they are all."""
+        """Returns successive rows, sharing columns and values; itself, if they are all."""
         if start == 0 and stop == len(self):
             return self
         indptr, indices, values = self.parts()
@@ -177,7 +177,7 @@ class SparseMatrix(FeatureMatrix):
         return SparseMatrix.of(rows - rows[0], indices[low:high], values[low:high], self.shape[1])
 
     def rows(self, rows: Tensor) -> "SparseMatrix":
-        """Some rows, int64 `[n]`, in the order asked for."""
+        """Selects rows, int64 `[n]`, in the order asked for."""
         indptr, indices, values = self.parts()
         starts = indptr[rows].long()
         counts = indptr[rows + 1].long() - starts
@@ -185,12 +185,12 @@ class SparseMatrix(FeatureMatrix):
         return SparseMatrix.of(_starts(counts), indices[places], values[places], self.shape[1])
 
     def diagonal_blocks(self, first: Tensor, blocks: Tensor) -> "SparseMatrix":
-        """Some square blocks, in order, of a matrix of nothing else; `first` are their first rows, int64 `[G + 1]`."""
-        found = _diagonal_blocks(self.csr, first, blocks)
-        known = self._transposed
-        if known is not None:
-            known = found if known is self.csr else _diagonal_blocks(known, first, blocks)
-        return SparseMatrix(found, known)
+        """Selects square blocks, in order, of a matrix of nothing else; `first` are first rows, int64 `[G + 1]`."""
+        block_csr = _diagonal_blocks(self.csr, first, blocks)
+        transposed = self._transposed
+        if transposed is not None:
+            transposed = block_csr if transposed is self.csr else _diagonal_blocks(transposed, first, blocks)
+        return SparseMatrix(block_csr, transposed)
 
     def to_dense(self) -> Tensor:
         return self.csr.to_dense()
@@ -201,8 +201,8 @@ Features = Tensor | FeatureMatrix
 StoredFeatures = Tensor | SparseMatrix
 
 
-def stored(x: Features) -> StoredFeatures:
-    """Features that have entries of their own: a tensor or a sparse matrix, and nothing computed in a product."""
+def require_stored(x: Features) -> StoredFeatures:
+    """Asserts that features are a tensor or a sparse matrix, and nothing that is computed in a product."""
     assert isinstance(x, Tensor | SparseMatrix), type(x).__name__
     return x
 
@@ -243,7 +243,7 @@ class _Factor:
         self.arrays = starts.numpy(), senders.numpy(), None if ones else values.numpy()
 
     def times(self, dense: Tensor, out: Tensor | None, alpha: float, beta: float) -> Tensor:
-        """alpha A X + beta Y; by torch, if not by the kernel, which also refuses what does not fit."""
+        """Computes alpha A X + beta Y; by torch, if not by the kernel, which also refuses what does not fit."""
         number = self.numbers.get(dense.dtype) if dense.is_cpu else None
         if number is None or dense.dim() != 2 or len(dense) != self.columns:
             out = dense.new_empty(self.rows, *dense.shape[1:]) if out is None else out
@@ -281,7 +281,7 @@ def _csr(indptr: Any, indices: Any, values: Any, columns: int) -> Tensor:
         torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in (indptr, indices, values)
     )
     size = (len(starts) - 1, columns)
-    # Where its parts lie, whatever device a block around this has chosen.
+    # The matrix lies where its parts lie, whatever device a block around this has chosen.
     device = numbers.device
     return torch.sparse_csr_tensor(starts, places, numbers, size=size, device=device, check_invariants=False)
 
@@ -293,14 +293,14 @@ def _diagonal_blocks(csr: Tensor, first: Tensor, blocks: Tensor) -> Tensor:
     entry = indptr[top].long()
     entries = indptr[end].long() - entry
     places = ranges(entry, entries)
-    # How far a block moves up and to the left.
+    # Each block moves up and to the left by this.
     moved = top - (end - top).cumsum(0) + (end - top)
     columns = indices[places] - moved.repeat_interleave(entries).int()
     return _csr(_starts(indptr[rows + 1] - indptr[rows]), columns, values[places], len(rows))
 
 
 def _starts(counts: Tensor) -> Tensor:
-    """Row starts, int32 `[n + 1]`, of rows with so many entries, `[n]`."""
+    """Computes row starts, int32 `[n + 1]`, of rows with so many entries, `[n]`."""
     ends = counts.cumsum(0)
     return torch.cat([ends.new_zeros(1), ends]).int()
 

@@ -11,7 +11,7 @@ CYCLES = 10
 
 
 def sides_of(graph: Graph, cycles: int = CYCLES) -> np.ndarray:
-    """The side of every node, int8 `[N]` of ONE and OTHER; NEITHER at all nodes of a graph that has no two sides.
+    """Finds the side of every node, int8 `[N]` of ONE and OTHER; NEITHER in a graph that has no two sides.
 
     Of several graphs (`Graph.domains`) each is looked at by itself. In each connected component the side of its first
     node is ONE, which is right for all where nodes of one kind come before those of the other. A node without an edge

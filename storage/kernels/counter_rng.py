@@ -15,7 +15,7 @@ SUM_MEAN, SUM_DEVIATION = 131070, (4 * (2**32 - 1) / 12) ** 0.5
 
 
 def key_of(seed: int, purpose: str) -> np.uint64:
-    """The key of one stream of a seed."""
+    """Returns the key of one stream of a seed."""
     text = np.frombuffer(purpose.encode().ljust(8, b"\0")[:8], dtype="<u8")[0]
     # Compiled code returns a plain int; given to compiled code again, a small one would be taken as signed.
     first = np.uint64(bits_at(np.uint64(seed), np.uint64(0)))
@@ -23,13 +23,13 @@ def key_of(seed: int, purpose: str) -> np.uint64:
 
 
 def bits_for(count: int) -> int:
-    """Bits that hold numbers below `count`, at least two."""
+    """Counts bits that hold numbers below `count`, at least two."""
     return max(2, (count - 1).bit_length())
 
 
 @numba.njit(cache=True, inline="always")
 def bits_at(key: np.uint64, position: np.uint64) -> np.uint64:
-    """64 random bits."""
+    """Draws 64 random bits."""
     z = np.uint64(key) + (np.uint64(position) + np.uint64(1)) * GOLDEN
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -38,13 +38,13 @@ def bits_at(key: np.uint64, position: np.uint64) -> np.uint64:
 
 @numba.njit(cache=True, inline="always")
 def uniform_at(key: np.uint64, position: np.uint64) -> float:
-    """A number in [0, 1)."""
+    """Draws a number in [0, 1)."""
     return np.float64(bits_at(key, position) >> np.uint64(11)) * TO_UNIT
 
 
 @numba.njit(cache=True, inline="always")
 def noise_at(key: np.uint64, position: np.uint64) -> np.float32:
-    """A number of mean 0 and variance 1, nearly normal: the sum of four uniform ones, within 3.5 of 0."""
+    """Draws a number of mean 0 and variance 1, nearly normal: the sum of four uniform ones, within 3.5 of 0."""
     z = bits_at(key, position)
     low = np.uint64(0xFFFF)
     total = (z & low) + ((z >> np.uint64(16)) & low) + ((z >> np.uint64(32)) & low) + (z >> np.uint64(48))
@@ -52,8 +52,8 @@ def noise_at(key: np.uint64, position: np.uint64) -> np.float32:
 
 
 @numba.njit(cache=True)
-def permuted(value: int, count: int, bits: int, key: np.uint64) -> int:
-    """Place of a value in a random permutation of `0..count - 1`.
+def permute(value: int, count: int, bits: int, key: np.uint64) -> int:
+    """Computes the place of a value in a random permutation of `0..count - 1`.
 
     Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002: a Feistel network on the next power of
     two, 2^`bits` (see `bits_for`), applied until the result is below `count`.
@@ -72,8 +72,8 @@ def permuted(value: int, count: int, bits: int, key: np.uint64) -> int:
 
 
 @numba.njit(cache=True)
-def unpermuted(value: int, count: int, bits: int, key: np.uint64) -> int:
-    """The value that `permuted` puts at a place."""
+def unpermute(value: int, count: int, bits: int, key: np.uint64) -> int:
+    """Computes the value that `permute` puts at a place."""
     left, right = np.uint64(bits // 2), np.uint64(bits - bits // 2)
     x = np.uint64(value)
     while True:

@@ -39,7 +39,7 @@ class KeyLayout:
 
 
 def as_signed(ends: np.ndarray) -> np.ndarray:
-    """Node numbers as int32 or int64, the types that the loops are compiled for; one beyond int64 becomes -1."""
+    """Converts node numbers to int32 or int64, the types that loops are compiled for; one beyond int64 becomes -1."""
     if ends.dtype in (np.int32, np.int64):
         return ends
     wide = ends.astype(np.int64)

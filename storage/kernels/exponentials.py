@@ -29,7 +29,7 @@ ROOT_HALF = np.float32(math.sqrt(0.5)).view(np.int32)
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"})
 def exp(x: np.float32) -> np.float32:
-    """The exponential of a float32 of at most 88, to 1 unit in the last place; 0 where it is below 2^-126."""
+    """Computes the exponential of a float32 of at most 88, to 1 unit in the last place; 0 where it is below 2^-126."""
     shifted = x * LOG2_E + ROUND
     n = shifted - ROUND
     r = x - n * LN2_HIGH - n * LN2_LOW
@@ -40,7 +40,7 @@ def exp(x: np.float32) -> np.float32:
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"})
 def log(x: np.float32) -> np.float32:
-    """The logarithm of a finite float32, to 2 units in the last place; of any below 2^-126 it is -126 log 2."""
+    """Computes the logarithm of a finite float32, to 2 units in the last place; below 2^-126 it is -126 log 2."""
     bits = np.float32(x if x > TINY else TINY).view(np.int32)
     # x = 2^e (1 + r), with 1 + r between the root of a half and that of two.
     e = np.int32((bits - ROOT_HALF) >> np.int32(23))

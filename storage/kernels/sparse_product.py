@@ -38,7 +38,7 @@ def multiply(
     alpha: np.floating,
     beta: np.floating,
 ) -> None:
-    """out = alpha A x + beta out, `[N, H]` with H = `width`, for A `[N, M]`; where beta is 0, `out` is not read.
+    """Computes out = alpha A x + beta out, `[N, H]`, H = `width`, for A `[N, M]`; where beta is 0, `out` is not read.
 
     Dense matrices, C-contiguous, are given by their addresses: to make arrays of them takes longer than a small
     product. They are of the type of alpha and beta, float32 or float64, no narrower than A's entries, which are
@@ -96,8 +96,8 @@ def _sum_row(
             if stored is not None:
                 number = builder.load(builder.gep(numbers, [entry]))
                 number = number if stored == scalar else builder.fpext(number, scalar)
-            known = [builder.load(total) for total in sums]
-            for total, vector in zip(sums, code.added(vectors, number, known)):
+            loaded = [builder.load(total) for total in sums]
+            for total, vector in zip(sums, code.add_scaled(vectors, number, loaded)):
                 builder.store(vector, total)
 
         for code in _tiles(builder, scalar, tile, last):
@@ -111,12 +111,12 @@ def _sum_row(
             with builder.if_then(builder.trunc(builder.sub(stop, start), BIT)):
                 add(code, end, even)
             sums = [builder.fadd(builder.load(a), builder.load(b)) for a, b in zip(even, odd)]
-            found, result = code.scaled(sums, alpha), place(out, row)
+            scaled, result = code.scale(sums, alpha), place(out, row)
             with builder.if_else(builder.fcmp_ordered("==", beta, scalar(0))) as (alone, mixed):
                 with alone:
-                    code.store(found, result)
+                    code.store(scaled, result)
                 with mixed:
-                    code.store(code.added(code.load(result), beta, found), result)
+                    code.store(code.add_scaled(code.load(result), beta, scaled), result)
         return context.get_dummy_value()
 
     i = types.int64
@@ -135,8 +135,8 @@ class _Tile:
         self._used = builder.icmp_signed("<", numbers([*range(lanes)]), self._in_all(last, numbers))
 
     def _in_all(self, number: Any, vector: Any) -> Any:
-        one = self._builder.insert_element(vector(ir.Undefined), number, INT32(0))
-        return self._builder.shuffle_vector(one, vector(ir.Undefined), ir.VectorType(INT32, self._lanes)(None))
+        single = self._builder.insert_element(vector(ir.Undefined), number, INT32(0))
+        return self._builder.shuffle_vector(single, vector(ir.Undefined), ir.VectorType(INT32, self._lanes)(None))
 
     def _call(self, name: str, result: Any, *args: Any) -> Any:
         function = ir.FunctionType(result, [arg.type for arg in args])
@@ -148,13 +148,13 @@ class _Tile:
         return [self._builder.bitcast(place, self.vector.as_pointer()) for place in places]
 
     def load(self, row: Any) -> list[Any]:
-        """The vectors at a place, 0 where the last one is not used."""
+        """Loads the vectors at a place, 0 where the last one is not used."""
         *others, last = self._pointers(row)
-        found = [self._builder.load(pointer) for pointer in others]
-        for vector in found:
+        vectors = [self._builder.load(pointer) for pointer in others]
+        for vector in vectors:
             vector.align = self._itemsize
         align = INT32(self._itemsize)
-        return [*found, self._call("llvm.masked.load.*.p0", self.vector, last, align, self._used, self.zero)]
+        return [*vectors, self._call("llvm.masked.load.*.p0", self.vector, last, align, self._used, self.zero)]
 
     def store(self, vectors: Sequence[Any], row: Any) -> None:
         """Writes vectors to a place, and nothing behind what is used."""
@@ -164,12 +164,12 @@ class _Tile:
         align = INT32(self._itemsize)
         self._call("llvm.masked.store.*.p0", ir.VoidType(), vectors[-1], last, align, self._used)
 
-    def scaled(self, vectors: Sequence[Any], factor: Any) -> list[Any]:
-        """Vectors times a number."""
+    def scale(self, vectors: Sequence[Any], factor: Any) -> list[Any]:
+        """Multiplies vectors by a number."""
         return [self._builder.fmul(vector, self._in_all(factor, self.vector)) for vector in vectors]
 
-    def added(self, vectors: Sequence[Any], factor: Any, to: Sequence[Any]) -> list[Any]:
-        """`to` plus vectors times a number, rounded once; None: 1."""
+    def add_scaled(self, vectors: Sequence[Any], factor: Any, to: Sequence[Any]) -> list[Any]:
+        """Adds vectors times a number to `to`, rounded once; None: 1."""
         if factor is None:
             return [self._builder.fadd(vector, other) for vector, other in zip(vectors, to)]
         factors = self._in_all(factor, self.vector)

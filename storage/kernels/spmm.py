@@ -40,7 +40,7 @@ def spmm(
     out: np.ndarray,
     weight: np.ndarray | None,
 ) -> np.int32:
-    """out = diag(received) (A + I) diag(sent) x, sums in float32, each in the order of its row's entries.
+    """Computes out = diag(received) (A + I) diag(sent) x, sums in float32, each in the order of its row's entries.
 
     A column's bits depend on nothing but that column: not on the tile it falls into, nor on F. Features and `out` are
     C-contiguous, float32, or float16 seen as uint16, rounded to nearest even; columns are not checked; `weight` are A's
@@ -68,7 +68,7 @@ def spmm(
         scale = received[row]
         for c in range(width):
             total[c] *= scale
-            out[row, c] = _rounded(total[c], out)
+            out[row, c] = _round(total[c], out)
             # Magnitudes are ordered as their bits are, and a maximum of integers becomes vector code.
             magnitude = bits[c] & np.int32(0x7FFFFFFF)
             peak = max(peak, magnitude if magnitude <= INFINITY else np.int32(0))
@@ -126,7 +126,7 @@ def add_neighbours(
             entry = builder.add(entry_now, INT64(ahead))
             entry = builder.select(builder.icmp_signed("<", entry, last), entry, last)
             pointer = features_of(neighbour(entry))
-            # The last byte too: rows need not start at a cache line.
+            # The last byte is fetched, too: rows need not start at a cache line.
             for offset in (*range(0, count * itemsize, CACHE_LINE), count * itemsize - 1):
                 builder.call(prefetch, [builder.gep(pointer, [INT64(offset)]), INT32(0), INT32(level), INT32(1)])
 
@@ -142,7 +142,7 @@ def add_neighbours(
             scale = builder.shuffle_vector(scale, ir.Constant(summed, ir.Undefined), broadcast)
             return builder.fmul(values, scale)
 
-        own = scaled(row)
+        of_row = scaled(row)
         before = builder.block
         loop, body, done = (builder.append_basic_block(name) for name in ("entries", "entry", "summed"))
         builder.branch(loop)
@@ -157,7 +157,7 @@ def add_neighbours(
         sum_next = builder.fadd(sum_now, scaled(neighbour(entry_now), entry_now))
         entry_next = builder.add(entry_now, INT64(1))
         builder.branch(loop)
-        for phi, first, following in ((entry_now, start, entry_next), (sum_now, own, sum_next)):
+        for phi, first, following in ((entry_now, start, entry_next), (sum_now, of_row, sum_next)):
             phi.add_incoming(first, before)
             phi.add_incoming(following, body)
 
@@ -170,8 +170,8 @@ def add_neighbours(
 
 
 @intrinsic
-def _rounded(context: Any, value: Any, out: Any) -> Any:
-    """A float32 as `out` stores it: itself, or the nearest float16, ties to even, as bits."""
+def _round(context: Any, value: Any, out: Any) -> Any:
+    """Converts a float32 to what `out` stores: itself, or the nearest float16, ties to even, as bits."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if signature.return_type == types.float32:

@@ -7,8 +7,8 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
 from shoal.storage.suggestions import did_you_mean_name, plain_name
 
-# By the module below `storage/datasets` that has their records, which is loaded when one of them is named. These are
-# read into memory as a whole; features of other datasets are drawn, or stay on disk.
+# Datasets stand by the module below `storage/datasets` that has their records, which is loaded when one of them is
+# named. These are read into memory as a whole; features of other datasets are drawn, or stay on disk.
 READ_INTO_MEMORY = (
     ("readers.digits", ("digits",)),
     ("readers.planetoid", ("cora", "citeseer", "pubmed")),
@@ -38,7 +38,7 @@ NOT_IN_MEMORY = (
 IN_MEMORY = tuple(name for _, names in READ_INTO_MEMORY for name in names)
 # Every dataset, and the module that has its record.
 DATASETS = {name: module for module, names in (*READ_INTO_MEMORY, *NOT_IN_MEMORY) for name in names}
-# What else a dataset is called, as `plain_name` writes it: by its collection, and by its files.
+# Other names of datasets, as `plain_name` writes them: by collection, and by files.
 COLLECTIONS = (
     (("planetoid",), ("cora", "citeseer", "pubmed")),
     (("amazon", "amazonelectronics"), ("computers", "photo")),
@@ -75,16 +75,16 @@ def has_user_options(name: str) -> bool:
 
 def require_dataset(name: str) -> None:
     """Raises a ShoalError for a name of no dataset; files and classes are looked up when they are read."""
-    known = name.lower()
-    if known in MANY_TASKS or known in OF_NUMBERS:
-        labels = f"{MANY_TASKS[known]} labels a graph" if known in MANY_TASKS else "numbers and no classes for labels"
-        read = ", ".join(each for each in DATASETS if each.startswith("ogbg-"))
-        raise ShoalError("data.dataset", f"{known} has {labels}; of OGB's molecules {read} can be read")
+    lower = name.lower()
+    if lower in MANY_TASKS or lower in OF_NUMBERS:
+        labels = f"{MANY_TASKS[lower]} labels a graph" if lower in MANY_TASKS else "numbers and no classes for labels"
+        read = ", ".join(dataset for dataset in DATASETS if dataset.startswith("ogbg-"))
+        raise ShoalError("data.dataset", f"{lower} has {labels}; of OGB's molecules {read} can be read")
     if name.startswith(PYG) and not PYG_NAME.fullmatch(name):
         raise ShoalError("data.dataset", f"expected pyg:CLASS or pyg:CLASS/NAME, as pyg:Planetoid/Cora, got {name!r}")
-    if known not in DATASETS and not has_user_options(name):
+    if lower not in DATASETS and not has_user_options(name):
         names = f"{', '.join(DATASETS)}, pyg:CLASS/NAME, or my_file.py:MyDataset"
-        meant = did_you_mean_name(known, DATASETS, OTHER_NAMES)
+        meant = did_you_mean_name(lower, DATASETS, OTHER_NAMES)
         raise ShoalError("data.dataset", f"unknown dataset '{name}'; known are {names}{meant}")
 
 

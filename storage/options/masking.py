@@ -45,6 +45,6 @@ TEXTS = {"features": "features", "edges": "edges", "labels": "training labels"}
 
 
 def masks(shares: Mapping[str, Any]) -> str:
-    """The shares that are not 0, for people, such as `30 % of features, 50 % of edges (seed 0)`; empty: none is."""
-    found = [f"{100 * shares[name]:g} % of {text}" for name, text in TEXTS.items() if shares.get(name)]
-    return f"{', '.join(found)} (seed {shares['seed']})" if found else ""
+    """Describes the shares that are not 0, such as `30 % of features, 50 % of edges (seed 0)`; empty: none is."""
+    parts = [f"{100 * shares[name]:g} % of {text}" for name, text in TEXTS.items() if shares.get(name)]
+    return f"{', '.join(parts)} (seed {shares['seed']})" if parts else ""

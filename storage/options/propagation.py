@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from shoal.storage.options.types import CLOSED, Flag, Number, Positive, Seed, Whole
 
-# After far fewer steps all rows of a connected graph are nearly equal.
+# All rows of a connected graph are nearly equal after far fewer steps.
 MOST_HOPS = 1000
 
 
@@ -26,8 +26,8 @@ class PropagationOptions:
             neighbours and the edges among these only: label propagation is limited to them, hops are not.
         keep: What lies on disk: hops of `all` rows that a client sees, of `labelled` rows alone, or `none`. Others are
             computed when a visit reads them, to the same bits, and cached. It changes no number.
-        max_degree: Most edges of a node that hops run over; see `bounded` in `shoal.storage.graph.propagation`. null:
-            all.
+        max_degree: Most edges of a node that hops run over; see `bound_degrees` in `shoal.storage.graph.propagation`.
+            null: all.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -54,7 +54,7 @@ class PropagationOptions:
 
     @property
     def first_layer(self) -> str | None:
-        """What the first layer of a coupled model reads of neighbours at all clients (`CrossPropagation.form`)."""
+        """The form in which a coupled model's first layer reads all clients' neighbours (`CrossPropagation.form`)."""
         return None
 
     @property
@@ -78,7 +78,7 @@ class PropagationOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class CrossEdges:
-    """Which edges between clients hops run over.
+    """The choice of edges between clients that hops run over.
 
     Attributes:
         share: Share of the undirected edges between clients that are kept; what a smaller share keeps a larger one
@@ -129,20 +129,20 @@ class CrossPropagation(PropagationOptions):
 
 
 def over_cross_edges(own: PropagationOptions, name: str) -> CrossPropagation:
-    """Hops that run over edges between clients, too, of a choice of these, and of a form, by their names."""
-    found = re.fullmatch(r"share(.+)-seed(\d+)-min(\d+)(-hidden)?(?:-(gcn|mean|two_hop))?", name)
-    share, seed, least, hidden, form = found.groups()  # type: ignore[union-attr]
-    kept: Any = {each.name: getattr(own, each.name) for each in fields(own)} | {"form": form or "hops"}
+    """Makes hops that run over edges between clients, too, from the names of a choice of these and of a form."""
+    match = re.fullmatch(r"share(.+)-seed(\d+)-min(\d+)(-hidden)?(?:-(gcn|mean|two_hop))?", name)
+    share, seed, least, hidden, form = match.groups()  # type: ignore[union-attr]
+    kept: Any = {field.name: getattr(own, field.name) for field in fields(own)} | {"form": form or "hops"}
     return CrossPropagation(**kept, cross=CrossEdges(float(share), int(seed), int(least), bool(hidden)))
 
 
 def propagation_of(name: str) -> PropagationOptions:
-    """The kernel of a name; the inverse of `PropagationOptions.name`."""
-    own, _, cross = name.partition("-cross-")
+    """Returns the kernel of a name; the inverse of `PropagationOptions.name`."""
+    kernel, _, cross = name.partition("-cross-")
     if cross:
-        return over_cross_edges(propagation_of(own), cross)
-    found = re.fullmatch(r"r(.+)-k(\d+)-(float32|float16)(?:-degree(\d+))?(-labelled)?(?:-keep-(labelled|none))?", name)
-    assert found is not None, name
-    r, hops, dtype, most, labelled, keep = found.groups()
+        return over_cross_edges(propagation_of(kernel), cross)
+    match = re.fullmatch(r"r(.+)-k(\d+)-(float32|float16)(?:-degree(\d+))?(-labelled)?(?:-keep-(labelled|none))?", name)
+    assert match is not None, name
+    r, hops, dtype, most, labelled, keep = match.groups()
     kept: Any = {"dtype": dtype, "rows": "labelled" if labelled else "all", "keep": keep or "all"}
     return PropagationOptions(int(hops), float(r), max_degree=int(most) if most else None, **kept)

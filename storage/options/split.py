@@ -81,8 +81,8 @@ def read_split_file(file: str | None) -> "np.ndarray":
 
 def require_both_parts(where: str, codes: "np.ndarray") -> None:
     """Raises a ShoalError if a split has no item for training or none for test, as one of other codes has."""
-    found = [code for code in range(UNASSIGNED, TEST + 1) if (codes == code).any()]
+    present = [code for code in range(UNASSIGNED, TEST + 1) if (codes == code).any()]
     for code, name in ((TRAIN, "training"), (TEST, "test")):
-        if code not in found:
-            has = ", ".join(map(str, found))
+        if code not in present:
+            has = ", ".join(map(str, present))
             raise ShoalError(where, f"the split has codes {has} and so no {name} item; {CODES}")

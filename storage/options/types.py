@@ -28,17 +28,17 @@ from pydantic.dataclasses import dataclass
 from shoal.storage.errors import ShoalError
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-# For the decorator of an options class.
+# The decorator of an options class takes this.
 CLOSED = ConfigDict(extra="forbid")
-# Of all file systems that we know; a path as a whole has another limit.
+# All file systems that we know take names of so many bytes; a path as a whole has another limit.
 LONGEST_NAME, LONGEST_PATH = 255, 4095
 LONGEST_QUOTE = 200
-# Of addresses at which a store or a run can be.
+# A store or a run can be at addresses of these schemes.
 SCHEMES = ("s3", "gs", "file")
 
 
 def one_of(option: str, value: str, *known: str) -> str:
-    """A value of an option. Raises ShoalError: it is none of the known ones."""
+    """Returns the value of an option. Raises ShoalError: it is none of the known ones."""
     if value not in known:
         raise ShoalError(option, f"must be one of {', '.join(known)}, found {value!r}")
     return value
@@ -50,7 +50,7 @@ def is_address(place: str | None) -> bool:
 
 
 def address_fault(address: str) -> str | None:
-    """Reason why no store and no run can have an address; None: one can."""
+    """Says why no store and no run can have an address; None: one can."""
     parts = urlsplit(address)
     if parts.scheme not in SCHEMES:
         return f"expected a path, or an address of {', '.join(SCHEMES)}, as s3://bucket/folder"
@@ -62,7 +62,7 @@ def address_fault(address: str) -> str | None:
 
 
 def absolute(value: Any) -> Any:
-    """A path as text made absolute, since workers run in other folders; an address, and anything else, as it is."""
+    """Makes a path as text absolute, since workers run in other folders; keeps an address, and anything else."""
     return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) and not is_address(value) else value
 
 
@@ -73,7 +73,7 @@ def is_own(name: str) -> bool:
 
 
 def absolute_user_path(value: Any) -> Any:
-    """`my_file.py:Name` with the file made absolute; any other value as it is."""
+    """Makes the file of `my_file.py:Name` absolute; keeps any other value."""
     return absolute(value) if isinstance(value, str) and is_own(value) else value
 
 
@@ -84,7 +84,7 @@ def _user_name(value: str) -> str:
 
 
 def path_fault(path: str) -> str | None:
-    """Reason why no file can have a path; None: one can."""
+    """Says why no file can have a path; None: one can."""
     try:
         name = path.encode()
     except ValueError:
@@ -125,7 +125,7 @@ def _bytes(value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """An integer, or a float that is one, as 1e5 in YAML; pydantic by itself would take `true` and "3", too."""
+    """Accepts an integer, or a float that is one, as 1e5 in YAML; pydantic alone would take `true` and "3", too."""
     if isinstance(value, bool | str) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError("Input should be a valid integer")
     return value
@@ -140,7 +140,7 @@ UserName = Annotated[str, AfterValidator(_user_name), BeforeValidator(absolute_u
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Flag = Annotated[bool, Strict()]
-# Bytes, or a text such as `8GiB`.
+# A number of bytes, or a text such as `8GiB`.
 Size = Annotated[int, BeforeValidator(_whole), BeforeValidator(_bytes), Field(gt=0, lt=2**63), Shown({"type": "bytes"})]
 Positive = Annotated[Whole, Field(ge=1)]
 Count = Annotated[Whole, Field(ge=0)]
@@ -159,7 +159,7 @@ def _words(hint: Any) -> tuple[Any, ...]:
 
 
 def checked(hint: Any, value: Any) -> Any:
-    """A value of a config as the type that a class announces for it.
+    """Converts a value of a config to the type that a class announces for it.
 
     Beside what that type refuses, truth values and texts are no numbers, and no number is NaN or infinite. The word
     `off`, which YAML reads as false, is the word where the type has it.
@@ -184,12 +184,12 @@ def checked(hint: Any, value: Any) -> Any:
 
 
 def message_of(error: ValidationError) -> str:
-    """Rule that the first wrong value breaks."""
+    """Says the rule that the first wrong value breaks."""
     return error.errors()[0]["msg"].removeprefix("Value error, ")
 
 
 def quoted(value: Any) -> str:
-    """A wrong value for a message, cut off where it is long."""
+    """Quotes a wrong value for a message, cut off where it is long."""
     try:
         text = repr(value)
     except ValueError:

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.atomic import reopened, to_disk
+from shoal.storage.files.atomic import reopen, to_disk
 from shoal.storage.files.digest import digest
 from shoal.storage.files.disk import require_disk
 from shoal.storage.files.reading import cannot_read
@@ -56,20 +56,20 @@ class Bucket:
         return np.fromfile(self.path, dtype=np.uint64)
 
     def chunks(self, limit: int) -> Iterator[np.ndarray]:
-        """The keys in the order of the file, at most `limit` at a time."""
+        """Yields the keys in the order of the file, at most `limit` at a time."""
         with self.path.open("rb") as file:
             while len(chunk := np.fromfile(file, dtype=np.uint64, count=min(limit, MAX_CHUNK))):
                 yield chunk
 
 
 def bucket_shift(bits: int, keys: int, capacity: int) -> int:
-    """Trailing bits that do not choose a bucket, such that an average bucket is a quarter full."""
+    """Returns how many trailing bits do not choose a bucket, so that an average bucket is a quarter full."""
     buckets = min(MAX_BUCKETS, max(2, 4 * keys // capacity))
     return max(1, bits - (buckets - 1).bit_length())
 
 
 def buckets_in(folder: Path, low: int, end: int, shift: int) -> list[Bucket]:
-    """Buckets for the keys from `low` to `end - 1`, 2^shift keys a bucket; no file is made."""
+    """Lists buckets for the keys from `low` to `end - 1`, 2^shift keys a bucket; no file is made."""
     count = ((end - low - 1) >> shift) + 1
     return [Bucket(folder / f"{number:03d}", low + (number << shift), shift) for number in range(count)]
 
@@ -84,7 +84,7 @@ class BucketWriter:
         """Opens the files and cuts them to what was `saved`. Raises ShoalError: a file is not as it was then."""
         self._buckets = buckets
         self._stack = ExitStack()
-        self._files = [self._stack.enter_context(reopened(bucket.path)) for bucket in buckets]
+        self._files = [self._stack.enter_context(reopen(bucket.path)) for bucket in buckets]
         self._hashers = [xxhash.xxh3_128() for _ in buckets]
         for bucket, file, hasher in zip(buckets, self._files, self._hashers):
             size, digest = saved.get(bucket, (0, hasher.hexdigest()))
@@ -92,7 +92,7 @@ class BucketWriter:
             while chunk := file.read(MAX_CHUNK):
                 hasher.update(chunk)
             if hasher.hexdigest() != digest:
-                raise _damaged(bucket)
+                raise _damage_error(bucket)
         self._space = np.empty(0, dtype=np.uint64)
         self.unsaved = 0
 
@@ -123,7 +123,7 @@ class BucketWriter:
         return [(file.tell(), hasher.hexdigest()) for file, hasher in zip(self._files, self._hashers)]
 
 
-def _damaged(bucket: Bucket) -> ShoalError:
+def _damage_error(bucket: Bucket) -> ShoalError:
     return ShoalError(bucket.path, f"is not as it was written; delete {bucket.path.parents[1]} and run it again")
 
 
@@ -164,12 +164,12 @@ def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_lim
             require_edges(block, edges.where)
             for first in range(0, block.shape[1], slice_edges):
                 source, target = block[:, first : first + slice_edges]
-                found, wrong = keys_of(as_signed(source), as_signed(target), edges.nodes, layout.row_bits, keys)
+                count, wrong = keys_of(as_signed(source), as_signed(target), edges.nodes, layout.row_bits, keys)
                 if wrong >= 0:
                     outside = next(int(end) for end in (source[wrong], target[wrong]) if not 0 <= end < edges.nodes)
                     raise no_node(outside, edges.nodes, edges.where)
-                loops += len(source) - found // 2
-                writer.write(keys[:found])
+                loops += len(source) - count // 2
+                writer.write(keys[:count])
             read += block.shape[1]
             advance(block.shape[1])
             if writer.unsaved >= memory_limit:
@@ -205,7 +205,7 @@ def buckets_to_rows(
     digests = {bucket: digest for bucket, (_, digest) in zip(buckets, journal.entries[begin]["distributed"])}
     whole = [bucket for bucket in left if not _is_divided(bucket, capacity)]
     memory = OF_A_SORT * KEY_BYTES * min(capacity, max((bucket.keys for bucket in whole), default=0))
-    found = runner(size, work).results(_sorted, (digests, capacity), [[each] for each in whole], memory, ordered=True)
+    results = runner(size, work).results(_sort, (digests, capacity), [[item] for item in whole], memory, ordered=True)
     csr = CsrWriter(work, layout, counts.indices, capacity)
     with csr, step(f"{where}: sort", len(buckets), "buckets", len(done)) as advance:
         for bucket in left:
@@ -213,7 +213,7 @@ def buckets_to_rows(
                 _require_sound(bucket, digests)
                 given, distinct = _append_parts(csr, bucket, layout, capacity)
             else:
-                _, (pairs, given, distinct) = next(found)
+                _, (pairs, given, distinct) = next(results)
                 csr.append(pairs, *_rows(bucket, layout))
                 del pairs
             csr.save()
@@ -231,7 +231,7 @@ def _is_divided(bucket: Bucket, capacity: int) -> bool:
 
 
 def _rows(bucket: Bucket, layout: KeyLayout) -> tuple[int, int]:
-    """The first row of a bucket, and the end of its last."""
+    """Returns the first row of a bucket, and the end of its last."""
     last = bucket.low + (1 << bucket.shift) - 1
     return bucket.low >> layout.row_bits, min((last >> layout.row_bits) + 1, layout.nodes)
 
@@ -243,13 +243,11 @@ def _require_sound(bucket: Bucket, digests: Mapping[Bucket, str]) -> None:
             return
     except OSError as error:
         raise cannot_read(bucket.path, error) from error
-    raise _damaged(bucket)
+    raise _damage_error(bucket)
 
 
-def _sorted(
-    given: tuple[Mapping[Bucket, str], int], buckets: Sequence[Bucket]
-) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Of every bucket its distinct pairs, ascending, and given and distinct edges as `Counts` has them."""
+def _sort(given: tuple[Mapping[Bucket, str], int], buckets: Sequence[Bucket]) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Sorts every bucket: its distinct pairs, ascending, and given and distinct edges as `Counts` has them."""
     digests, capacity = given
     for bucket in buckets:
         _require_sound(bucket, digests)

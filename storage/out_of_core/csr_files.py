@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from shoal.storage.files.atomic import reopened, to_disk
+from shoal.storage.files.atomic import reopen, to_disk
 from shoal.storage.kernels.edge_keys import KeyLayout, row_ends
 from shoal.storage.out_of_core.npy_rows import HEADER_BYTES, npy_header
 
@@ -22,8 +22,8 @@ class CsrWriter:
         self.entries = entries
         self._layout, self._block = layout, min(block, MAX_BLOCK)
         self._stack = ExitStack()
-        self._indptr = self._stack.enter_context(reopened(folder / INDPTR))
-        self._indices = self._stack.enter_context(reopened(folder / INDICES))
+        self._indptr = self._stack.enter_context(reopen(folder / INDPTR))
+        self._indices = self._stack.enter_context(reopen(folder / INDICES))
         self._indices.truncate(HEADER_BYTES + 4 * entries)
         self._indices.seek(HEADER_BYTES + 4 * entries)
         self._indptr.seek(HEADER_BYTES)

@@ -30,10 +30,10 @@ from shoal.storage.out_of_core.csr_files import INDICES, INDPTR
 from shoal.storage.store.writer import Journal
 
 CLEANING = "cleaning.json"
-# Files of a finished one.
+# Files of a finished CSR.
 FILES = (INDPTR, INDICES, CLEANING)
 PROGRESS = "progress.jsonl"
-# Of the scratch files. Those of another one are made again.
+# The format of the scratch files. Those of another one are made again.
 FORMAT = 2
 
 
@@ -97,7 +97,7 @@ def _make(work: Path, edges: Edges, memory_limit: int) -> None:
         scratch.mkdir(parents=True)
         journal = Journal(work / PROGRESS)
         journal.append({**asked, "shift": bucket_shift(layout.bits, 2 * edges.count, capacity)})
-    # Not computed again: a later call may have another limit.
+    # The shift is read, not computed again: a later call may have another limit.
     buckets = buckets_in(scratch, 0, layout.end, journal.entries[0]["shift"])
 
     if not any("distributed" in entry for entry in journal.entries):

@@ -18,7 +18,7 @@ HEADER_BYTES = 128
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
-    """The header of a C-ordered .npy file of up to two axes: always 128 bytes, so it can be written last."""
+    """Makes the header of a C-ordered .npy file of up to two axes: always 128 bytes, so it can be written last."""
     header = io.BytesIO()
     description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, description)

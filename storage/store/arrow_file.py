@@ -23,7 +23,7 @@ from shoal.storage.files.reading import cannot_read, open_plain
 from shoal.storage.graph.rows import CsrRows, Rows
 
 FORMAT = 1
-# How many columns sparse rows have; their own numbers need not name the last.
+# Sparse rows have so many columns; their own numbers need not name the last.
 WIDTH = b"width"
 REMAKE = "delete the file and run `shoal prepare` again"
 AGAIN = "run `shoal verify` to see what else is damaged, delete the file and run `shoal prepare` again"
@@ -73,7 +73,7 @@ def read_record(where: object, plain: Mapping[str, Any]) -> FileRecord:
 
 
 def record_of(path: Path) -> FileRecord:
-    """The record of a file as it is now. Raises OSError: it cannot be read."""
+    """Records a file as it is now. Raises OSError: it cannot be read."""
     return FileRecord(path.stat().st_size, digest(path))
 
 
@@ -83,7 +83,7 @@ def require_content(path: Path, record: FileRecord, where: str = "the manifest")
         size, expected = path.stat().st_size, size_of(record)
         if size != expected:
             raise ShoalError(path, f"{size} bytes, {where} says {expected}; {AGAIN}")
-        # Read, not mapped: what a disk cannot read is an error here, and the end of the process in a map.
+        # The file is read, not mapped: what a disk cannot read is an error here, and the end of the process in a map.
         if (_packed_digest(path, record) if isinstance(record, PackedRecord) else digest(path)) != record.xxh3:
             raise ShoalError(path, f"checksum does not match {where}; {AGAIN}")
     except FileNotFoundError:
@@ -93,7 +93,7 @@ def require_content(path: Path, record: FileRecord, where: str = "the manifest")
 
 
 def size_of(record: FileRecord) -> int:
-    """Bytes of the file that a record is of, or that it is in."""
+    """Returns the bytes of the file that a record is of, or that it is in."""
     return record.pack.bytes if isinstance(record, PackedRecord) else record.bytes
 
 
@@ -114,7 +114,7 @@ def require_none(path: Path, faults: Sequence[str]) -> None:
 
 
 def fixed_rows(array: np.ndarray) -> pa.FixedSizeListArray:
-    """A `[N, F]` array as an Arrow column of N lists of length F, without a copy if it is contiguous."""
+    """Makes an Arrow column of N lists of length F from a `[N, F]` array, without a copy if it is contiguous."""
     rows, width = array.shape
     flat = np.ascontiguousarray(array).reshape(-1)
     values = pa.Array.from_buffers(pa.from_numpy_dtype(flat.dtype), len(flat), [None, pa.py_buffer(flat)])
@@ -122,7 +122,7 @@ def fixed_rows(array: np.ndarray) -> pa.FixedSizeListArray:
 
 
 def rows_column(x: Rows) -> pa.Array:
-    """Features `[N, F]` as an Arrow column, without a copy: N lists of length F, or of columns beside their values."""
+    """Makes an Arrow column of features `[N, F]`, without a copy: lists of length F, or of columns beside values."""
     if isinstance(x, np.ndarray):
         return fixed_rows(x)
     fields = [
@@ -134,7 +134,7 @@ def rows_column(x: Rows) -> pa.Array:
 
 
 def either_column(x: Rows) -> pa.Array:
-    """The same in one type for both, which a column of a pack needs where some clients have dense rows: a union."""
+    """Makes the same in one type for dense and sparse rows, which a column of a pack needs if it has both: a union."""
     rows, features = x.shape
     dense = fixed_rows(np.empty((0, features), x.dtype) if isinstance(x, CsrRows) else x)
     none = CsrRows(np.zeros(1, np.int32), np.empty(0, np.int32), np.empty(0, x.dtype), features)
@@ -186,7 +186,7 @@ class Pack:
         Raises ShoalError: it is missing, unreadable, damaged, or not of this kind and format.
         """
         self.path, self._inode = path, _inode(path)
-        self.content = _mapped(path, size)
+        self.content = _map_file(path, size)
         with self._reading():
             self._reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(self.content)))
             metadata = self._reader.schema.metadata or {}
@@ -202,14 +202,14 @@ class Pack:
         return int(self._reader.num_record_batches)
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """The columns of one client. Raises ShoalError: they are damaged."""
+        """Reads the columns of one client. Raises ShoalError: they are damaged."""
         with self._reading():
             batch = self._reader.get_batch(number)
             batch.validate()
             return batch
 
     def bounds(self) -> np.ndarray:
-        """First byte of every batch, and the end of the last, int64 `[n + 1]`."""
+        """Returns the first byte of every batch, and the end of the last, int64 `[n + 1]`."""
         source = pa.BufferReader(pa.py_buffer(self.content))
         # The stream of messages, of which the first is the schema, follows a mark of eight bytes.
         source.seek(8)
@@ -222,15 +222,15 @@ class Pack:
         return np.array(ends, dtype=np.int64)
 
     def checksums(self, bounds: np.ndarray) -> np.ndarray:
-        """The checksum of every client, as `PackedRecord` has it, uint8 `[n, 16]`."""
+        """Computes the checksum of every client, as `PackedRecord` has it, uint8 `[n, 16]`."""
         head, end = xxhash.xxh3_128(self.content[: bounds[0]].data), self.content[bounds[-1] :].data
-        found = []
+        digests = []
         for start, stop in pairwise(bounds.tolist()):
             hasher = head.copy()
             hasher.update(self.content[start:stop].data)
             hasher.update(end)
-            found.append(hasher.digest())
-        return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, 16)
+            digests.append(hasher.digest())
+        return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 16)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -267,32 +267,32 @@ class MappedFile:
         return list(self._batch.schema.names)
 
     def primitive(self, name: str) -> np.ndarray:
-        """A column of numbers, `[N]`."""
+        """Reads a column of numbers, `[N]`."""
         return self._array(self._column(name, pa.types.is_primitive))
 
     def numbers(self, name: str) -> np.ndarray:
-        """A column of a table: numbers, `[N]`, or lists of one length of them, `[N, F]`."""
+        """Reads a column of a table: numbers, `[N]`, or lists of one length of them, `[N, F]`."""
         listed = pa.types.is_fixed_size_list(self._column(name, lambda kind: True).type)
         return self.matrix(name) if listed else self.primitive(name)
 
     def lists(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """A column of lists: offsets int32 `[N + 1]` and values."""
+        """Reads a column of lists: offsets int32 `[N + 1]` and values."""
         column = self._column(name, pa.types.is_list)
         return self._offsets(column), self._array(column.values)
 
     def structs(self, name: str) -> tuple[np.ndarray, ...]:
-        """A column of lists of numbers of different kinds: offsets int32 `[N + 1]`, and the values of each kind."""
+        """Reads a column of lists of numbers of several kinds: offsets int32 `[N + 1]`, and values of each kind."""
         column = self._column(name, lambda kind: pa.types.is_list(kind) and pa.types.is_struct(kind.value_type))
         kinds = range(column.type.value_type.num_fields)
         return self._offsets(column), *(self._array(column.values.field(number)) for number in kinds)
 
     def matrix(self, name: str) -> np.ndarray:
-        """A column of fixed-size lists: `[N, F]`."""
+        """Reads a column of fixed-size lists: `[N, F]`."""
         column = self._column(name, pa.types.is_fixed_size_list)
         return self._array(column.values).reshape(self.rows, column.type.list_size)
 
     def features(self, name: str) -> Rows:
-        """A column of features, dense or sparse: `[N, F]`. Raises ShoalError: it is neither, or damaged."""
+        """Reads a column of features, dense or sparse: `[N, F]`. Raises ShoalError: it is neither, or damaged."""
         type_ = self._column(name, lambda kind: True).type
         if not _is_sparse(type_):
             return self.matrix(name)
@@ -311,15 +311,15 @@ class MappedFile:
             dense, sparse = (column.field(kind) for kind in range(2))
             column = dense if len(dense) == self.rows else sparse
         if column is None or not fits(column.type):
-            found = "is missing" if column is None else f"is {column.type}"
-            raise ShoalError(self.path, f"column {name!r} {found}; {REMAKE}")
+            fault = "is missing" if column is None else f"is {column.type}"
+            raise ShoalError(self.path, f"column {name!r} {fault}; {REMAKE}")
         return column
 
     def _array(self, column: pa.Array) -> np.ndarray:
         return self._view(column.buffers()[1], np.dtype(column.type.to_pandas_dtype()))[: len(column)]
 
     def _view(self, buffer: pa.Buffer | None, dtype: np.dtype) -> np.ndarray:
-        """The part of the map that an Arrow buffer points to, as an array that may be written to privately."""
+        """Views the part of the map that an Arrow buffer points to, as an array that may be written to privately."""
         if buffer is None or not buffer.size:
             return np.empty(0, dtype)  # an empty buffer has an address outside the map
         start = buffer.address - self._bytes.ctypes.data
@@ -338,8 +338,8 @@ def _is_sparse(type_: pa.DataType) -> bool:
     return width.isdigit() and types in ([pa.int32(), pa.float32()], [pa.int32(), pa.float16()])
 
 
-def _mapped(path: Path, expected: int | None) -> np.ndarray:
-    """The bytes of a file, uint8, in a private map."""
+def _map_file(path: Path, expected: int | None) -> np.ndarray:
+    """Maps the bytes of a file, uint8, in a private map."""
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -360,7 +360,7 @@ def _inode(path: Path) -> int | None:
 
 
 def _private_map(file: int, size: int) -> np.ndarray:
-    """The first bytes of an open file in a private map, which stays when the file is closed. Raises OSError.
+    """Maps the first bytes of an open file privately; the map stays when the file is closed. Raises OSError.
 
     Python's own map, as one of ACCESS_COPY, keeps a file descriptor open: a host has thousands of maps.
     """

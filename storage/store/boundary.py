@@ -12,12 +12,12 @@ from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, Packs
 from shoal.storage.store.bounds import Limits
 
 NAMES = ["row", "client", "other"]
-# Where edges have weights.
+# This column is there if edges have weights.
 WEIGHT = "weight"
 
 
 def boundary_columns(boundary: Boundary) -> dict[str, pa.Array]:
-    """The columns of a client's edges."""
+    """Makes the columns of a client's edges."""
     names = NAMES if boundary.weight is None else [*NAMES, WEIGHT]
     return {name: pa.array(getattr(boundary, name)) for name in names}
 
@@ -41,13 +41,13 @@ def open_boundary(
     names = [*NAMES, WEIGHT] if weighted else NAMES
     if file.names != names:
         raise ShoalError(path, f"columns {', '.join(file.names)} and not {', '.join(names)}; {REMAKE}")
-    found = Boundary(*(file.primitive(name) for name in names))
-    if limits is not None and len(found):
-        row, other = found.row, found.client
+    boundary = Boundary(*(file.primitive(name) for name in names))
+    if limits is not None and len(boundary):
+        row, other = boundary.row, boundary.client
         inside = row[0] >= 0 and row[-1] < nodes[client] and not (np.diff(row) < 0).any()
         inside = inside and other.min() >= 0 and other.max() < len(nodes) and not (other == client).any()
-        if not inside or (found.other < 0).any() or (found.other >= np.asarray(nodes)[other]).any():
+        if not inside or (boundary.other < 0).any() or (boundary.other >= np.asarray(nodes)[other]).any():
             raise ShoalError(path, f"edges to rows that clients do not have; {REMAKE}")
-        if found.weight is not None and not (np.isfinite(found.weight) & (found.weight > 0)).all():
+        if boundary.weight is not None and not (np.isfinite(boundary.weight) & (boundary.weight > 0)).all():
             raise ShoalError(path, f"weights of edges that are not positive and finite; {REMAKE}")
-    return found
+    return boundary

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
-# Of the limit, for entries that only pass.
+# The share of the limit for entries that only pass.
 PASSING_SHARE = 1 / 8
 # Shard and hops; what is kept of a split is a copy.
 MAPS_OF_A_VIEW = 2
@@ -25,7 +25,7 @@ USUAL_MAX_MAPS = 65_530
 
 @dataclass
 class _Entry:
-    """What is kept, its bytes, how often its tensors had been written to when it came, and when it was asked for."""
+    """A value that is kept, its bytes, how often its tensors had been written to when it came, and its last request."""
 
     value: Any
     bytes: int
@@ -40,7 +40,7 @@ class _Asked(NamedTuple):
     before: int = -1
 
     def now(self, turn: int) -> "_Asked":
-        """The same after it was asked for in a turn."""
+        """Returns the requests with one more, made in a turn."""
         return self if self.last == turn else _Asked(turn, self.last)
 
 
@@ -68,7 +68,7 @@ class Cache:
         """Drops all entries, and forgets what was asked for."""
         self._staying: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._passing: OrderedDict[Hashable, _Entry] = OrderedDict()
-        # When entries that were dropped, or did not fit, had been asked for.
+        # Entries that were dropped, or did not fit, had been asked for at these times.
         self._asked: OrderedDict[Hashable, _Asked] = OrderedDict()
         self._staying_bytes = self._passing_bytes = self._turn = 0
 
@@ -81,7 +81,7 @@ class Cache:
         return self._staying_bytes + self._passing_bytes
 
     def ones(self, count: int) -> Tensor:
-        """A view of the one buffer of ones that all adjacencies of a host share, float32 `[count]`."""
+        """Views the one buffer of ones that all adjacencies of a host share, float32 `[count]`."""
         if len(self._ones) < count:
             self._ones = torch.ones(count, device="cpu")
         return self._ones[:count]
@@ -106,7 +106,7 @@ class Cache:
         return value
 
     def peek(self, key: Hashable) -> Any:
-        """The entry if it is there, which is not noted as asked for; else None."""
+        """Returns the entry if it is there, without noting the request; else None."""
         entry = self._staying.get(key) or self._passing.get(key)
         return None if entry is None else entry.value
 
@@ -151,7 +151,7 @@ class Cache:
             self._passing_bytes -= entry.bytes
         self._asked[key] = entry.asked
         self._asked.move_to_end(key)
-        # What was asked for before anything that stays was used can take the place of nothing.
+        # A request before anything that stays was used can take the place of nothing.
         while self._staying and self._asked and next(iter(self._asked.values())).last < self._oldest().asked.last:
             self._asked.popitem(last=False)
 
@@ -159,7 +159,7 @@ class Cache:
         return next(iter(self._staying.values()))
 
     def size_of(self, value: Any) -> int:
-        """Bytes that an entry takes beside the maps of shards."""
+        """Counts the bytes that an entry takes beside the maps of shards."""
         if isinstance(value, SparseMatrix):
             return value.most_bytes
         if not isinstance(value, Tensor):
@@ -173,12 +173,12 @@ class Cache:
 
 
 def write_count(tensor: Tensor) -> int:
-    """Number of writes to a tensor, as torch counts them; 0 for inference tensors."""
+    """Counts writes to a tensor, as torch does; 0 for inference tensors."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def writes(value: Any) -> tuple[int, ...]:
-    """Number of writes to each tensor of an entry."""
+    """Counts writes to each tensor of an entry."""
     if isinstance(value, Tensor):
         return (write_count(value),)
     if isinstance(value, SparseMatrix):
@@ -216,7 +216,7 @@ def _keeper(name: str) -> ThreadPoolExecutor:
 
 
 def most_views() -> int:
-    """How many views may be open in a process: half of its maps are for them, the rest for libraries and memory."""
+    """Returns the views that may be open in a process: half of its maps are for them, the rest for others."""
     allowed = int(MAX_MAPS.read_text()) if MAX_MAPS.exists() else USUAL_MAX_MAPS
     return max(1, allowed // 2 // MAPS_OF_A_VIEW)
 
@@ -245,7 +245,7 @@ class OpenViews(Generic[V]):
         self._touch = touch
 
     def get(self, client: int) -> V:
-        """The data of a client; begins to open that of the next. Raises ShoalError: a file is missing or damaged."""
+        """Returns the data of a client; begins to open the next. Raises ShoalError: a file is missing or damaged."""
         if client not in self._views:
             coming = self._coming.pop(client, None)
             if coming is not None:
@@ -261,14 +261,14 @@ class OpenViews(Generic[V]):
         if following is None or following in self._views or following in self._coming:
             return self._views[client]
         if not self._small(following):
-            self._coming[following] = ahead(lambda: self._opened(following))
+            self._coming[following] = ahead(lambda: self._open(following))
         return self._views[client]
 
     def opened(self, client: int) -> V | None:
-        """The data of a client that was visited, else None."""
+        """Returns the data of a client that was visited, else None."""
         return self._views.get(client)
 
-    def _opened(self, client: int) -> V:
+    def _open(self, client: int) -> V:
         view = self._open_view(client)
         if self._touch is not None:
             self._touch(view)

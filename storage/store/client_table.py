@@ -25,30 +25,30 @@ Columns = dict[str, np.ndarray]
 
 
 def clients_a_pack(clients: int, shard_bytes: int) -> int:
-    """How many clients share a file, whose shards take so many bytes together; 1: each has files of its own."""
+    """Returns how many clients share a file, if shards take so many bytes together; 1: each has its own files."""
     mean = max(1, shard_bytes // clients)
     return 1 if mean >= PACKED_BELOW else min(clients, MOST_IN_A_PACK, PACK_BYTES // mean)
 
 
-# Of the files that `name_of` names.
+# The pattern of the files that `name_of` names.
 OF_CLIENTS = r"\d{5,}(-\d{5,})?\.arrow"
 
 
 def name_of(clients: range) -> str:
-    """The name of a file with the data of some clients in a row."""
+    """Names a file with the data of some clients in a row."""
     first, last = clients[0], clients[-1]
     return f"{first:05d}.arrow" if first == last else f"{first:05d}-{last:05d}.arrow"
 
 
 def clients_of(name: str) -> range:
-    """The inverse of `name_of`; none for any other name."""
+    """Inverts `name_of`; no clients for any other name."""
     first, _, last = name.removesuffix(".arrow").partition("-")
     last = last or first
     return range(int(first), int(last) + 1) if first.isdigit() and last.isdigit() else range(0)
 
 
 def ranges(clients: int, pack: int) -> list[range]:
-    """The clients of every file."""
+    """Lists the clients of every file."""
     return [range(first, min(first + pack, clients)) for first in range(0, clients, pack)]
 
 
@@ -89,12 +89,12 @@ class Table:
 
     @staticmethod
     def read(path: Path, record: FileRecord, manifest: Path) -> Columns:
-        """The columns of a file. Raises ShoalError: it is not the one that the manifest names."""
+        """Reads the columns of a file. Raises ShoalError: it is not the one that the manifest names."""
         try:
-            found = record_of(path)
+            present = record_of(path)
         except OSError:
-            found = None
-        if found != record:
+            present = None
+        if present != record:
             raise ShoalError(
                 path,
                 f"lost, damaged, or of another store than {manifest}; delete {manifest} and run `shoal prepare` again, "
@@ -122,14 +122,14 @@ class Files(Table):
 
     @classmethod
     def of(cls, records: Sequence[FileRecord]) -> "Files":
-        """Of clients with a file each."""
+        """Builds the table of clients with a file each."""
         return cls(1, {"bytes": np.array([record.bytes for record in records]), "xxh3": _checksums(records)})
 
     @classmethod
     def of_packs(
         cls, paths: Iterable[Path], kind: str, records: Sequence[FileRecord], clients: int, pack: int
     ) -> "Files":
-        """Of finished files, whose packs are read."""
+        """Builds the table from finished files; reads their packs."""
         if pack == 1:
             return cls.of(records)
         bounds, checksums = [], []
@@ -137,12 +137,12 @@ class Files(Table):
             file = Pack(path, kind, record.bytes)
             bounds.append(file.bounds())
             checksums.append(file.checksums(bounds[-1]))
-        counts = [len(each) - 1 for each in bounds]
-        assert counts == [len(each) for each in ranges(clients, pack)]
+        counts = [len(bound) - 1 for bound in bounds]
+        assert counts == [len(bound) for bound in ranges(clients, pack)]
         columns = {
-            "bytes": np.concatenate([np.diff(each) for each in bounds]),
+            "bytes": np.concatenate([np.diff(bound) for bound in bounds]),
             "xxh3": np.concatenate(checksums),
-            "start": np.concatenate([each[:-1] for each in bounds]),
+            "start": np.concatenate([bound[:-1] for bound in bounds]),
             "file_bytes": np.repeat([record.bytes for record in records], counts),
             "file_xxh3": np.repeat(_checksums(records), counts, axis=0),
         }
@@ -162,16 +162,16 @@ class Files(Table):
         return map(self.__getitem__, range(len(self)))
 
     def clients_with(self, client: int) -> range:
-        """The clients of the file with the data of one."""
+        """Returns the clients of the file with the data of one."""
         first = client // self.pack * self.pack
         return range(first, min(first + self.pack, len(self)))
 
     def file(self, client: int) -> FileRecord:
-        """The file with the data of a client."""
+        """Returns the record of the file with the data of a client."""
         return self._record(client, *(("bytes", "xxh3") if self.pack == 1 else ("file_bytes", "file_xxh3")))
 
     def files(self) -> Iterator[tuple[range, FileRecord]]:
-        """Every file, and its clients."""
+        """Yields every file's clients and record."""
         return ((clients, self.file(clients[0])) for clients in ranges(len(self), self.pack))
 
     @property
@@ -180,7 +180,7 @@ class Files(Table):
         return sum(record.bytes for _, record in self.files())
 
     def content(self) -> Any:
-        """What a run reads of it: records, as stores without packs always had them, or the digest."""
+        """Returns what a run reads of it: records, as stores without packs always had them, or the digest."""
         return [asdict(record) for record in self] if self.pack == 1 else self.digest
 
     def _record(self, client: int, size: str, checksum: str) -> FileRecord:
@@ -236,9 +236,9 @@ class Clients(Table):
 
     @classmethod
     def of(cls, records: Sequence[ClientRecord]) -> "Clients":
-        """Of clients with a file each."""
-        known = [name for name in (*COUNTS, "classes") if getattr(records[0], name) is not None]
-        columns = {name: np.array([getattr(record, name) for record in records]) for name in known}
+        """Builds the table of clients with a file each."""
+        names = [name for name in (*COUNTS, "classes") if getattr(records[0], name) is not None]
+        columns = {name: np.array([getattr(record, name) for record in records]) for name in names}
         return cls(columns, Files.of([record.file for record in records]))
 
     def __getitem__(self, client: int) -> ClientRecord:
@@ -252,14 +252,14 @@ class Clients(Table):
         return map(self.__getitem__, range(len(self)))
 
     def count(self, name: str) -> np.ndarray:
-        """A count of every client, `[N]`: `nodes`, `entries`, `labelled`, or `items`."""
+        """Returns a count of every client, `[N]`: `nodes`, `entries`, `labelled`, or `items`."""
         if name == "items":
             name = next(kind for kind in ("pairs", "graphs", "nodes") if kind in self.columns)
         return self.columns[name]
 
 
 class SplitRecord(Table):
-    """What a split gives every client.
+    """The counts of a split at every client.
 
     Attributes:
         counts: Items that train, validate and test, `[N, 3]`.
@@ -279,7 +279,7 @@ class SplitRecord(Table):
         return np.flatnonzero(self.counts[:, 0] == 0).tolist()
 
     def content(self) -> Any:
-        """What a run reads of it."""
+        """Returns what a run reads of it."""
         if self.files.pack > 1:
             return {"split": self.digest, "unreachable": self.unreachable}
         rest = {"without_training": self.without_training, "unreachable": self.unreachable}
@@ -299,13 +299,13 @@ class BoundaryRecord(Table):
         super().__init__({"counts": self.counts, **files.columns}, table)
 
     def hop_bytes(self, features: int) -> int:
-        """Bytes that all clients get for a hop: sums of float64."""
+        """Counts the bytes that all clients get for a hop: sums of float64."""
         return 8 * features * int(self.counts[:, 1].sum())
 
 
 def sizes(packs: Iterable[Pack], classes: int) -> tuple[Columns, int]:
-    """The columns of `Clients` of shards, a pack after another, and the values that these keep of sparse features."""
-    found: dict[str, list[np.ndarray]] = {}
+    """Computes the columns of `Clients` of shards, pack by pack, and the values they keep of sparse features."""
+    columns_of: dict[str, list[np.ndarray]] = {}
     values = 0
     for pack in packs:
         batches = [pack.batch(number) for number in range(len(pack))]
@@ -316,25 +316,25 @@ def sizes(packs: Iterable[Pack], classes: int) -> tuple[Columns, int]:
         columns = {"nodes": nodes, "entries": entries}
         if "pairs" in names:
             pairs = [batch.column("pairs").values.field("label") for batch in batches]
-            columns["pairs"] = np.array([len(each) for each in pairs])
-            client, label = np.repeat(np.arange(len(batches)), columns["pairs"]), _joined(pairs)
+            columns["pairs"] = np.array([len(column) for column in pairs])
+            client, label = np.repeat(np.arange(len(batches)), columns["pairs"]), _join(pairs)
         else:
-            label = _joined([batch.column("label") for batch in batches])
+            label = _join([batch.column("label") for batch in batches])
         if "graph" in names:
-            graph = _joined([batch.column("graph") for batch in batches])
+            graph = _join([batch.column("graph") for batch in batches])
             first = np.flatnonzero(np.diff(graph, prepend=-1) | np.diff(client, prepend=-1))
             client, label = client[first], label[first]
             columns["graphs"] = np.bincount(client, minlength=len(batches))
-        known = label >= 0
-        of_class = np.bincount(client[known] * classes + label[known], minlength=len(batches) * classes)
+        labelled = label >= 0
+        of_class = np.bincount(client[labelled] * classes + label[labelled], minlength=len(batches) * classes)
         columns["classes"] = of_class.reshape(-1, classes)
         columns["labelled"] = columns["classes"].sum(1)
         for name, column in columns.items():
-            found.setdefault(name, []).append(column)
+            columns_of.setdefault(name, []).append(column)
         x = [batch.column("x") for batch in batches]
-        values += sum(len(each.values) for each in x if pa.types.is_list(each.type))
-    return {name: np.concatenate(several) for name, several in found.items()}, values
+        values += sum(len(column.values) for column in x if pa.types.is_list(column.type))
+    return {name: np.concatenate(several) for name, several in columns_of.items()}, values
 
 
-def _joined(columns: Sequence[pa.Array]) -> np.ndarray:
+def _join(columns: Sequence[pa.Array]) -> np.ndarray:
     return np.concatenate([column.to_numpy() for column in columns])

@@ -31,23 +31,23 @@ class ComputedHops:
     on_disk: Sequence[Rows]
 
     def all(self) -> list[Rows]:
-        """Hop 1 to K of all rows that the client sees, each `[N, F]`, dense or sparse."""
+        """Computes hop 1 to K of all rows that the client sees, each `[N, F]`, dense or sparse."""
         shard = self.shard
-        found = hops(shard.indptr, shard.indices, shard.x, self.propagation, shard.edge_weight)
-        return found if self.seen is None else [x[self.seen] for x in found]
+        all_rows = hops(shard.indptr, shard.indices, shard.x, self.propagation, shard.edge_weight)
+        return all_rows if self.seen is None else [x[self.seen] for x in all_rows]
 
     def place_of(self, rows: np.ndarray) -> np.ndarray | None:
-        """Where rows of what the client sees lie in `row`; None: one of them is not on disk."""
+        """Finds the places in `row` of rows that the client sees; None: one of them is not on disk."""
         wanted = rows if self.seen is None else self.seen[rows]
         place = np.searchsorted(self.row, wanted)
-        found = len(self.on_disk) > 0 and np.array_equal(self.row[place[place < len(self.row)]], wanted)
-        return place if found else None
+        is_on_disk = len(self.on_disk) > 0 and np.array_equal(self.row[place[place < len(self.row)]], wanted)
+        return place if is_on_disk else None
 
 
 def open_computed(
     shard: Shard, split: Split, propagation: PropagationOptions, file: MappedFile | None
 ) -> tuple[Shard, Split, ComputedHops]:
-    """What a client sees of a shard and its split, with its hops, some rows of which may be in a file."""
+    """Opens what a client sees of a shard and its split, with its hops, some rows of which may be in a file."""
     row, on_disk = np.empty(0, dtype=np.int64), list[Rows]()
     if file is not None:
         row, on_disk = file.primitive("row"), [file.features(name) for name in file.names[1:]]

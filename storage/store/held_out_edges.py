@@ -15,7 +15,7 @@ from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.split import random_split, to_codes
 
-# Of the stream that pairs without an edge are drawn from, beside that of the split.
+# The stream that pairs without an edge are drawn from, beside that of the split.
 WITHOUT_EDGE = 1
 # Bytes of an undirected edge while pairs are drawn and held-out edges are taken away, measured and rounded up.
 OF_EDGE = 192
@@ -38,13 +38,13 @@ def draw_pairs(part: Induced, client: int, options: SplitOptions, side: np.ndarr
     nodes = len(part.node)
     edges = _edges(part)
     code = to_codes(random_split(np.zeros(len(edges)), np.arange(len(edges)), client, options), len(edges))
-    wanted = [int((code == each).sum()) for each in (TRAIN, VAL, TEST)]
+    wanted = [int((code == value).sum()) for value in (TRAIN, VAL, TEST)]
     rng = np.random.default_rng([options.split_seed, client, WITHOUT_EDGE])
     if side is None or not side.any():
         others = _without_edge(edges, nodes, sum(wanted), rng)
     else:
         others = _between_sides(edges, side, sum(wanted), rng)
-    # As many of each as there are edges, if enough exist.
+    # Each part has as many as there are edges, if enough exist.
     ends = np.cumsum([0, *wanted]) * len(others) // max(sum(wanted), 1)
     return _pairs(
         nodes,
@@ -55,14 +55,14 @@ def draw_pairs(part: Induced, client: int, options: SplitOptions, side: np.ndarr
 
 
 def union_of(nodes: int, clients: Iterable[tuple[np.ndarray, Pairs]]) -> Pairs:
-    """The pairs of clients of one graph, labels and parts kept; of each client also the graph's row of its rows."""
+    """Joins the pairs of clients of one graph, with labels and parts; gives each client the graph's row of its rows."""
     empty = np.empty((0, 2), np.int64), np.empty(0, np.int8), np.empty(0, np.int8)
     every = [empty, *((np.sort(row_of[pairs.ends], axis=1), pairs.label, pairs.part) for row_of, pairs in clients)]
     return _pairs(nodes, *(np.concatenate(arrays) for arrays in zip(*every)))
 
 
 def without_held_out(part: Induced, pairs: Pairs) -> Induced:
-    """The same rows, in their order, and the edges among them but the held-out ones, in both directions."""
+    """Keeps the rows, in their order, and the edges among them but the held-out ones, in both directions."""
     nodes = len(part.node)
     row = np.repeat(np.arange(nodes), np.diff(part.indptr))
     key = np.minimum(row, part.indices) * nodes + np.maximum(row, part.indices)
@@ -83,30 +83,30 @@ def require_room(client: int, entries: int, limit: int) -> None:
 
 
 def _edges(part: Induced) -> np.ndarray:
-    """Every edge once, the smaller row first, int64 `[E, 2]`, ascending."""
+    """Lists every edge once, the smaller row first, int64 `[E, 2]`, ascending."""
     row = np.repeat(np.arange(len(part.node)), np.diff(part.indptr))
     once = row < part.indices
     return np.stack([row[once], part.indices[once].astype(np.int64)], axis=1)
 
 
 def _without_edge(edges: np.ndarray, nodes: int, wanted: int, rng: np.random.Generator) -> np.ndarray:
-    """So many pairs that are no edge, or all there are, int64 `[n, 2]`, in random order, the smaller row first."""
+    """Draws pairs that are no edge, or all there are, int64 `[n, 2]`, in random order, the smaller row first."""
     return _ends(_untaken(nodes * (nodes - 1) // 2, _numbers(edges, nodes), wanted, rng), nodes)
 
 
 def _between_sides(edges: np.ndarray, side: np.ndarray, wanted: int, rng: np.random.Generator) -> np.ndarray:
-    """The same of the pairs of a row on one side and a row on the other, numbered from 0 row by row."""
-    one, other = np.flatnonzero(side == ONE), np.flatnonzero(side == OTHER)
+    """Draws pairs of a row on one side and a row on the other in the same way, numbered from 0 row by row."""
+    left, right = np.flatnonzero(side == ONE), np.flatnonzero(side == OTHER)
     place = np.zeros(len(side), dtype=np.int64)
-    place[one], place[other] = np.arange(len(one)), np.arange(len(other))
+    place[left], place[right] = np.arange(len(left)), np.arange(len(right))
     is_one = side[edges[:, 0]] == ONE
-    taken = place[np.where(is_one, *edges.T)] * len(other) + place[np.where(is_one, *edges.T[::-1])]
-    numbers = _untaken(len(one) * len(other), taken, wanted, rng)
-    return np.sort(np.stack([one[numbers // len(other)], other[numbers % len(other)]], axis=1), axis=1)
+    taken = place[np.where(is_one, *edges.T)] * len(right) + place[np.where(is_one, *edges.T[::-1])]
+    numbers = _untaken(len(left) * len(right), taken, wanted, rng)
+    return np.sort(np.stack([left[numbers // len(right)], right[numbers % len(right)]], axis=1), axis=1)
 
 
 def _untaken(pairs: int, taken: np.ndarray, wanted: int, rng: np.random.Generator) -> np.ndarray:
-    """So many numbers below `pairs` that are not taken, or all there are, in random order."""
+    """Draws numbers below `pairs` that are not taken, or all there are, in random order."""
     taken = np.sort(taken)
     free = pairs - len(taken)
     place = _distinct(free, min(wanted, free), rng)
@@ -115,17 +115,17 @@ def _untaken(pairs: int, taken: np.ndarray, wanted: int, rng: np.random.Generato
 
 
 def _distinct(end: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """So many different numbers below `end`, uniformly, int64, in random order, in memory of a few times their own."""
+    """Draws different numbers below `end`, uniformly, int64, in random order, in memory of a few times theirs."""
     if 2 * count >= end:
         return rng.permutation(end)[:count]
-    found = np.empty(0, dtype=np.int64)
-    while len(found) < count:
-        found = np.union1d(found, rng.integers(end, size=count - len(found)))
-    return rng.permutation(found)
+    drawn = np.empty(0, dtype=np.int64)
+    while len(drawn) < count:
+        drawn = np.union1d(drawn, rng.integers(end, size=count - len(drawn)))
+    return rng.permutation(drawn)
 
 
 def _numbers(ends: np.ndarray, nodes: int) -> np.ndarray:
-    """The number of every pair `[n, 2]`, the smaller row first; each pair is that of its shorter way round."""
+    """Numbers every pair `[n, 2]`, the smaller row first; a pair has the number of its shorter way round."""
     first, second = ends.T
     apart = second - first
     far = 2 * apart > nodes
@@ -133,13 +133,13 @@ def _numbers(ends: np.ndarray, nodes: int) -> np.ndarray:
 
 
 def _ends(numbers: np.ndarray, nodes: int) -> np.ndarray:
-    """The inverse of `_numbers`."""
+    """Inverts `_numbers`."""
     first = numbers % nodes
     return np.sort(np.stack([first, (first + numbers // nodes + 1) % nodes], axis=1), axis=1)
 
 
 def _pairs(nodes: int, ends: np.ndarray, label: np.ndarray, part: np.ndarray) -> Pairs:
-    """Pairs `[n, 2]` in any order, the smaller row first, as a shard keeps them."""
+    """Sorts pairs `[n, 2]` in any order, the smaller row first, as a shard keeps them."""
     order = np.lexsort((ends[:, 1], ends[:, 0]))
     starts = np.searchsorted(ends[order, 0], np.arange(nodes + 1)).astype(np.int32)
     return Pairs(starts, ends[order, 1].astype(np.int32), label[order], part[order])

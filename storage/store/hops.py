@@ -1,4 +1,4 @@
-"""What is computed of one shard before any training: its hops, and the graph of its training nodes."""
+"""Computations on one shard before any training: its hops, and the graph of its training nodes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import pyarrow as pa
 import scipy.sparse as sp
 
 from shoal.storage.graph.edge_weights import weights_among
-from shoal.storage.graph.induced import Induced, breadth_first, induced, kept_entries
+from shoal.storage.graph.induced import Induced, breadth_first, induce, kept_entries
 from shoal.storage.graph.propagation import hops
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.options.propagation import PropagationOptions
@@ -31,10 +31,10 @@ def hop_columns(shard: Shard, propagation: PropagationOptions, packed: bool = Fa
 
     A hop of sparse features is sparse where that gains. Raises ShoalError: a value does not fit `propagation.dtype`.
     """
-    found = hops(shard.indptr, shard.indices, shard.x, propagation, shard.edge_weight)
-    # In a pack, where the same hop of another client may be dense.
+    hops_NF = hops(shard.indptr, shard.indices, shard.x, propagation, shard.edge_weight)
+    # The same hop of another client in a pack may be dense.
     column = arrow_file.either_column if packed and isinstance(shard.x, CsrRows) else arrow_file.rows_column
-    return columns_of_hops(shard, found, propagation, column)
+    return columns_of_hops(shard, hops_NF, propagation, column)
 
 
 def columns_of_hops(
@@ -43,7 +43,7 @@ def columns_of_hops(
     propagation: PropagationOptions,
     column: Callable[[Rows], pa.Array] = arrow_file.rows_column,
 ) -> dict[str, pa.Array]:
-    """The columns of hop 1 to K of all rows of a shard."""
+    """Makes the columns of hop 1 to K of all rows of a shard."""
     if propagation.computed:
         row = rows_on_disk(shard, propagation)
         return {"row": pa.array(row), **{f"hop{k}": column(x[row]) for k, x in enumerate(found, 1)}}
@@ -53,7 +53,7 @@ def columns_of_hops(
 
 
 def _of_labelled(shard: Shard, found: list[Rows], column: Callable[[Rows], pa.Array]) -> dict[str, pa.Array]:
-    """The labelled rows and their neighbours as a graph of its own, features included."""
+    """Cuts out the labelled rows and their neighbours as a graph, features included."""
     part, weight = labelled_graph(shard)
     neighbors = pa.ListArray.from_arrays(pa.array(part.indptr.astype(np.int32)), pa.array(part.indices))
     rows = {"hop0": arrow_file.rows_column(shard.x[part.node])}
@@ -62,22 +62,22 @@ def _of_labelled(shard: Shard, found: list[Rows], column: Callable[[Rows], pa.Ar
 
 
 def labelled_graph(shard: Shard) -> tuple[Induced, np.ndarray | None]:
-    """What `rows: labelled` shows: labelled rows, their neighbours, edges among them, and the weights of these."""
+    """Selects what `rows: labelled` shows: labelled rows, their neighbours, edges among them, and weights."""
     dropped = (~labelled_and_neighbours(shard)).astype(np.int32)
     kept = kept_entries(shard.indptr, shard.indices, dropped)
-    part = next(induced(shard.indptr, shard.indices, dropped, kept, [0]))
+    part = next(induce(shard.indptr, shard.indices, dropped, kept, [0]))
     if shard.edge_weight is None:
         return part, None
     return part, weights_among(part, shard.indptr, shard.indices, shard.edge_weight)
 
 
 def rows_on_disk(shard: Shard, propagation: PropagationOptions) -> np.ndarray:
-    """The rows whose hops are on disk, where these are not all of a shard, ascending, `[n]`."""
+    """Lists the rows whose hops are on disk, where these are not all of a shard, ascending, `[n]`."""
     return np.flatnonzero(shard.label >= 0 if propagation.computed else labelled_and_neighbours(shard))
 
 
 def labelled_and_neighbours(shard: Shard) -> np.ndarray:
-    """The rows that `rows: labelled` shows, bool `[N]`."""
+    """Marks the rows that `rows: labelled` shows, bool `[N]`."""
     kept = shard.label >= 0
     _add_neighbours(shard.indptr, shard.indices, np.flatnonzero(kept), kept)
     return kept
@@ -114,13 +114,13 @@ def training_graph(shard: Shard, train: np.ndarray) -> tuple[Induced, np.ndarray
 
 
 def hops_bytes(rows: int, features: int, propagation: PropagationOptions) -> int:
-    """Bytes on disk of the hops of `rows` rows that are kept; sparse ones take fewer."""
+    """Counts bytes on disk of the hops of `rows` rows that are kept; sparse ones take fewer."""
     kept = propagation.hops + (propagation.rows != "all" and not propagation.computed)
     return rows * features * kept * np.dtype(propagation.dtype).itemsize
 
 
 def rows_to_keep(indptr: np.ndarray, indices: np.ndarray, label: np.ndarray, propagation: PropagationOptions) -> int:
-    """How many rows of a graph have their hops on disk; with neighbours, an estimate from rows spread evenly."""
+    """Counts the rows of a graph with hops on disk; with neighbours, an estimate from rows spread evenly."""
     if propagation.folder is None or not len(label):
         return 0
     if propagation.computed:
@@ -133,6 +133,6 @@ def rows_to_keep(indptr: np.ndarray, indices: np.ndarray, label: np.ndarray, pro
 
 
 def hop_memory(nodes: int, entries: int, features: int, propagation: PropagationOptions, weighted: bool = False) -> int:
-    """Bytes of memory that computing the hops of one shard takes, its mapped file included; sparse ones take less."""
+    """Estimates bytes of memory to compute the hops of one shard, its map included; sparse ones take less."""
     of_entry = 12 if weighted else 8
     return nodes * (features * (4 + propagation.hops * np.dtype(propagation.dtype).itemsize) + 50) + of_entry * entries

@@ -23,10 +23,10 @@ from shoal.storage.store.arrow_file import FileRecord, read_record
 from shoal.storage.store.bounds import Limits
 from shoal.storage.store.client_table import TABLES, BoundaryRecord, ClientRecord, Clients, Files, SplitRecord, Table
 
-# Of the manifest, and the one before, which had no tables: every client was in it.
+# Formats of the manifest, and of the one before, which had no tables: every client was in it.
 FORMAT, WITHOUT_TABLES = 3, 2
 NAME = "manifest.json"
-# What has a name in it: a table, and a folder of that name.
+# Each of these kinds has names in the manifest, and for every name a table and a folder.
 KINDS = ("splits", "hops", "boundaries")
 # Paths below a store of what is written here.
 WRITTEN = (re.escape(NAME), rf"{TABLES}/(clients|({'|'.join(KINDS)})/{FOLDER})\.arrow")
@@ -34,7 +34,7 @@ WRITTEN = (re.escape(NAME), rf"{TABLES}/(clients|({'|'.join(KINDS)})/{FOLDER})\.
 
 @dataclass(frozen=True)
 class CopiesRecord:
-    """How many training graphs a node of the graph that they were cut out of lies in, by a split.
+    """The counts of training graphs that share a node of the graph that they were cut out of, by a split.
 
     Attributes:
         mean: Over the nodes that lie in any, of all clients' training graphs.
@@ -149,14 +149,14 @@ class Manifest:
         return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs, pairs, self.weighted)
 
     def content(self, split: str, propagation: str | None) -> str:
-        """32 digits of all that a run reads of a store; `propagation` is None for a run without hops."""
+        """Digests all that a run reads of a store, 32 digits; `propagation` is None for a run without hops."""
         read = {
             "identity": self.identity,
             "nodes": self.nodes,
             "features": self.features,
             "classes": self.classes,
             "dtype": self.dtype,
-            "clients": [_plain(each) for each in self.clients] if self.pack == 1 else self.clients.digest,
+            "clients": [_plain(record) for record in self.clients] if self.pack == 1 else self.clients.digest,
             "split": self.splits[split].content(),
             "hops": self.hops[propagation].content() if propagation else [],
         }
@@ -172,7 +172,7 @@ class Manifest:
         return self.clients.files.pack
 
     def tables(self) -> Iterator[tuple[Path, Table]]:
-        """Every table, and its path below the store."""
+        """Lists every table, and its path below the store."""
         yield table_path("clients"), self.clients
         named: tuple[Mapping[str, Table], ...] = (self.splits, self.hops, self.boundaries)
         for kind, several in zip(KINDS, named):
@@ -186,7 +186,7 @@ class Manifest:
         """
         for path, table in self.tables():
             table.write(place_in(store, path))
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
         plain["clients"] = {"count": len(self.clients), "pack": self.pack, "table": self.clients.table}
         plain["splits"] = {
             name: {"unreachable": split.unreachable, "table": split.table} for name, split in self.splits.items()
@@ -201,12 +201,12 @@ class Manifest:
 
 
 def table_path(*names: str) -> Path:
-    """Path of a table inside a store: of `clients`, of `splits` and a name, or of `hops` and a name."""
+    """Returns the path of a table inside a store: of `clients`, of `splits` or `hops` and a name."""
     return Path(TABLES, *names[:-1], f"{names[-1]}.arrow")
 
 
 def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
-    """Number of items: pairs or graphs, where these have labels, else nodes."""
+    """Counts items: pairs or graphs, where these have labels, else nodes."""
     return next(count for count in (pairs, graphs, nodes) if count is not None)
 
 
@@ -218,7 +218,7 @@ USUAL: dict[str, object] = {
 
 
 def _plain(record: ClientRecord) -> dict[str, Any]:
-    """The fields of a record as they are digested."""
+    """Returns the fields of a record as they are digested."""
     return {key: value for key, value in asdict(record).items() if key not in USUAL or value != USUAL[key]}
 
 
@@ -245,8 +245,8 @@ def read_manifest(store: Path) -> Manifest:
                 f"delete the folder {store} and run `shoal prepare` again, or set data.store to another folder",
             ) from None
         raise ShoalError(path, f"damaged ({error}); {damaged}") from error
-    found = raw.pop("format", None)
-    if found not in (FORMAT, WITHOUT_TABLES):
+    version = raw.pop("format", None)
+    if version not in (FORMAT, WITHOUT_TABLES):
         raise ShoalError(
             path,
             f"not a manifest of format {FORMAT}, a newer Shoal may have made it; use that, "
@@ -254,7 +254,7 @@ def read_manifest(store: Path) -> Manifest:
         )
     try:
         _require_names(path, raw)
-        (_with_tables if found == FORMAT else _with_records)(raw, store)
+        (_with_tables if version == FORMAT else _with_records)(raw, store)
         raw["ids"] = read_record(path, raw["ids"]) if raw.get("ids") else None
         raw["copies"] = {name: CopiesRecord(**record) for name, record in raw.get("copies", {}).items()}
         raw["domains"] = [DomainRecord(**domain) for domain in raw.get("domains", [])]
@@ -282,7 +282,7 @@ def _require_names(where: object, raw: Mapping[str, Any]) -> None:
 
 
 def tables_of(manifest: Path, where: object) -> list[tuple[Path, FileRecord]]:
-    """Paths below the store, and records, of the tables that a manifest names; none of one that is damaged.
+    """Lists paths below the store, and records, of the tables that a manifest names; none if it is damaged.
 
     Args:
         manifest: A file of its content.
@@ -295,8 +295,8 @@ def tables_of(manifest: Path, where: object) -> list[tuple[Path, FileRecord]]:
         raw = unsealed(read_bytes(manifest))
         _require_names(where, raw)
         named = {table_path("clients"): raw["clients"]}
-        named |= {table_path(kind, name): of for kind in KINDS for name, of in raw.get(kind, {}).items()}
-        return [(path, read_record(where, of["table"])) for path, of in named.items()]
+        named |= {table_path(kind, name): record for kind in KINDS for name, record in raw.get(kind, {}).items()}
+        return [(path, read_record(where, record["table"])) for path, record in named.items()]
     return []
 
 
@@ -324,7 +324,7 @@ def _with_tables(raw: dict[str, Any], store: Path) -> None:
 
 
 def _with_records(raw: dict[str, Any], store: Path) -> None:
-    """The same of a manifest without tables, which has a record a client."""
+    """Does the same for a manifest without tables, which has a record a client."""
 
     def files(records: list[dict[str, Any]]) -> Files:
         return Files.of([read_record(store / NAME, record) for record in records])
@@ -339,7 +339,7 @@ def _with_records(raw: dict[str, Any], store: Path) -> None:
 
 
 def _without_seal(text: bytes) -> dict[str, Any] | None:
-    """An object that never had a seal, of another program or from before there were seals; None: it is none."""
+    """Reads an object that never had a seal, of another program or of before there were seals; else None."""
     with suppress(ValueError, RecursionError):
         plain = json.loads(text)
         return plain if isinstance(plain, dict) and SEAL not in plain else None

@@ -18,7 +18,7 @@ from shoal.storage.store.split import Split
 
 
 def without_edges(part: Induced, sparsity: Sparsity) -> Induced:
-    """The same rows, and the edges that are not masked. Takes no memory but a row pointer: `part` is used up."""
+    """Removes masked edges. Takes no memory but a row pointer: `part` is used up."""
     if not sparsity.edges:
         return part
     indptr = _keep_edges(key_of(sparsity.seed, "edges"), sparsity.edges, part.node, part.indptr, part.indices)
@@ -26,7 +26,7 @@ def without_edges(part: Induced, sparsity: Sparsity) -> Induced:
 
 
 def without_features(x: Rows, node: np.ndarray, sparsity: Sparsity) -> Rows:
-    """Features `[N, F]` of nodes, int64 `[N]`, masked values zero, in place, or left out of sparse ones."""
+    """Masks features `[N, F]` of nodes, int64 `[N]`: values become zero, in place, or are left out of sparse ones."""
     if not sparsity.features:
         return x
     key, share = key_of(sparsity.seed, "features"), sparsity.features
@@ -40,7 +40,7 @@ def without_features(x: Rows, node: np.ndarray, sparsity: Sparsity) -> Rows:
 
 
 def without_labels(split: Split, item: np.ndarray, sparsity: Sparsity) -> Split:
-    """A split with fewer training items; `item` is the global number of every item of the shard, int64 `[items]`."""
+    """Removes training items from a split; `item` is the global number of every item of the shard, int64 `[items]`."""
     if not sparsity.labels:
         return split
     # The small constant keeps 0.29 * 100 from becoming 28.
@@ -79,7 +79,7 @@ def _zero_values(key: np.uint64, share: float, node: np.ndarray, x: np.ndarray) 
 def _kept_values(
     key: np.uint64, share: float, node: np.ndarray, indptr: np.ndarray, columns: np.ndarray, width: int
 ) -> np.ndarray:
-    """Mask of the values of sparse rows that stay, bool `[E]`."""
+    """Marks the values of sparse rows that stay, bool `[E]`."""
     kept = np.empty(len(columns), dtype=np.bool_)
     for row in range(len(node)):
         first = np.uint64(node[row]) * np.uint64(width)
@@ -90,8 +90,8 @@ def _kept_values(
 
 @numba.njit(cache=True)
 def _bits(key: np.uint64, item: np.ndarray) -> np.ndarray:
-    """64 random bits of every item, uint64 `[n]`."""
-    found = np.empty(len(item), dtype=np.uint64)
+    """Draws 64 random bits for every item, uint64 `[n]`."""
+    bits = np.empty(len(item), dtype=np.uint64)
     for number in range(len(item)):
-        found[number] = bits_at(key, np.uint64(item[number]))
-    return found
+        bits[number] = bits_at(key, np.uint64(item[number]))
+    return bits

@@ -42,15 +42,15 @@ class Remote:
         return str(Folder(self.address))
 
     def cache_here(self) -> Path:
-        """The folder of the cache on this machine."""
+        """Returns the folder of the cache on this machine."""
         return cache_folder() / "stores" if self.cache is None else Path(self.cache)
 
     def scratch(self) -> Path:
-        """The folder in which this machine makes the store, or what is missing of it, before it is sent."""
+        """Returns the folder in which this machine makes the store, or what is missing of it, before it is sent."""
         return self.cache_here() / "prepare" / text_digest(self.address) / "store"
 
     def find(self) -> "RemoteStore | None":
-        """The store as it is there now; None where there is none. Raises FetchError."""
+        """Finds the store as it is there now; None where there is none. Raises FetchError."""
         folder, cache = Folder(self.address), ObjectCache(self.cache_here(), self.limit)
         records = {}
         with cache.writing(), TemporaryDirectory(dir=cache.folder) as new:
@@ -65,12 +65,12 @@ class Remote:
         return replace(self, manifests=tuple(records.items())).open() if NAME in records else None
 
     def open(self) -> "RemoteStore":
-        """The store that was found, on this machine. Raises FetchError: its manifests changed, or are out of reach."""
+        """Opens the store on this machine. Raises FetchError: manifests changed, or are out of reach."""
         return RemoteStore(self, Folder(self.address), ObjectCache(self.cache_here(), self.limit))
 
 
 def _manifests(folder: Folder, below: str) -> Iterator[tuple[str, int]]:
-    """Paths and sizes of the manifests of a store, and of the stores below it."""
+    """Lists paths and sizes of the manifests of a store, and of the stores below it."""
     for path, size in folder.sizes(below).items():
         name, outer = PurePosixPath(path).name, PurePosixPath(path).parent.name
         if size is not None and name == NAME:
@@ -92,7 +92,7 @@ class RemoteStore:
         self.path = cache.folder / "manifests" / text_digest(f"{remote.address} {remote.manifests}")
         for name, record in remote.manifests:
             require_name(remote, name)
-            here, link = self.fetched(Path(name), record), place_in(self.path, Path(name).parent) / Path(name).name
+            here, link = self.fetch(Path(name), record), place_in(self.path, Path(name).parent) / Path(name).name
             # Other processes make the same link.
             new = link.with_name(f"{link.name}.{os.getpid()}")
             with cache.writing():
@@ -105,11 +105,11 @@ class RemoteStore:
         return str(self.remote)
 
     def store(self, below: Path = Path(), first_read: bool = True) -> Store:
-        """The store, or one below it."""
+        """Opens the store, or one below it."""
         return Store(self.path / below, first_read, remote=self)
 
-    def fetched(self, relative: Path, record: FileRecord) -> Path:
-        """The path of a file in the cache. Raises FetchError."""
+    def fetch(self, relative: Path, record: FileRecord) -> Path:
+        """Returns the path of a file in the cache. Raises FetchError."""
         fetch = partial(self._folder.fetch, str(relative), record.bytes, record.xxh3)
         return self._cache.get(record.xxh3, record.bytes, fetch)
 
@@ -118,14 +118,14 @@ class RemoteStore:
         files = [file for file in files_below(self.path) if "hops" not in file[0].parts]
         files += [(Path(name), record) for name, record in self.remote.manifests]
         with ThreadPoolExecutor(AT_ONCE) as threads, self._cache.writing():
-            for (relative, _), here in zip(files, threads.map(lambda file: self.fetched(*file), files)):
+            for (relative, _), here in zip(files, threads.map(lambda file: self.fetch(*file), files)):
                 (scratch / relative).parent.mkdir(parents=True, exist_ok=True)
                 (scratch / relative).unlink(missing_ok=True)
                 os.link(here, scratch / relative)
 
 
 def files_below(path: Path) -> list[tuple[Path, FileRecord]]:
-    """Every file of a store and of the stores below it but their manifests, with its record; paths relative to it."""
+    """Lists files of a store and of the stores below it, but their manifests, with records; relative paths."""
     stores = [Store(folder) for folder in (path, *stores_below(path))]
     return [(store.path.relative_to(path) / relative, record) for store in stores for relative, record in store.files()]
 

@@ -89,7 +89,7 @@ class Shard:
         return self.nodes if self.graph is None else len(self.graph_ptr) - 1
 
     def first_row_of(self, item: int) -> int:
-        """The first row of an item."""
+        """Returns the first row of an item."""
         if self.pairs is not None:
             return int(np.searchsorted(self.pairs.starts, item, side="right")) - 1
         return item if self.graph is None else int(self.graph_ptr[item])
@@ -123,7 +123,7 @@ def shard_columns(
     pairs: Pairs | None = None,
     edge_weight: np.ndarray | None = None,
 ) -> dict[str, pa.Array]:
-    """The columns of one client's shard.
+    """Makes the columns of one client's shard.
 
     Raises ShoalError: 2^31 entries or more, of edges or of sparse features, or a feature that did not fit float16.
 
@@ -158,15 +158,15 @@ def shard_columns(
         columns["graph"] = pa.array(graph)
     if pairs is not None:
         values = {"partner": pairs.partner, "label": pairs.label, "part": pairs.part}
-        each = pa.StructArray.from_arrays([pa.array(column) for column in values.values()], names=list(values))
-        columns["pairs"] = pa.ListArray.from_arrays(pa.array(pairs.starts), each)
+        structs = pa.StructArray.from_arrays([pa.array(column) for column in values.values()], names=list(values))
+        columns["pairs"] = pa.ListArray.from_arrays(pa.array(pairs.starts), structs)
     return columns
 
 
 def graph_columns(
     part: "Induced", label_N: np.ndarray, x_NF: Rows, edge_weight: np.ndarray | None = None
 ) -> dict[str, pa.Array]:
-    """The columns of the graph of some nodes, with their labels and stored features."""
+    """Makes the columns of the graph of some nodes, with their labels and stored features."""
     neighbors = pa.ListArray.from_arrays(
         pa.array(part.indptr.astype(np.int32)), pa.array(part.indices.astype(np.int32))
     )
@@ -196,14 +196,14 @@ class AllEdges(NamedTuple):
 
 
 def weights_column(indptr: np.ndarray, edge_weight: np.ndarray | None) -> dict[str, pa.Array]:
-    """The column of the weights of edges, beside that of the neighbours; none where edges have none."""
+    """Makes the column of the weights of edges, beside that of the neighbours; none where edges have none."""
     if edge_weight is None:
         return {}
     return {"weights": pa.ListArray.from_arrays(pa.array(indptr.astype(np.int32)), pa.array(edge_weight))}
 
 
 def weights_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
-    """Weights of edges, float32 `[E]`; None: there are none. Raises ShoalError: they are of other edges."""
+    """Reads weights of edges, float32 `[E]`; None: there are none. Raises ShoalError: they are of other edges."""
     if "weights" not in file.names:
         return None
     starts, weight = file.lists("weights")
@@ -228,13 +228,13 @@ def open_shard(
     if limits is not None:
         if record is not None:
             require_content(path, record)
-        shard = _mapped(path, client, record, opened)
+        shard = _map(path, client, record, opened)
         require_none(path, bounds_of(shard, limits))
         if opened is not None:
             return shard
-        # In a map of its own: what was read here and by no model shall not stay in the memory of this process.
+        # The shard is mapped anew: what was read here and by no model shall not stay in the memory of this process.
         del shard
-    return _mapped(path, client, record, opened)
+    return _map(path, client, record, opened)
 
 
 def bounds_of(shard: Shard, limits: Limits) -> list[str]:
@@ -256,7 +256,7 @@ def bounds_of(shard: Shard, limits: Limits) -> list[str]:
     return faults
 
 
-def _mapped(path: Path, client: int, record: FileRecord | None, opened: Packs) -> Shard:
+def _map(path: Path, client: int, record: FileRecord | None, opened: Packs) -> Shard:
     file = MappedFile(path, "shard", record, opened)
     indptr, indices = file.lists("neighbors")
     if len(indptr) != file.rows + 1 or indptr[0] != 0 or indptr[-1] != len(indices):
@@ -312,7 +312,7 @@ def _faults_of(file: MappedFile, nodes: int, propagation: PropagationOptions, li
 
 
 def only_labelled(file: MappedFile, shard: Shard, split: Split) -> tuple[Shard, Split, list[Rows]]:
-    """Labelled nodes of a client, their neighbours, edges and degrees among them, and the hops of the whole shard."""
+    """Cuts out labelled nodes of a client, their neighbours, edges and degrees, and hops of the whole shard."""
     indptr, indices = file.lists("neighbors")
     x, *further = (file.features(name) for name in file.names if name.startswith("hop"))
     return *some_rows(shard, split, file.primitive("row"), indptr, indices, x, weights_of(file, indptr)), further
@@ -327,9 +327,9 @@ def some_rows(
     x: Rows,
     edge_weight: np.ndarray | None,
 ) -> tuple[Shard, Split]:
-    """A shard of some rows of another, by the edges among them, their features and weights; and the split of both."""
+    """Makes a shard of some rows of another, by edges among them, features and weights; and the split of both."""
     new_row = np.full(shard.nodes, -1, dtype=np.int32)
     new_row[row] = np.arange(len(row), dtype=np.int32)
     parts = (np.sort(new_row[rows]) for rows in (split.train, split.val, split.test))
-    own = Shard(shard.client, shard.node[row], shard.label[row], indptr, indices, x, edge_weight=edge_weight)
-    return own, Split(*parts)
+    part = Shard(shard.client, shard.node[row], shard.label[row], indptr, indices, x, edge_weight=edge_weight)
+    return part, Split(*parts)

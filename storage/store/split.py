@@ -65,7 +65,7 @@ def from_codes(code: np.ndarray) -> Split:
 
 
 def to_codes(split: Split, items: int) -> np.ndarray:
-    """The inverse of `from_codes`: part of every item, int8 `[items]`."""
+    """Inverts `from_codes`: part of every item, int8 `[items]`."""
     code = np.full(items, UNASSIGNED, dtype=np.int8)
     for part, rows in ((TRAIN, split.train), (VAL, split.val), (TEST, split.test)):
         code[rows] = part
@@ -78,7 +78,7 @@ def write_split(path: Path, split: Split) -> FileRecord:
 
 
 def split_columns(split: Split) -> dict[str, pa.Array]:
-    """A split as columns of three rows, `part` and its row numbers."""
+    """Makes a split's columns of three rows, `part` and its row numbers."""
     parts: Sequence[np.ndarray] = (split.train, split.val, split.test)
     offsets = np.cumsum([0, *map(len, parts)]).astype(np.int32)
     rows = pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(parts).astype(np.int32)))

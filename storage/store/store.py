@@ -34,22 +34,22 @@ Place = Callable[[int | range], Path]
 
 
 def shard_path(clients: int | range) -> Path:
-    """Path of the shards of some clients inside a store, or of that of one."""
+    """Returns the path of the shards of some clients inside a store, or of that of one."""
     return Path("clients") / _name(clients)
 
 
 def split_path(split: str, clients: int | range) -> Path:
-    """Path of the splits of some clients inside a store, or of that of one."""
+    """Returns the path of the splits of some clients inside a store, or of that of one."""
     return Path("splits") / split / _name(clients)
 
 
 def hops_path(propagation: str, clients: int | range) -> Path:
-    """Path of the hops of some clients inside a store, or of those of one."""
+    """Returns the path of the hops of some clients inside a store, or of those of one."""
     return Path("hops") / propagation / _name(clients)
 
 
 def boundary_path(edges: str, clients: int | range) -> Path:
-    """Path of the edges of some clients to others inside a store, or of those of one, of a choice of edges."""
+    """Returns the path of edges of some clients to others inside a store, or of those of one, by a choice of edges."""
     return Path("boundaries") / edges / _name(clients)
 
 
@@ -64,7 +64,7 @@ WRITTEN = (
     rf"boundaries/{FOLDER}/scratch-{FOLDER}/[^/]+\.npy",
 )
 LINKS = (rf"clients|nodes|(splits|hops)/{FOLDER}",)
-# Of the stores below a store.
+# The pattern of the stores below a store.
 BELOW = rf"(({WHOLE}/)?({TRAINING}/{FOLDER}/)?|{DOMAINS}/)"
 
 
@@ -73,13 +73,13 @@ def _name(clients: int | range) -> str:
 
 
 def training_path(split: str) -> Path:
-    """Path inside a store of the store of what training sees where it sees the training nodes of a split alone."""
+    """Returns the path inside a store of the store of what training sees, if it sees a split's training nodes alone."""
     return Path(TRAINING) / split
 
 
 def stores_below(store: Path) -> list[Path]:
-    """Folders of the finished stores inside the folder of a store, and inside each other, in the order of names."""
-    # No split and no hops lie so deep, and no shard lies in a folder of these names.
+    """Lists folders of the finished stores inside the folder of a store, and inside each other, ordered by name."""
+    # Splits and hops do not lie so deep, and shards lie in no folder of these names.
     kinds = (WHOLE, DOMAINS, f"{TRAINING}/*", f"{WHOLE}/{TRAINING}/*")
     return sorted(path.parent for kind in kinds for path in store.glob(f"{kind}/{NAME}"))
 
@@ -90,8 +90,8 @@ class Elsewhere(Protocol):
     path: Path
     remote: Any
 
-    def fetched(self, relative: Path, record: FileRecord) -> Path:
-        """The path of a file on this machine."""
+    def fetch(self, relative: Path, record: FileRecord) -> Path:
+        """Returns the path of a file on this machine."""
         ...
 
 
@@ -116,7 +116,7 @@ class Store:
         self.path, self.remote = path, remote
         self.manifest = read_manifest(path) if manifest is None else manifest
         self._first_read = first_read
-        # By kind, whether a client's data was checked; by kind and first client, where a file is on this machine.
+        # Data that was checked, by kind and client; the place of a file on this machine, by kind and first client.
         self._checked: dict[int, np.ndarray] = {}
         self._found: dict[tuple[int, int], Path] = {}
         self._packs: dict[Path, Pack] | None = None if self.manifest.pack == 1 else {}
@@ -131,20 +131,20 @@ class Store:
         return len(self.manifest.clients)
 
     def whole(self) -> "Store":
-        """The same nodes as one client that keeps every edge (made for centralised training)."""
+        """Opens the same nodes as one client that keeps every edge (made for centralised training)."""
         return Store(self.path / WHOLE, remote=self.remote)
 
     def domain_graphs(self) -> "Store":
-        """The graphs that clients come from, each whole and with all its edges: client d is that of domain d."""
+        """Opens the graphs that clients come from, each whole and with all edges: client d is that of domain d."""
         return Store(self.path / DOMAINS, self._first_read, remote=self.remote)
 
     def training(self, split: str) -> "Store":
-        """The same clients with the training nodes of a split alone, and what these alone make of edges and hops."""
+        """Opens the same clients with a split's training nodes alone, and what these make of edges and hops."""
         return Store(self.path / training_path(split), self._first_read, remote=self.remote)
 
     def _here(self, relative: Path, record: FileRecord) -> Path:
         path = self.path / relative
-        return path if self.remote is None else self.remote.fetched(path.relative_to(self.remote.path), record)
+        return path if self.remote is None else self.remote.fetch(path.relative_to(self.remote.path), record)
 
     def shard(self, client: int) -> Shard:
         """Maps a client's shard."""
@@ -158,7 +158,7 @@ class Store:
         return self._open(client, self.manifest.splits[name].files, partial(split_path, name), open_split, items)
 
     def ids(self) -> pa.Array | None:
-        """What the user calls the nodes `[N]`, int64 or texts; None: they are 0 to N - 1."""
+        """Reads what the user calls the nodes `[N]`, int64 or texts; None: they are 0 to N - 1."""
         if self.manifest.ids is None:
             return None
         path = self._here(IDS, self.manifest.ids)
@@ -175,7 +175,7 @@ class Store:
             return shard, rows, []
         options = propagation_of(propagation)
         if options.computed:
-            # What computes hops takes a third of a second to load.
+            # The import of what computes hops takes a third of a second.
             from shoal.storage.store.computed_hops import open_computed
 
             file = None if options.folder is None else self.hops_file(options.folder, client)
@@ -246,13 +246,13 @@ class Store:
         return int(self.manifest.clients.count(what)[client])
 
     def files(self) -> Iterator[tuple[Path, FileRecord]]:
-        """Every file of the store with its record, path relative to the store."""
+        """Yields every file of the store with its record, path relative to the store."""
         if self.manifest.ids is not None:
             yield IDS, self.manifest.ids
         kinds: list[tuple[Place, Files]] = [(shard_path, self.manifest.clients.files)]
         kinds += [(partial(split_path, name), split.files) for name, split in self.manifest.splits.items()]
         kinds += [(partial(hops_path, name), files) for name, files in self.manifest.hops.items()]
-        kinds += [(partial(boundary_path, name), each.files) for name, each in self.manifest.boundaries.items()]
+        kinds += [(partial(boundary_path, name), record.files) for name, record in self.manifest.boundaries.items()]
         for place, files in kinds:
             for clients, record in files.files():
                 yield place(clients), record

@@ -11,7 +11,7 @@ from shoal.storage.store.computed_hops import ComputedHops
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
 
-# Of this many columns one carries the pattern.
+# One of so many columns carries the pattern.
 EVERY = 20
 
 
@@ -39,7 +39,7 @@ class Trigger:
     draw: int = 0
 
     def rows(self, shard: Shard, split: Split) -> np.ndarray:
-        """Rows that get the trigger, none of the target class, ascending."""
+        """Draws the rows that get the trigger, none of the target class, ascending."""
         part = split.test if self.share is None else split.train
         others = part[shard.label[part] != self.target]
         if self.share is None or not len(others):
@@ -52,36 +52,36 @@ class Trigger:
     def planted(
         self, shard: Shard, split: Split, propagation: PropagationOptions | None
     ) -> tuple[Shard, list[Rows] | ComputedHops]:
-        """The shard with triggers, and its hops: attached nodes lie behind its own, unlabelled, numbered below zero."""
+        """Plants triggers in a shard, and gives its hops; attached nodes lie behind its own, numbered below zero."""
         rows = self.rows(shard, split)
         count, nodes = self.nodes * len(rows), shard.nodes + self.nodes * len(rows)
-        # A node and what is attached to it, joined pair by pair.
+        # A node and the nodes attached to it are joined pair by pair.
         group = np.column_stack([rows, np.arange(shard.nodes, nodes).reshape(-1, self.nodes)])
         first, second = np.nonzero(~np.eye(self.nodes + 1, dtype=bool))
         ends = group[:, first].ravel(), group[:, second].ravel()
         weight = np.ones(shard.entries, np.float32) if shard.edge_weight is None else shard.edge_weight
-        own = sp.csr_array((weight, shard.indices, shard.indptr), shape=(shard.nodes, shard.nodes))
-        own.resize(nodes, nodes)
-        both = sp.csr_array(own + sp.coo_array((np.ones(len(ends[0]), np.float32), ends), shape=(nodes, nodes)))
-        both.sort_indices()
+        adjacency = sp.csr_array((weight, shard.indices, shard.indptr), shape=(shard.nodes, shard.nodes))
+        adjacency.resize(nodes, nodes)
+        joined = sp.csr_array(adjacency + sp.coo_array((np.ones(len(ends[0]), np.float32), ends), shape=(nodes, nodes)))
+        joined.sort_indices()
         label = np.concatenate([shard.label, np.full(count, -1, shard.label.dtype)])
         if self.share is not None:
             label[rows] = self.target
-        found = replace(
+        with_triggers = replace(
             shard,
             node=np.concatenate([shard.node, -1 - np.arange(count)]),
             label=label,
-            indptr=both.indptr.astype(np.int32),
-            indices=both.indices.astype(np.int32),
+            indptr=joined.indptr.astype(np.int32),
+            indices=joined.indices.astype(np.int32),
             x=_with_pattern(shard.x, count, self.seed),
-            edge_weight=None if shard.edge_weight is None else both.data,
+            edge_weight=None if shard.edge_weight is None else joined.data,
         )
         nothing = np.empty(0, dtype=np.int64)
-        return found, [] if propagation is None else ComputedHops(found, propagation, None, nothing, [])
+        return with_triggers, [] if propagation is None else ComputedHops(with_triggers, propagation, None, nothing, [])
 
 
 def _with_pattern(x: Rows, count: int, seed: int) -> Rows:
-    """Features with `count` rows of the pattern behind them."""
+    """Appends `count` rows of the pattern to features."""
     width = int(x.shape[1])
     chosen = np.sort(np.random.default_rng(seed).permutation(width)[: max(1, width // EVERY)])
     norms = np.linalg.norm(x.toarray() if isinstance(x, CsrRows) else x, axis=1)

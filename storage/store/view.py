@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.storage.store.computed_hops import ComputedHops
 
 PAGE = 4096
-# What the cache keeps of a client: hops that are not stored.
+# The cache keeps this of a client: hops that are not stored.
 HOPS = "hops"
 # Bytes of an array that a watched view compares as a whole.
 WATCHED = 2**24
@@ -93,7 +93,7 @@ class View:
         self.train, self.val, self.test = (rows.to(device) for rows in parts)
         self._parts = list(zip((self.train, self.val, self.test), parts))
         self._computed: ComputedHops | None = None if isinstance(hops, Sequence) else hops
-        # Those in the map.
+        # These are the hops in the map.
         self._hops = [_features(rows) for rows in (shard.x, *(hops if isinstance(hops, Sequence) else ()))]
         self.graph_ptr = None if shard.graph is None else torch.from_numpy(shard.graph_ptr).to(device)
         self._row = shard.first_row_of(int(split.train[0])) if len(split.train) else 0
@@ -111,7 +111,7 @@ class View:
         super().__setattr__(name, value)
 
     def written(self) -> str | None:
-        """Name of the data that a method wrote to since it was opened; None: it wrote to none.
+        """Names the data that a method wrote to since it was opened; None: it wrote to none.
 
         Torch counts writes into a tensor. What was overwritten behind its back, as through `numpy()`, is seen by the
         numbers: all of them where the view is watched, else those of one row of features and hops.
@@ -119,7 +119,7 @@ class View:
         named = {"train": self.train, "val": self.val, "test": self.test, "graph_ptr": self.graph_ptr}
         named |= {name: self.__dict__.get(name) for name in ("label", "train_label", "pairs")}
         for name, tensor in named.items():
-            # No tensor of these is made by writing into it.
+            # None of these tensors is made by writing into it.
             if tensor is not None and write_count(tensor):
                 return name
         computed = self._cache.peek((self._key, HOPS)) or ()
@@ -144,9 +144,9 @@ class View:
         self._rows_at_first.extend(t.clone() for t in (self.train, self.val, self.test))
 
     def _overwritten(self) -> str | None:
-        """Name of data whose numbers are not those of when the view was watched; on a GPU, of what lies in the map."""
-        for name, found in self._contents().items():
-            if self._watched[name] != found:
+        """Names data whose numbers have changed since the view was watched; on a GPU, of what lies in the map."""
+        for name, content in self._contents().items():
+            if self._watched[name] != content:
                 return name
         if self.device.type != "cpu":
             return None
@@ -162,7 +162,7 @@ class View:
         return None
 
     def _contents(self) -> dict[str, int]:
-        """XXH3-64 of the arrays in the map, by name."""
+        """Digests the arrays in the map, XXH3-64 by name."""
         shard = self._shard
         named = {"csr": [shard.indptr, shard.indices], "label": [shard.item_label]}
         if shard.edge_weight is not None:
@@ -170,13 +170,13 @@ class View:
         return _digests(named | _arrays_of(self._hops) | _arrays_of(self._cache.peek((self._key, HOPS)) or (), 1))
 
     def _sample(self, hop: StoredFeatures) -> bytes:
-        """Some numbers of a training row of a hop, in the map, whose page training reads anyway."""
+        """Reads some numbers of a training row of a hop, in the map, whose page training reads anyway."""
         if isinstance(hop, Tensor):
             return hop[self._row : self._row + 1, :16].numpy().tobytes()
         starts, *parts = hop.parts()
         start = int(starts[self._row])
-        found = starts[self._row : self._row + 2], *(part[start : start + 16] for part in parts)
-        return b"".join(part.numpy().tobytes() for part in found)
+        parts_of_row = starts[self._row : self._row + 2], *(part[start : start + 16] for part in parts)
+        return b"".join(part.numpy().tobytes() for part in parts_of_row)
 
     @property
     def items_are_rows(self) -> bool:
@@ -194,7 +194,7 @@ class View:
         return self.hop(0)
 
     def hop(self, k: int) -> StoredFeatures:
-        """Hop k as stored, in the map, float32 or float16 `[N, F]`, dense or sparse; hop 0 is x.
+        """Returns hop k as stored, in the map, float32 or float16 `[N, F]`, dense or sparse; hop 0 is x.
 
         One that is not stored lies in memory, and the cache keeps it.
         """
@@ -217,23 +217,23 @@ class View:
                 self._watched.update(_digests(_arrays_of(hops, 1)))
             return hops
 
-        found: list[StoredFeatures] = self.cache(HOPS, compute)
-        return found
+        hops: list[StoredFeatures] = self.cache(HOPS, compute)
+        return hops
 
     def block(self, k: int, start: int = 0, stop: int | None = None) -> StoredFeatures:
-        """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
+        """Copies successive rows of hop k to the device, as stored; a GPU keeps the hop if it fits its cache."""
         hop = self._on_device_if_it_fits(k)
         if isinstance(hop, Tensor):
-            return _sent(hop[start:stop], self.device)
+            return _send(hop[start:stop], self.device)
         low, high, _ = slice(start, stop).indices(len(hop))
         return hop.block(low, max(low, high)).to(self.device)
 
     def rows(self, k: int, rows: Tensor) -> StoredFeatures:
-        """Some rows of hop k on the device, float32 `[n, F]`."""
+        """Copies some rows of hop k to the device, float32 `[n, F]`."""
         hop, rows = self._on_disk(k, rows) or (self._on_device_if_it_fits(k), rows)
         rows = self._rows_here(rows) if hop.device.type == "cpu" else rows.to(hop.device, non_blocking=True)
         chosen = _chosen(hop, rows, self.device) if isinstance(hop, Tensor) else hop.rows(rows)
-        return _sent(chosen, self.device).float()
+        return _send(chosen, self.device).float()
 
     def _on_disk(self, k: int, rows: Tensor) -> tuple[StoredFeatures, Tensor] | None:
         """A hop of some rows, and where rows lie in it, if hops of all of these are on disk, and of others are not."""
@@ -243,19 +243,19 @@ class View:
         return None if place is None else (_features(self._computed.on_disk[k - 1]), torch.from_numpy(place))
 
     def _rows_here(self, rows: Tensor) -> Tensor:
-        """Numbers of rows on the processor; those of a part are there, and a device need not be asked."""
+        """Returns numbers of rows on the processor; those of a part are there, and a device need not be asked."""
         return next((here for there, here in self._parts if there is rows), rows).cpu()
 
     def whole(self, k: int) -> StoredFeatures:
-        """Hop k on the device, float32 `[N, F]`, a sparse one with its transpose, which the cache keeps."""
+        """Returns hop k on the device, float32 `[N, F]`, a sparse one with its transpose, which the cache keeps."""
         hop = self.hop(k)
         if isinstance(hop, Tensor):
             return self.block(k).float()
         if self.device.type != "cpu":
             copy = self._on_device_if_it_fits(k)
             assert isinstance(copy, SparseMatrix)
-            found: SparseMatrix = self.cache(("whole", k), lambda: copy.to(self.device).float().prepared())
-            return found
+            matrix: SparseMatrix = self.cache(("whole", k), lambda: copy.to(self.device).float().prepare())
+            return matrix
         # Columns stay in the map, which shall end with the view.
         values, transposed = self.cache(("whole", k), lambda: _apart_of_the_map(hop))
         if values is None:
@@ -264,13 +264,13 @@ class View:
         return SparseMatrix.of(indptr, indices, values, self.features, transposed)
 
     def _on_device_if_it_fits(self, k: int) -> StoredFeatures:
-        """Hop k on the device if it is there or fits, else in the map."""
+        """Returns hop k on the device if it is there or fits, else in the map."""
         hop = self.hop(k)
         if self.device.type == "cpu":
             return hop
         self._used.add(("hop", k))
         size = hop.nbytes if isinstance(hop, Tensor) else hop.most_bytes
-        copy: StoredFeatures | None = self._cache.keep((self._key, ("hop", k)), size, lambda: _sent(hop, self.device))
+        copy: StoredFeatures | None = self._cache.keep((self._key, ("hop", k)), size, lambda: _send(hop, self.device))
         return hop if copy is None else copy
 
     def _item_label(self) -> np.ndarray:
@@ -299,7 +299,7 @@ class View:
         return None if pairs is None else self._build(lambda: torch.from_numpy(pairs.ends).long().to(self.device))
 
     def rows_of(self, items: Tensor) -> Tensor:
-        """Rows of some items, int64: the items themselves, the nodes of every graph, or both rows of every pair."""
+        """Returns rows of some items, int64: the items themselves, the nodes of graphs, or both rows of pairs."""
         if self.pairs is not None:
             return self.pairs[items].flatten()
         if self.graph_ptr is None:
@@ -354,7 +354,8 @@ class View:
         """A without self loops: float32 CSR `[N, N]`, int32 indices, of ones or weights; zero-copy on the processor."""
         if self.device.type != "cpu":
             return self.cache("adjacency", self._adjacency)
-        # No entry of the cache: the map of the shard stays open as long as this does, and shall end with the view.
+        # The cache has no entry for it: the map of the shard stays open as long as this does, and shall end with the
+        # view.
         if not self._mapped_adjacency:
             built = self._build(self._adjacency)
             self._mapped_adjacency.append((built, writes(built)))
@@ -374,9 +375,9 @@ class View:
         )
 
     def smooth(self, y_NC: Tensor) -> Tensor:
-        """D^{-1/2} (A + I) D^{-1/2} y, float32 `[N, C]`, on the processor by the hops' kernel; y is float32."""
+        """Computes D^{-1/2} (A + I) D^{-1/2} y, float32 `[N, C]`, on a processor by the hops' kernel; y is float32."""
         if self.device.type != "cpu":
-            return smoothed(self.adjacency, self.degree, y_NC)
+            return smooth_by_torch(self.adjacency, self.degree, y_NC)
         # Loading the kernel takes a third of a second and 140 MB: only a host that needs it loads it.
         from shoal.storage.graph.propagation import propagate
 
@@ -386,7 +387,7 @@ class View:
         return out
 
     def cache(self, key: Hashable, build: Callable[[], Any]) -> Any:
-        """Node-sized data rebuilt from the shard when needed: kept while there is room, never checkpointed."""
+        """Returns node-sized data, rebuilt from the shard when needed: kept while there is room, never checkpointed."""
         self._used.add(key)
         return self._cache.get((self._key, key), lambda: self._build(build))
 
@@ -395,13 +396,13 @@ class View:
 
 
 def _arrays_of(hops: Sequence[StoredFeatures], first: int = 0) -> dict[str, list[np.ndarray]]:
-    """The arrays of successive hops, by name."""
+    """Lists the arrays of successive hops, by name."""
     parts = {k: [hop] if isinstance(hop, Tensor) else hop.parts() for k, hop in enumerate(hops, first)}
     return {f"hop({k})" if k else "x": [part.numpy() for part in several] for k, several in parts.items()}
 
 
 def _digests(named: dict[str, list[np.ndarray]]) -> dict[str, int]:
-    """XXH3-64 of arrays by name, of those that are not large."""
+    """Digests arrays that are not large, XXH3-64 by name."""
     return {name: _digest(arrays) for name, arrays in named.items() if sum(a.nbytes for a in arrays) <= WATCHED}
 
 
@@ -413,27 +414,27 @@ def _digest(arrays: Sequence[np.ndarray]) -> int:
 
 
 def _features(rows: Rows) -> StoredFeatures:
-    """Tensors over the memory of arrays."""
+    """Makes tensors over the memory of arrays."""
     if isinstance(rows, CsrRows):
         return SparseMatrix.of(rows.indptr, rows.columns, rows.values, rows.features)
     return torch.from_numpy(rows)
 
 
 def _chosen(hop: Tensor, rows: Tensor, device: torch.device) -> Tensor:
-    """Some rows of a hop where it lies, as stored; from the map for a GPU in memory that it can read by itself."""
+    """Selects rows of a hop where it lies, as stored; from the map for a GPU, in memory that it can read."""
     if hop.device.type == device.type:
         return hop.index_select(0, rows)
     out = torch.empty(len(rows), hop.shape[1], dtype=hop.dtype, device="cpu", pin_memory=device.type == "cuda")
     return torch.index_select(hop, 0, rows, out=out)
 
 
-def _sent(features: StoredFeatures, device: torch.device) -> StoredFeatures:
-    """On a device; a dense copy is asynchronous."""
+def _send(features: StoredFeatures, device: torch.device) -> StoredFeatures:
+    """Sends features to a device; a dense copy is asynchronous."""
     return features.to(device, non_blocking=True) if isinstance(features, Tensor) else features.to(device)
 
 
 def _apart_of_the_map(hop: SparseMatrix) -> tuple[Tensor | None, Tensor]:
-    """Arrays that `View.whole` adds to a mapped matrix: float32 values, where others are stored, and the transpose."""
+    """Makes what `View.whole` adds to a mapped matrix: float32 values, if others are stored, and the transpose."""
     whole = SparseMatrix(hop.csr).float()
     return None if whole.dtype == hop.dtype else whole.parts()[2], whole.transposed
 
@@ -444,8 +445,8 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def smoothed(adjacency: Tensor, degree_N: Tensor, y_NC: Tensor) -> Tensor:
-    """D^{-1/2} (A + I) D^{-1/2} y by torch's sparse product."""
+def smooth_by_torch(adjacency: Tensor, degree_N: Tensor, y_NC: Tensor) -> Tensor:
+    """Computes D^{-1/2} (A + I) D^{-1/2} y by torch's sparse product."""
     root_N1 = degree_N.rsqrt()[:, None]
     scaled_NC = root_N1 * y_NC
     return root_N1 * (torch.sparse.mm(adjacency, scaled_NC) + scaled_NC)

@@ -42,7 +42,7 @@ class Journal:
 
 
 def read_journal(path: Path, way_out: str = AGAIN) -> tuple[list[dict[str, Any]], int]:
-    """The complete lines of a journal, oldest first, and the bytes of a torn one. Raises ShoalError: it is damaged."""
+    """Reads the complete lines of a journal, and the bytes of a torn one. Raises ShoalError: it is damaged."""
     try:
         text = read_bytes(path)
     except FileNotFoundError:
@@ -106,16 +106,16 @@ class StoreWriter:
         self._sound[str(relative)] = True
 
     def bytes_finished(self, folder: Path) -> int:
-        """Bytes of the complete files in a folder of the store."""
+        """Counts the bytes of the complete files in a folder of the store."""
         paths = [Path(path) for path in self._done if Path(path).parent == folder]
         return sum(record.bytes for record in map(self.finished, paths) if record is not None)
 
     def noted(self, relative: Path) -> FileRecord | None:
-        """The record of a file that was finished once, whether or not it still is there."""
+        """Returns the record of a file that was finished once, whether or not it still is there."""
         return self._done.get(str(relative))
 
     def finished(self, relative: Path) -> FileRecord | None:
-        """The record of a file that is complete on disk and as it was written, else None; it is read once."""
+        """Returns the record of a file that is complete on disk and as it was written, else None; it is read once."""
         record, full = self.noted(relative), self.path / relative
         if record is None or not full.exists():
             return None
@@ -134,7 +134,7 @@ class StoreWriter:
 
 
 def noted_files(store: Path) -> dict[Path, FileRecord]:
-    """The files that the journal of a store names, if there is one. Raises ShoalError: it is damaged."""
+    """Lists the files that the journal of a store names, if there is one. Raises ShoalError: it is damaged."""
     entries, _ = read_journal(store / PROGRESS, WAY_OUT)
     return {Path(path): record for path, record in _records(store / PROGRESS, entries).items()}
 

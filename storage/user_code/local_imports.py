@@ -18,28 +18,28 @@ TOO_DEEP = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def collect(file: Path, source: str, key: str = "algorithm.name") -> dict[str, str]:
-    """Texts of modules beside a file that it imports, and these, by dotted name; a package's ends in `.__init__`."""
+    """Collects modules beside a file that it imports, and these: texts by dotted name, a package's in `.__init__`."""
     texts: dict[str, str] = {}
     waiting = [("", source)]
     while waiting:
         package, text = waiting.pop()
-        for name in _imported(text, package):
+        for name in _imports(text, package):
             parts = name.split(".")
             for length in range(1, len(parts) + 1):
                 dotted = ".".join(parts[:length])
                 if parts[0] in TAKEN or dotted in texts or dotted + PACKAGE in texts:
                     continue
-                found = _read(file.parent.joinpath(*parts[:length]), key)
-                if found is None:
+                module = _read_module(file.parent.joinpath(*parts[:length]), key)
+                if module is None:
                     break
-                is_package, text = found
+                is_package, text = module
                 texts[dotted + PACKAGE * is_package] = text
                 waiting.append((dotted if is_package else dotted.rpartition(".")[0], text))
     return dict(sorted(texts.items()))
 
 
-def _imported(source: str, package: str) -> Iterator[str]:
-    """Names of modules that a text may import, absolute; of a text that is no Python none, loading it says why."""
+def _imports(source: str, package: str) -> Iterator[str]:
+    """Lists modules that a text may import, absolute; of a text that is no Python none, loading it says why."""
     try:
         tree = ast.parse(source)
     except TOO_DEEP:
@@ -57,8 +57,8 @@ def _imported(source: str, package: str) -> Iterator[str]:
                 yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
 
 
-def _read(place: Path, key: str) -> tuple[bool, str] | None:
-    """Whether a module is a package, and its text; None where no module lies."""
+def _read_module(place: Path, key: str) -> tuple[bool, str] | None:
+    """Reads whether a module is a package, and its text; None where no module lies."""
     for is_package, file in ((True, place / "__init__.py"), (False, place.with_name(f"{place.name}.py"))):
         if file.is_file():
             try:
@@ -76,13 +76,13 @@ class LocalModules:
         """Imports nothing yet; `name` is that of the file's module, and those of its helpers lie below it."""
         self._name, self._folder, self._texts = name, folder, texts
         self.files = frozenset(map(self._file, texts))
-        for old in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
+        for old in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
             del sys.modules[old]
 
     def run(self, file: str, source: str) -> ModuleType:
-        """The file's own module, its text run. Raises BaseException: whatever the text raises."""
+        """Runs the text of the file's own module. Raises BaseException: whatever the text raises."""
         module = self._module(self._name, file, "")
-        exec(compiled(source, file), module.__dict__)
+        exec(compile_text(source, file), module.__dict__)
         return module
 
     def _file(self, key: str) -> str:
@@ -92,8 +92,8 @@ class LocalModules:
     def _module(self, name: str, file: str, package: str) -> ModuleType:
         module = ModuleType(name)
         # An import statement calls what stands here.
-        own = {**vars(builtins), "__import__": self._import}
-        module.__dict__.update(__file__=file, __builtins__=own, __package__=package)
+        names = {**vars(builtins), "__import__": self._import}
+        module.__dict__.update(__file__=file, __builtins__=names, __package__=package)
         # Dataclasses look their module up by name.
         sys.modules[name] = module
         return module
@@ -126,7 +126,7 @@ class LocalModules:
         return modules[-1] if wanted else modules[0]
 
     def _load(self, dotted: str) -> ModuleType:
-        """A module of the texts, run once."""
+        """Loads a module of the texts, run once."""
         name = f"{self._name}.{dotted}"
         if name in sys.modules:
             return sys.modules[name]
@@ -138,7 +138,7 @@ class LocalModules:
         outer = name.rpartition(".")[0]
         module = self._module(name, file, name if is_package else outer if outer != self._name else "")
         try:
-            exec(compiled(self._texts[key], file), module.__dict__)
+            exec(compile_text(self._texts[key], file), module.__dict__)
         except BaseException:
             del sys.modules[name]
             raise
@@ -148,6 +148,6 @@ class LocalModules:
         return module
 
 
-def compiled(source: str, file: str) -> CodeType:
-    """The code of a text, free of the options of the text that asks for it."""
+def compile_text(source: str, file: str) -> CodeType:
+    """Compiles a text, free of the options of the text that asks for it."""
     return compile(source, file, "exec", dont_inherit=True)

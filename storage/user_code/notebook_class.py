@@ -20,7 +20,7 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def spec_of(cls: type | FunctionType, folder: Path) -> str:
-    """Name of a class, or of a function, in a config: `my_file.py:Name`.
+    """Names a class, or a function, for a config: `my_file.py:Name`.
 
     Of a class of a notebook, a file is written in `folder` with its text and all that it uses: imports, functions,
     classes, and plain values. Raises ShoalError: there is no text of it, or it uses what no text can hold.
@@ -47,7 +47,7 @@ class _Gathering:
         self._seen: set[str] = set()
 
     def of(self, name: str, value: Any) -> Iterator[str]:
-        """The texts that make a name what it is in the notebook."""
+        """Collects the texts that make a name what it is in the notebook."""
         self._seen.add(name)
         if isinstance(value, ModuleType):
             self._require_installed(value)
@@ -59,18 +59,18 @@ class _Gathering:
         else:
             text = _text_of(name, value)
             if text is None:
-                raise self._refused(name, value)
-            for used in sorted(_used(text)):
+                raise self._refusal(name, value)
+            for used in sorted(_free_names(text)):
                 if used not in self._seen and used in self._variables and not hasattr(builtins, used):
                     yield from self.of(used, self._variables[used])
             yield text
 
     def _from(self, name: str, value: Any) -> str:
-        """The import of a class or function of an installed package."""
+        """Writes the import of a class or function of an installed package."""
         module = sys.modules.get(getattr(value, "__module__", None) or "")
         called = getattr(value, "__name__", "")
         if module is None or getattr(module, called, None) is not value:
-            raise self._refused(name, value)
+            raise self._refusal(name, value)
         self._require_installed(module)
         return f"from {module.__name__} import {called} as {name}"
 
@@ -80,7 +80,7 @@ class _Gathering:
         if not ours and "site-packages" not in file.parts and file.is_relative_to(Path.cwd()):
             raise ShoalError(self._wanted, f"uses {file}; put the class into a file beside that, as my_file.py:Name")
 
-    def _refused(self, name: str, value: Any) -> ShoalError:
+    def _refusal(self, name: str, value: Any) -> ShoalError:
         kind = type(value).__name__
         return ShoalError(
             self._wanted, f"there is no text of {name} ({kind}); take an option for it, or put the class into a file"
@@ -96,7 +96,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _text_of(name: str, value: Any) -> str | None:
-    """The text of a class or function of a notebook, with its decorators, from the cell that defined it."""
+    """Finds the text of a class or function of a notebook, with decorators, in the cell that defined it."""
     functions = map(_inner, vars(value).values()) if isinstance(value, type) else [value]
     for function in functions:
         code = getattr(inspect.unwrap(function), "__code__", None)
@@ -106,7 +106,7 @@ def _text_of(name: str, value: Any) -> str | None:
         try:
             body = ast.parse("".join(lines)).body
         except SyntaxError:
-            # Of a cell with commands of the notebook.
+            # The cell has commands of the notebook.
             continue
         for node in reversed(body):
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
@@ -116,16 +116,16 @@ def _text_of(name: str, value: Any) -> str | None:
 
 
 def _inner(value: Any) -> Any:
-    """The function below a property or a method that is no plain function."""
+    """Returns the function below a property or a method that is no plain function."""
     return getattr(value, "fget", None) or getattr(value, "__func__", value)
 
 
-def _used(text: str) -> set[str]:
-    """Names that a text takes from outside of itself."""
-    waiting, found = [symtable.symtable(text, "notebook", "exec")], set()
+def _free_names(text: str) -> set[str]:
+    """Collects the names that a text takes from outside of itself."""
+    waiting, names = [symtable.symtable(text, "notebook", "exec")], set()
     while waiting:
         table = waiting.pop()
         waiting += table.get_children()
         top = table.get_type() == "module"
-        found |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())}
-    return found
+        names |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())}
+    return names

@@ -15,7 +15,7 @@ NO_TYPE = (PydanticSchemaGenerationError, PydanticUndefinedAnnotation)
 
 
 def field_values(cls: type, options: Mapping[str, Any], section: str, name: str, where: str) -> dict[str, Any]:
-    """The values of options as the types of the fields of a dataclass; `section` precedes an option in errors.
+    """Converts options to the types of the fields of a dataclass; `section` precedes an option in errors.
 
     Raises ShoalError: an option is unknown or of a wrong type, a default is, or a type cannot be found.
     """
@@ -26,8 +26,8 @@ def field_values(cls: type, options: Mapping[str, Any], section: str, name: str,
         raise ShoalError(where, f"the types of {cls.__name__} cannot be found: {in_words(error)}") from error
     for key in options:
         if key not in fields:
-            known = ", ".join(fields) or "no option"
-            raise ShoalError(f"{section}{key}", f"unknown; {name} has {known}{did_you_mean(key, fields)}")
+            choices = ", ".join(fields) or "no option"
+            raise ShoalError(f"{section}{key}", f"unknown; {name} has {choices}{did_you_mean(key, fields)}")
     values = {}
     for key, value in options.items():
         try:

@@ -9,7 +9,7 @@ LONGEST = 400
 
 
 def in_words(error: BaseException) -> str:
-    """Type and message of an error, in one line."""
+    """Writes type and message of an error in one line."""
     try:
         message = " ".join(str(error).split())
     except Exception:
@@ -18,7 +18,7 @@ def in_words(error: BaseException) -> str:
 
 
 def innermost_line(files: Collection[str], trace: TracebackType | None) -> str | None:
-    """The innermost line of a traceback that lies in some files, as `file.py, line 7`; None: there is none."""
+    """Finds the innermost line of a traceback that lies in some files, as `file.py, line 7`; None: there is none."""
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
     return next((f"{file}, line {line}" for file, line in reversed(lines) if file in files), None)
 

@@ -40,7 +40,7 @@ class UserCode:
 
     @property
     def digest(self) -> str:
-        """Of the texts, 32 digits, wherever they lie."""
+        """The digest of the texts, 32 digits, wherever they lie."""
         return text_digest(json.dumps([self.source, sorted(self.helpers.items())]))
 
     @property
@@ -54,19 +54,19 @@ class UserCode:
         return frozenset({self.file, *(str(Path(self.file).parent / path) for path in map(path_of, self.helpers))})
 
     def load(self) -> Any:
-        """The object of that name; the file runs once a process. Raises ShoalError: it fails, or has no such class."""
-        return _loaded(self.name, self.source, tuple(sorted(self.helpers.items())))
+        """Loads the object of that name; the file runs once a process. Raises ShoalError: it fails, or lacks it."""
+        return _load(self.name, self.source, tuple(sorted(self.helpers.items())))
 
     def function(self, key: str, *arguments: str) -> Callable[..., Any]:
-        """The function of that name. Raises ShoalError: as `load`; it is none, or takes other arguments."""
-        found, name, listed = self.load(), self.name.rpartition(":")[2], ", ".join(arguments)
-        if not callable(found):
+        """Loads the function of that name. Raises ShoalError: as `load`; it is none, or takes other arguments."""
+        function, name, listed = self.load(), self.name.rpartition(":")[2], ", ".join(arguments)
+        if not callable(function):
             raise self.fault(key, f"{name} is no function; write def {name}({listed})")
         try:
-            inspect.signature(found).bind(*arguments)
+            inspect.signature(function).bind(*arguments)
         except (TypeError, ValueError) as error:
             raise self.fault(key, f"{name} cannot be called as {name}({listed}): {error}") from None
-        return found
+        return function
 
     @property
     def place(self) -> str:
@@ -79,7 +79,7 @@ class UserCode:
 
     @contextmanager
     def at_work(self, key: str) -> Iterator[None]:
-        """What code in the block raises becomes a ShoalError with its file and line, and the traceback as detail."""
+        """Turns what code in the block raises into a ShoalError with its file and line, and the traceback as detail."""
         try:
             yield
         except (ShoalError, ReaderGone):
@@ -94,18 +94,18 @@ class UserCode:
             raise ShoalError(key, where, in_words(error), detail=detail) from error
 
     def fault(self, key: str, what: str) -> ShoalError:
-        """The error for a class that is or gives something wrong."""
+        """Makes the error for a class that is or gives something wrong."""
         return ShoalError(key, self.place, what)
 
 
 def path_of(module: str) -> Path:
-    """Path of a module below the folder of the file, from its dotted name as `collect` gives it."""
+    """Returns the path of a module below the folder of the file, from its dotted name as `collect` gives it."""
     path = Path(*module.split("."))
     return path.with_name(f"{path.name}.py")
 
 
 def read_user_code(key: str, name: str) -> UserCode:
-    """A user's file, and what it imports beside it, as hosts may not see them. Raises ShoalError: one is unreadable."""
+    """Reads a user's file, and what it imports beside it, for hosts that lack them. Raises ShoalError: unreadable."""
     file = name.rpartition(":")[0]
     try:
         source = read_text(file, LARGEST_SOURCE)
@@ -119,7 +119,7 @@ def read_user_code(key: str, name: str) -> UserCode:
 
 
 @cache
-def _loaded(name: str, source: str, helpers: tuple[tuple[str, str], ...]) -> Any:
+def _load(name: str, source: str, helpers: tuple[tuple[str, str], ...]) -> Any:
     file, _, wanted = name.rpartition(":")
     # Two files of one text know different folders.
     module_name = f"shoal_own_{text_digest(json.dumps([file, source, helpers]))}"
@@ -127,7 +127,7 @@ def _loaded(name: str, source: str, helpers: tuple[tuple[str, str], ...]) -> Any
 
 
 def read_class(beside: LocalModules, file: str, source: str, name: str) -> Any:
-    """A class of a user's file, which is run. Raises ShoalError: it fails, with the line; or it has no such class."""
+    """Runs a user's file and returns a class. Raises ShoalError: it fails, with the line; or has no such class."""
     try:
         module = beside.run(file, source)
     except ReaderGone:
@@ -144,13 +144,13 @@ def read_class(beside: LocalModules, file: str, source: str, name: str) -> Any:
         body = ast.parse(source).body
         classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
         functions = [node.name for node in body if isinstance(node, ast.FunctionDef)]
-        kind, found = ("class", classes) if classes else ("class or function", functions)
-        raise ShoalError(file, f"has no {kind} {name}; it has {', '.join(found) or 'none'}")
+        kind, defined = ("class", classes) if classes else ("class or function", functions)
+        raise ShoalError(file, f"has no {kind} {name}; it has {', '.join(defined) or 'none'}")
     return cls
 
 
 def _place_of_failure(error: BaseException, file: str, helpers: frozenset[str]) -> str:
-    """The innermost line of the file, or of a helper beside it, that a failure of its import came through."""
+    """Finds the innermost line of the file, or a helper beside it, that a failure of its import came through."""
     files = helpers | {file}
     if isinstance(error, SyntaxError) and error.filename in files:
         return f"{error.filename}, line {error.lineno}" if error.lineno else str(error.filename)

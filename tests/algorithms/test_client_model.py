@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.algorithms import client as module_under_test
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sample_neighbourhood
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.storage.graph.rows import CsrRows
@@ -36,7 +36,7 @@ def test_logits_are_those_of_the_module_without_dropout(client: Client, monkeypa
         expected = client.model.module([client.data.hop(k) for k in range(3)]).logits_NC
     assert torch.equal(whole, expected)
     monkeypatch.setattr(module_under_test, "ROWS_AT_A_TIME", 7)
-    client.model.changed()
+    client.model.drop_logits()
     torch.testing.assert_close(client.model.logits(), expected)
 
 
@@ -227,7 +227,7 @@ def test_forward_draws_once_from_a_stream_of_its_own(fanouts: list[int], graph: 
     assert torch.equal(step(), step())
     assert not torch.equal(step(), step(2))
     rng = np.random.default_rng(partial(key, 0, 1, 0)("neighbours of some rows"))
-    around = sampled(graph, "sum", fanouts, rows, rng)
+    around = sample_neighbourhood(graph, "sum", fanouts, rows, rng)
     assert torch.equal(step(), make_coupled("gin", dropout=0.0, fanouts=fanouts)(around).logits_NC)
 
 

@@ -14,7 +14,7 @@ from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.partitioning import METHODS, OF_ITEMS, partition
 from shoal.partition.quality import quality
-from shoal.storage.datasets.domains import joined
+from shoal.storage.datasets.domains import join_domains
 from shoal.storage.graph import induced
 from shoal.storage.graph.graph import Domain
 from shoal.storage.graph.induced import kept_entries
@@ -57,7 +57,7 @@ LINE = [(i, i + 1) for i in range(11)]
 @pytest.fixture
 def both(make_graph):
     first, second = make_graph(12, LINE), make_graph(7, LINE[:6])
-    return first, second, joined([replace(first, name="first"), replace(second, name="second")])
+    return first, second, join_domains([replace(first, name="first"), replace(second, name="second")])
 
 
 @pytest.mark.parametrize("method", ["random", "metis", "louvain", "index", "semi-external"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.storage.graph.gather import gathered
+from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph, clean_edges
 from shoal.storage.graph.induced import kept_entries
 from shoal.storage.graph.layout import Layout
@@ -48,7 +48,7 @@ def make_store(tmp_path: Path) -> Callable[..., Store]:
         assignment = np.repeat(np.arange(3, dtype=np.int32), [20, 9, 1])
         kept = kept_entries(graph.indptr, graph.indices, assignment)
         clients, splits, hops, counts = [], [], [], []
-        for client, part, x in gathered(graph, assignment, kept, range(3), dtype, 1 << 30, layout):
+        for client, part, x in gather_features(graph, assignment, kept, range(3), dtype, 1 << 30, layout):
             file = write_shard(root / shard_path(client), client, part, graph.y, x)
             shard = open_shard(root / shard_path(client), client, file)
             split = random_split(shard.label, shard.node, client, OPTIONS)

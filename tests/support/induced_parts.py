@@ -4,7 +4,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.induced import Induced, induced, kept_entries
+from shoal.storage.graph.induced import Induced, induce, kept_entries
 from shoal.storage.graph.rows import CsrRows
 
 
@@ -13,7 +13,7 @@ def part_of(graph: Graph, nodes: np.ndarray) -> Induced:
     assignment = np.ones(graph.nodes, dtype=np.int32)
     assignment[nodes] = 0
     kept = kept_entries(graph.indptr, graph.indices, assignment)
-    return next(induced(graph.indptr, graph.indices, assignment, kept, [0]))
+    return next(induce(graph.indptr, graph.indices, assignment, kept, [0]))
 
 
 def csr_rows(x: np.ndarray) -> CsrRows:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.base import Ask, Client, Context, Requests, Trainer, Tree, Upload
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.methods.adafgl.knowledge import Knowledge, Rows, homophily, knowledge, propagated
+from shoal.algorithms.methods.adafgl.knowledge import Knowledge, Rows, homophily, knowledge, propagate_weighted
 from shoal.algorithms.methods.adafgl.signed_messages import signed_messages
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.inputs.neighbourhood import kept_rows
@@ -26,7 +26,7 @@ from shoal.storage.graph.sparse_matrix import Features
 from shoal.storage.options.types import NotNegative, Positive, Share, ShareBelowOne
 from shoal.storage.store.view import View
 
-# Where a client's state holds the common model of its second phase `[P]`, its branches `[Q]` and its homophily.
+# A client's state has these: the common model of its second phase `[P]`, its branches `[Q]` and its homophily.
 COMMON, BRANCHES, HOMOPHILY = "common", "branches", "homophily"
 PERSONAL = "personal"
 
@@ -61,12 +61,12 @@ class Branches(nn.Module):
         self.message = Head(wide, hidden, classes, 3, dropout, **options)
 
     def forward(self, known: Knowledge, x_NF: Features, asked: Rows | None = None) -> Scores:
-        """Scores by what is known and by the features, `[N, F]`; all but `homo` of the rows that are asked for alone.
+        """Scores nodes by knowledge and features, `[N, F]`; all but `homo` only for the rows that are asked for.
 
         Dropout draws for all nodes, so that the rows that are asked for have no say in what is drawn.
         """
         weights = [branch.first_weights()[0] for branch in (self.homo, self.message, self.smooth)]
-        homo_NH, message_NH, smooth_RH = propagated(known, x_NF, weights, asked)
+        homo_NH, message_NH, smooth_RH = propagate_weighted(known, x_NF, weights, asked)
 
         def mask_of(x: Tensor, p: float) -> Tensor:
             return fill_kept(x.new_empty(len(x_NF), x.shape[1]), p).div_(1 - p)[asked.rows]  # type: ignore
@@ -81,13 +81,13 @@ class Branches(nn.Module):
 
 
 def _after(branch: Head, product_NH: Tensor) -> Tensor:
-    """Scores of a branch whose first weight is multiplied already."""
+    """Computes the scores of a branch whose first weight is multiplied already."""
     return branch.after_first(product_NH + branch.linears[0].get_parameter("bias")).logits_NC
 
 
 @dataclass
 class Received:
-    """What a visit keeps: its branches, and their predictions for all nodes; None until needed."""
+    """The branches of a visit, and their predictions for all nodes; None until needed."""
 
     branches: FlatModel | None = None
     scores_NC: Tensor | None = None
@@ -181,8 +181,8 @@ class AdaFGL(FedAvg):
         if HOMOPHILY not in state:
             state[HOMOPHILY] = torch.tensor(homophily(client.data, client.rng(HOMOPHILY)))
         received.branches = received.scores_NC = None
-        known, flat = self._known(client), self._branches(client, received, options.dropout)
-        asked = _asked(client.data, known)
+        info, flat = self._knowledge(client), self._branches(client, received, options.dropout)
+        asked = _training_rows(client.data, info)
         gradient, loss = flat.w.grad, torch.zeros(())
         assert gradient is not None
         seed_default(client.data.device, client.random("train branches"))
@@ -191,27 +191,27 @@ class AdaFGL(FedAvg):
             step = flat_step(optimizer, flat.w)
             for _ in range(options.epochs):
                 gradient.zero_()
-                scores = flat.module(known, client.data.whole(0), asked)
+                scores = flat.module(info, client.data.whole(0), asked)
                 of_rows = scores._replace(homo=scores.homo[asked.rows])
                 loss = torch.stack([F.cross_entropy(rows, client.data.train_label) for rows in of_rows]).sum()
                 if self.preserve:
-                    loss = loss + self.preserve * F.mse_loss(scores.homo.softmax(1), known.p_NC)
+                    loss = loss + self.preserve * F.mse_loss(scores.homo.softmax(1), info.p_NC)
                 loss.backward()
                 step()
         return bounded_loss(float(loss.detach()))
 
-    def _known(self, client: Client) -> Knowledge:
-        """Predictions and propagation by w on the client's graph; cached on the host."""
+    def _knowledge(self, client: Client) -> Knowledge:
+        """Computes predictions and propagation by w on the client's graph; the host caches them."""
         options = self.alpha, self.steps, self.cut
         # A host may keep data of several runs, whose models differ.
         key = "knowledge", hash(client.model.w.cpu().numpy().tobytes()), *options
-        found: Knowledge = client.data.cache(
+        cached: Knowledge = client.data.cache(
             key, lambda: knowledge(client.data, client.model.logits().softmax(1), *options)
         )
-        return found
+        return cached
 
     def _branches(self, client: Client, received: Received, dropout: float = 0.0) -> FlatModel:
-        """The client's branches, which at first are drawn from its own stream."""
+        """Returns the client's branches, which at first are drawn from its own stream."""
         if received.branches is not None:
             return received.branches
         data = client.data
@@ -230,15 +230,15 @@ class AdaFGL(FedAvg):
         if BRANCHES not in client.state:
             return super().predict(client, received, part)
         if received.scores_NC is None:
-            known, module = self._known(client), self._branches(client, received).module
+            info, module = self._knowledge(client), self._branches(client, received).module
             with torch.no_grad(), without_denormals():
-                homo, *hetero = (of_branch.softmax(1) for of_branch in module.eval()(known, client.data.whole(0)))
+                homo, *hetero = (of_branch.softmax(1) for of_branch in module.eval()(info, client.data.whole(0)))
             share = float(client.state[HOMOPHILY])
-            received.scores_NC = share * (homo + known.p_NC) / 2 + (1 - share) * torch.stack(hetero).mean(0)
+            received.scores_NC = share * (homo + info.p_NC) / 2 + (1 - share) * torch.stack(hetero).mean(0)
         return received.scores_NC if part == "all" else received.scores_NC[getattr(client.data, part)]
 
 
-def _asked(data: View, known: Knowledge) -> Rows:
-    """The training rows, as the steps of a visit read them."""
+def _training_rows(data: View, known: Knowledge) -> Rows:
+    """Gathers the training rows, as the steps of a visit read them."""
     x_RF = data.cache(("train", 0), partial(kept_rows, data, 0, data.train))
     return Rows(data.train, x_RF, known.hops_NG[data.train] if known.hops_NG.numel() else known.hops_NG)

@@ -1,4 +1,4 @@
-"""What the common model knows of a client's graph, and what the client's own labels say of it (AdaFGL, phase 2).
+"""Predictions of the common model, and homophily of a client's own labels (AdaFGL, phase 2).
 
 Axes: N nodes, C classes, F features, K steps of propagation.
 """
@@ -16,7 +16,7 @@ from shoal.algorithms.losses.prototypes import unit
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.store.view import View
 
-# Of the label propagation that measures homophily, as in the authors' code.
+# Steps and weight of the label propagation that measures homophily, as in the authors' code.
 LP_STEPS, LP_SEED_WEIGHT = 10, 0.5
 UNKNOWN = 0.5
 # Rows of S that others are written as, and pairs of nodes whose likeness is held at a time: 2 MB stay in a cache.
@@ -38,7 +38,7 @@ class Likeness(NamedTuple):
     cut: float
 
     def rows(self, rows: Tensor) -> Tensor:
-        """Some rows of S, `[R, N]`."""
+        """Computes some rows of S, `[R, N]`."""
         cos_RN = self.direction_NC[rows] @ self.direction_NC.T
         if self.cut:
             cos_RN = (cos_RN > self.cut).to(cos_RN.dtype)
@@ -51,11 +51,11 @@ class Likeness(NamedTuple):
 
     @property
     def tile(self) -> int:
-        """How many rows are made at a time."""
+        """The number of rows that are made at a time."""
         return max(PAIRS_AT_A_TIME // len(self.direction_NC), 1)
 
-    def factored(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Left, `[N, B]`, right, `[B, N]`, and places `[2, E]` and values `[E]` of a rest; S = left right + rest.
+    def factor(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Factors S = left right + rest: `[N, B]`, `[B, N]`, and the rest's places `[2, E]` and values `[E]`.
 
         Nodes of like probabilities have like rows. So a row is one of a few examples, or none, and where it differs.
         """
@@ -67,7 +67,7 @@ class Likeness(NamedTuple):
         left, places, values = [], [], []
         for rows in self.nodes.split(self.tile):
             similar_RN = self.rows(rows)
-            # |a - b| summed, of ones and zeros, but for the sum of a.
+            # |a - b| is summed over ones and zeros; the sum of a, the same for all, is left out.
             differing_RB = right_BN.sum(1) - 2 * similar_RN @ right_BN.T
             best_R = differing_RB.argmin(1)
             rest_RN = similar_RN - right_BN[best_R]
@@ -86,7 +86,7 @@ class Mixing(NamedTuple):
     rest: SparseMatrix
 
     def times(self, x_NH: Tensor) -> Tensor:
-        """P~ x, `[N, H]`, which may be differentiated in x."""
+        """Computes P~ x, `[N, H]`, which may be differentiated in x."""
         return torch.addmm(self.rest @ x_NH, self.left_NB, self.right_BN @ x_NH)
 
 
@@ -104,29 +104,29 @@ class Knowledge(NamedTuple):
 
 
 def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) -> Knowledge:
-    """P~ = D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2, D the sums of the rows in between, or what it makes of X.
+    """Builds P~ = D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2, D the row sums of the middle, or its product with X.
 
     P~^k X is written out for k up to K, but where X is sparse, and has so few entries or so many columns that products
     of X itself by weights, and of these by P~ K times, are cheaper. S is the `Likeness` of P^; K are the steps.
     """
     likeness, x_NF = Likeness(unit(p_NC), cut), data.whole(0)
-    left_NB, right_BN, places, values = likeness.factored()
+    left_NB, right_BN, places, values = likeness.factor()
     total = left_NB.sum(0).double() @ right_BN.sum(1).double() + values.double().sum()
     mixing = _mixing(data, alpha, left_NB, right_BN, places, values)
-    known = Knowledge(p_NC, likeness, float(total), mixing, p_NC.new_empty(0, 0))
+    without_hops = Knowledge(p_NC, likeness, float(total), mixing, p_NC.new_empty(0, 0))
     if isinstance(x_NF, SparseMatrix):
         few = len(x_NF.parts()[1]) < SPARSE * data.nodes * data.features
         if few or steps * data.nodes < (steps + 1) * data.features:
-            return known
+            return without_hops
         x_NF = x_NF.to_dense()
     hops = [x_NF]
     for _ in range(steps):
         hops.append(mixing.times(hops[-1]))
-    return known._replace(hops_NG=torch.cat(hops, dim=1))
+    return without_hops._replace(hops_NG=torch.cat(hops, dim=1))
 
 
 def _mixing(data: View, alpha: float, left_NB: Tensor, right_BN: Tensor, places: Tensor, values: Tensor) -> Mixing:
-    """P~, of the parts of S."""
+    """Builds P~ from the parts of S."""
     starts, columns = data.edges
     nodes = torch.arange(data.nodes, device=data.device)
     edges = torch.stack([nodes.repeat_interleave(starts.diff()), columns.long()])
@@ -141,7 +141,7 @@ def _mixing(data: View, alpha: float, left_NB: Tensor, right_BN: Tensor, places:
     counts = torch.bincount(row, minlength=data.nodes).cumsum(0)
     starts = torch.cat([counts.new_zeros(1), counts]).int()
     matrix = SparseMatrix.of(starts, column.int(), entries * root_N[row] * root_N[column], data.nodes)
-    return Mixing(root_N[:, None] * left_NB, right_BN * root_N, matrix.prepared())
+    return Mixing(root_N[:, None] * left_NB, right_BN * root_N, matrix.prepare())
 
 
 class Rows(NamedTuple):
@@ -152,16 +152,16 @@ class Rows(NamedTuple):
     hops_RG: Tensor
 
 
-def propagated(
+def propagate_weighted(
     known: Knowledge, x_NF: Features, weights: Sequence[Tensor], asked: Rows | None = None
 ) -> tuple[Tensor, ...]:
-    """[X, P~ X, …, P~^K X] W^T of weights W `[H, (K + 1) F]`, all of one H: `[N, H]` each.
+    """Multiplies [X, P~ X, …, P~^K X] by W^T, for weights W `[H, (K + 1) F]`, all of one H: `[N, H]` each.
 
     With rows that are asked for, the product of the last weight is of these alone, `[R, H]`. A backward pass writes the
     gradients of the weights into their `grad`, which must be there: they are most of what a step writes.
     """
-    found: tuple[Tensor, ...] = _Propagated.apply(known, x_NF, asked, *weights)
-    return found
+    products: tuple[Tensor, ...] = _Propagated.apply(known, x_NF, asked, *weights)
+    return products
 
 
 class _Propagated(torch.autograd.Function):
@@ -183,20 +183,20 @@ class _Propagated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        known, x_NF, asked = ctx.known, ctx.x_NF, ctx.asked
-        if known.hops_NG.numel():
-            for hop, weight, gradient in zip(_hops_read(known, asked, len(gradients)), ctx.weights, gradients):
+        info, x_NF, asked = ctx.known, ctx.x_NF, ctx.asked
+        if info.hops_NG.numel():
+            for hop, weight, gradient in zip(_hops_read(info, asked, len(gradients)), ctx.weights, gradients):
                 torch.mm(gradient.t(), hop, out=weight.grad)
             return (None,) * (3 + len(gradients))
         *others, last = gradients
         if asked is not None:
             last = torch.zeros_like(others[0]).index_add_(0, asked.rows, last)
         product = torch.cat([*others, last], dim=1)
-        # By column, as products give them; only a whole matrix is turned fast.
+        # Products give columns, which are collected: only a whole matrix is transposed fast.
         turned = [torch.empty(weight.shape[::-1], device=weight.device) for weight in ctx.weights]
         for number, of_hop in enumerate(zip(*(of_weight.split(x_NF.shape[1]) for of_weight in turned))):
             if number:
-                product = known.mixing.times(product)
+                product = info.mixing.times(product)
             for part, gradient in zip(of_hop, product.chunk(len(of_hop), dim=1)):
                 x_NF.times_transposed(gradient, part)
         for weight, of_weight in zip(ctx.weights, turned):
@@ -205,12 +205,12 @@ class _Propagated(torch.autograd.Function):
 
 
 def _hops_read(known: Knowledge, asked: Rows | None, weights: int) -> list[Tensor]:
-    """What is written out, as each weight reads it."""
+    """Returns the hops that are written out, as each weight reads them."""
     return [known.hops_NG] * (weights - 1) + [known.hops_NG if asked is None else asked.hops_RG]
 
 
 def homophily(data: View, rng: torch.Generator) -> float:
-    """HCS: how often half of the training labels, propagated over the edges, tell the other half, in [0, 1].
+    """Measures HCS: how often half of the training labels, propagated over edges, tell the other half, in [0, 1].
 
     Nodes of unknown label start as 1 / C for every class. A node whose largest class is not unique has no
     prediction, which counts as wrong. `UNKNOWN` without two training nodes. The half that propagates is the smaller.
@@ -219,11 +219,11 @@ def homophily(data: View, rng: torch.Generator) -> float:
     if n < 2:
         return UNKNOWN
     order = torch.randperm(n, generator=rng, device=data.train.device)
-    known, asked = order[: n // 2], order[n // 2 :]
+    seeds, asked = order[: n // 2], order[n // 2 :]
     seed_NC = torch.full((data.nodes, data.classes), 1 / data.classes, device=data.device)
-    seed_NC[data.train[known]] = F.one_hot(data.train_label[known], data.classes).float()
+    seed_NC[data.train[seeds]] = F.one_hot(data.train_label[seeds], data.classes).float()
     *_, label_NC = propagate_labels(data, seed_NC, LP_STEPS, LP_SEED_WEIGHT)
-    found, truth = label_NC[data.train[asked]], data.train_label[asked]
-    own = found.gather(1, truth[:, None])
-    others = found.scatter(1, truth[:, None], -torch.inf)
-    return float((own[:, 0] > others.max(1).values).float().mean())
+    predicted_RC, truth = label_NC[data.train[asked]], data.train_label[asked]
+    truth_R1 = predicted_RC.gather(1, truth[:, None])
+    others = predicted_RC.scatter(1, truth[:, None], -torch.inf)
+    return float((truth_R1[:, 0] > others.max(1).values).float().mean())

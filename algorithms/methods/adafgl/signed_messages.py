@@ -23,7 +23,7 @@ Pairs = tuple[np.ndarray, np.ndarray, float, float, np.float32, np.ndarray]
 
 
 def signed_messages(y_NC: Tensor, known: Knowledge, beta: float, rows: Tensor | None = None) -> Tensor:
-    """(y + softmax(R+ y) - softmax(R- y)) / 2 of some rows, `[R, C]`, or of all: similar nodes attract, others repel.
+    """Computes (y + softmax(R+ y) - softmax(R- y)) / 2 of rows or all, `[R, C]`: similar nodes attract, others repel.
 
     R+ and R- are the positive and negative parts of R, which tells how much more, or less, similar than the mean pair
     two nodes are: 1 as much as the most similar pair, -1 not at all; 1 on the diagonal. The authors' code turns the
@@ -49,9 +49,9 @@ def signed_messages(y_NC: Tensor, known: Knowledge, beta: float, rows: Tensor | 
 
 
 def _by_class(x_NC: Tensor) -> np.ndarray:
-    """`[C, N]`, on a processor."""
-    found: np.ndarray = x_NC.detach().cpu().T.contiguous().numpy()
-    return found
+    """Copies to the processor, a row a class: `[C, N]`."""
+    x_CN: np.ndarray = x_NC.detach().cpu().T.contiguous().numpy()
+    return x_CN
 
 
 class _Messages(torch.autograd.Function):
@@ -78,48 +78,51 @@ class _Messages(torch.autograd.Function):
         near_RC, far_RC = (gradient.cpu().contiguous().numpy() for gradient in gradients)
         of_y, of_direction = np.zeros((2, *ctx.y_CN.shape), np.float32)
         of_mean = _scatter(ctx.pairs, ctx.y_CN, near_RC, far_RC, of_y, of_direction)
-        found = (torch.from_numpy(of).to(ctx.device) for of in (of_y.T, of_direction.T, np.array(of_mean, np.float32)))
-        return *found, None, None
+        of_inputs = (
+            torch.from_numpy(gradient).to(ctx.device)
+            for gradient in (of_y.T, of_direction.T, np.array(of_mean, np.float32))
+        )
+        return *of_inputs, None, None
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
-def _mixed(row: int, first: int, pairs: Pairs, similar: np.ndarray, found: np.ndarray) -> None:
-    """Entries of M, `[T]`, of a row from the column `first` on, and of S; that on M's diagonal is not zero."""
+def _mix(row: int, first: int, pairs: Pairs, similar: np.ndarray, mixed: np.ndarray) -> None:
+    """Computes entries of M, `[T]`, of a row from the column `first` on, and of S; that on M's diagonal is not zero."""
     direction, like, cut, beta, _, _ = pairs
     similar[:] = 0
-    found[:] = 0
-    stop, share, other = first + len(found), np.float32(beta), np.float32(1 - beta)
+    mixed[:] = 0
+    stop, share, other = first + len(mixed), np.float32(beta), np.float32(1 - beta)
     for c in range(len(direction)):
         of_like, of_direction = like[c, first:stop], direction[c, first:stop]
         own_like, own_direction = like[c, row], direction[c, row]
-        for t in range(len(found)):
+        for t in range(len(mixed)):
             similar[t] += own_like * of_like[t]
-            found[t] += own_direction * of_direction[t]
+            mixed[t] += own_direction * of_direction[t]
     if cut > 0:
         least = np.float32(cut)
-        for t in range(len(found)):
+        for t in range(len(mixed)):
             similar[t] = ONE if similar[t] > least else ZERO
-    for t in range(len(found)):
-        found[t] = share * similar[t] + other * found[t]
+    for t in range(len(mixed)):
+        mixed[t] = share * similar[t] + other * mixed[t]
 
 
 def _most_similar(direction_NC: Tensor, known: Likeness, beta: float) -> tuple[int, int, float]:
-    """The two nodes of the largest entry of M, which is symmetric, off the diagonal, and their entry of S."""
-    found = 0, 0, -1.0, 0.0
+    """Finds the two nodes of the largest entry of the symmetric M off the diagonal, and their entry of S."""
+    best = 0, 0, -1.0, 0.0
     like_NC, direction_NC = known.direction_NC.cpu(), direction_NC.detach().cpu()
     for first in range(0, len(like_NC), known.tile):
         some = slice(first, first + known.tile)
         products = ((x_NC[some] @ x_NC[first:].T).numpy() for x_NC in (like_NC, direction_NC))
-        found = _larger(*products, known.cut, beta, first, found)
-    a, b, _, similar = found
+        best = _larger(*products, known.cut, beta, first, best)
+    a, b, _, similar = best
     return a, b, similar
 
 
 @numba.njit(cache=True, nogil=True, fastmath={*FAST, "nnan"})
 def _larger(
-    like: np.ndarray, mixed: np.ndarray, cut: float, beta: float, start: int, found: tuple[int, int, float, float]
+    like: np.ndarray, mixed: np.ndarray, cut: float, beta: float, start: int, best: tuple[int, int, float, float]
 ) -> tuple[int, int, float, float]:
-    """Row, column, M and S of an entry above the diagonal that is larger than the one found so far, or that one."""
+    """Returns row, column, M and S of an entry above the diagonal that is larger than the best so far, or that one."""
     soft, least, share, other = cut == 0, np.float32(cut), np.float32(beta), np.float32(1 - beta)
     for row in range(len(like)):
         similar, entry = like[row, row + 1 :], mixed[row, row + 1 :]
@@ -128,11 +131,11 @@ def _larger(
             s = similar[t] if soft else ONE if similar[t] > least else ZERO
             entry[t] = share * s + other * entry[t]
             most = entry[t] if entry[t] > most else most
-        if most > found[2]:
+        if most > best[2]:
             place = int(np.argmax(entry))
             s = similar[place] if soft else ONE if similar[place] > least else ZERO
-            found = start + row, start + row + 1 + place, float(most), float(s)
-    return found
+            best = start + row, start + row + 1 + place, float(most), float(s)
+    return best
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
@@ -140,12 +143,12 @@ def _gather(pairs: Pairs, y: np.ndarray, near: np.ndarray, far: np.ndarray) -> N
     """Adds to `near` and `far`, `[R, C]`, the products of the positive and negative part of M - m with y."""
     _, _, _, _, mean, rows = pairs
     classes, nodes = y.shape
-    similar, found = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+    similar, mixed = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
     for r in range(len(rows)):
         for first in range(0, nodes, TILE):
             count = min(TILE, nodes - first)
-            above = found[:count]
-            _mixed(rows[r], first, pairs, similar[:count], above)
+            above = mixed[:count]
+            _mix(rows[r], first, pairs, similar[:count], above)
             _less(above, mean, rows[r] - first)
             for c in range(classes):
                 of_class, attracted, repelled = y[c, first : first + count], ZERO, ZERO
@@ -172,14 +175,14 @@ def _scatter(
     """Adds the gradients of y and direction, `[C, N]`, from those of `near` and `far`, `[R, C]`; gives that of m."""
     direction, _, _, beta, mean, rows = pairs
     classes, nodes = y.shape
-    similar, found, passed = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+    similar, mixed, passed = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.empty(TILE, np.float32)
     of_mean, other = 0.0, np.float32(1 - beta)
     for r in range(len(rows)):
         row = rows[r]
         for first in range(0, nodes, TILE):
             count, stop = min(TILE, nodes - first), min(first + TILE, nodes)
-            above, of_above, repelled = found[:count], passed[:count], similar[:count]
-            _mixed(row, first, pairs, repelled, above)
+            above, of_above, repelled = mixed[:count], passed[:count], similar[:count]
+            _mix(row, first, pairs, repelled, above)
             _less(above, mean, row - first)
             of_above[:] = 0
             repelled[:] = 0
@@ -203,9 +206,9 @@ def _scatter(
             of_mean -= float(total)
             for c in range(classes):
                 others, into = direction[c, first:stop], of_direction[c, first:stop]
-                own, gathered = direction[c, row], ZERO
+                direction_of_row, gathered = direction[c, row], ZERO
                 for t in range(count):
-                    into[t] += of_above[t] * own
+                    into[t] += of_above[t] * direction_of_row
                     gathered += of_above[t] * others[t]
                 of_direction[c, row] += gathered
     return of_mean

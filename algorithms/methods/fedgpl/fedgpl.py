@@ -17,8 +17,8 @@ from shoal.algorithms.methods.fedgpl.own_part import (
     OwnPart,
     batches_of,
     hold,
+    load_part,
     own_entries,
-    put,
 )
 from shoal.algorithms.methods.fedgpl.server_gnn import GNN, ServerGNN
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
@@ -54,7 +54,7 @@ class Trained:
 
 
 def task_weights(trained: Trained, mixing: Mixing, diagonal: Diagonal, distance: Distance = "rms") -> Tensor:
-    """The weights of every client's parameters in the next ones of a task, float64 `[T, N]`.
+    """Computes the weights of every client's parameters in the next ones of a task, float64 `[T, N]`.
 
     Rows of tasks with a client sum to one, others are zero. `hidta` is of equations (5) to (7), `task_mean` the mean
     within a task, `mean` that over all clients. `diagonal`: see `transferability`. Equation (6) has the `norm` of a
@@ -73,14 +73,14 @@ def task_weights(trained: Trained, mixing: Mixing, diagonal: Diagonal, distance:
     mean_NQ = (members_TN @ trained.end_NQ)[trained.task_N]
     square_NQ = (trained.end_NQ - mean_NQ).square()
     closeness_N = F.logsigmoid(-(square_NQ.mean(dim=1) if distance == "rms" else square_NQ.sum(dim=1)).sqrt())
-    # In the weights of one target the closeness of the target itself cancels.
+    # The closeness of the target itself cancels in the weights of one target.
     weight_TN = torch.softmax(tau_TN.log() + closeness_N, dim=1)
-    # Nobody to listen to: the row is 0 / 0.
+    # A task with no other to listen to has a row of 0 / 0, which becomes its own members.
     return torch.where(there_T1 > 0, torch.where(weight_TN.isnan(), members_TN, weight_TN), 0.0)
 
 
 def transferability(trained: Trained, diagonal: Diagonal) -> Tensor:
-    """How far the step of a task leads towards another one (eq. 5), float64 `[T, T]`, rows being targets.
+    """Measures how far the step of a task leads towards another one (eq. 5), float64 `[T, T]`, rows being targets.
 
     tau_pq = <theta'_p - theta_p, theta'_q - theta_p> / ||theta'_p - theta_p||, theta being means over the clients of a
     task. Negative ones, of which the paper says nothing, count as 0: with them the sum below (7) may vanish. By (5)
@@ -102,7 +102,7 @@ def transferability(trained: Trained, diagonal: Diagonal) -> Tensor:
 
 @dataclass
 class Turn:
-    """What a client received in one exchange, and its upload."""
+    """The download of a client in one exchange, and its upload."""
 
     down: Tree
     up: Tree = field(default_factory=dict)
@@ -140,7 +140,7 @@ class FedGPL(Algorithm):
         mixing: `hidta`, or for comparison `task_mean`, `mean` over all clients (FedAvg), or `none`.
         diagonal: See `task_mixing.transferability`; the paper's is `delta`.
         distance: See `task_mixing.task_weights`; the paper's is `norm`.
-        noise: On what clients send in a batch: `off`, `paper` or `clipped`, see `noised`.
+        noise: On what clients send in a batch: `off`, `paper` or `clipped`, see `add_noise`.
         epsilon: Of one row in one release. Notes of a round say what is spent so far at most: on the rows of one
             training graph, and, where graphs were cut out of one, on those of a node, which may lie in many graphs.
         clip: Largest L1 norm of a row, `clipped` only.
@@ -169,15 +169,15 @@ class FedGPL(Algorithm):
 
     def setup(self, ctx: Context) -> Tree:
         flat = ctx.build(MODEL, 0)
-        own = own_entries(flat)
+        own_P = own_entries(flat)
         w = flat.w.detach()
-        return {GNN: w[~own].clone(), "theta": w[own].expand(len(ctx.clients), -1).clone()}
+        return {GNN: w[~own_P].clone(), "theta": w[own_P].expand(len(ctx.clients), -1).clone()}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         able = [i for i in cohort if ctx.clients[i].train]
         pending = {i: {"theta": server["theta"][i]} for i in cohort}
         if self.gnn == "per_batch_seq":
-            # Who comes last moves the GNN most.
+            # The order is drawn, because the last client moves the GNN most.
             for place in torch.randperm(len(able), generator=ctx.rng("order of clients")).tolist():
                 yield from self._train(ctx, [self._gnn(ctx, server, [able[place]])], pending)
         elif self.gnn == "per_client_avg":
@@ -202,13 +202,13 @@ class FedGPL(Algorithm):
 
     def _gnn(self, ctx: Context, tree: Tree, clients: Sequence[int]) -> ServerGNN:
         flat = ctx.build(MODEL, 0)
-        own = own_entries(flat)
+        own_P = own_entries(flat)
         if self.gnn == "frozen":
             flat.module.requires_grad_(False)
-        return ServerGNN(tree, clients, flat, own, self.most_rows, self.recompute)
+        return ServerGNN(tree, clients, flat, own_P, self.most_rows, self.recompute)
 
     def _train(self, ctx: Context, gnns: Sequence[ServerGNN], pending: dict[int, Tree]) -> Exchange:
-        """All batches of some clients, those of one number together; `pending` holds each client's next download."""
+        """Trains on all batches of some clients, same numbers together; `pending` holds each client's next download."""
         steps = {i: batches_of(ctx.clients[i].train, ctx.train) for gnn in gnns for i in gnn.clients}
         for number in range(max(steps.values(), default=0)):
             yield from self._exchange(ctx, gnns, number, [i for i in steps if steps[i] > number], pending)
@@ -219,7 +219,7 @@ class FedGPL(Algorithm):
     def _exchange(
         self, ctx: Context, gnns: Sequence[ServerGNN], number: int, clients: Sequence[int], pending: dict[int, Tree]
     ) -> Exchange:
-        """The messages of one batch."""
+        """Exchanges the messages of one batch."""
         received = {i: pending.pop(i) for i in clients if i in pending}
         got = yield Ask("forward", GRAPHS, private=received, to=clients, score=False)
         columns = zip(got.ids, *(got.lists[name] for name in GRAPHS))
@@ -262,7 +262,7 @@ class FedGPL(Algorithm):
 
     def receive(self, client: Client, down: Tree) -> Turn:
         if GNN in down:
-            put(client, down[GNN], ~own_entries(client.model.flat))
+            load_part(client, down[GNN], ~own_entries(client.model.flat))
         if "thetas" in down:
             hold(client, down["thetas"][client.info.client].clone())
         elif "theta" in down:
@@ -278,20 +278,20 @@ class FedGPL(Algorithm):
         if "of_x" in down:
             part.step(down["of_x"])
         if phase == "forward":
-            graphs = part.prompted()
-            x_NF = self._noised(client, graphs.x_NF.detach(), "x")
+            graphs = part.add_prompt()
+            x_NF = self._add_noise(client, graphs.x_NF.detach(), "x")
             arrows = graphs.pairs_2E[:, :0] if graphs.arrows_2E is None else graphs.arrows_2E.int()
             received.up = {"x": x_NF, "pairs": graphs.pairs_2E, "arrows": arrows, "first": graphs.first.int()}
         elif phase == "backward":
-            received.up = {"of_answer": self._noised(client, part.learn_head(down["answer"]), "answer")}
+            received.up = {"of_answer": self._add_noise(client, part.learn_head(down["answer"]), "answer")}
         else:
             received.up = {"theta": client.state[OWN]}
             return bounded_loss(float(client.state[LOSS])) if client.info.train else float("nan")
         return float("nan")
 
-    def _noised(self, client: Client, rows: Tensor, what: str) -> Tensor:
+    def _add_noise(self, client: Client, rows: Tensor, what: str) -> Tensor:
         rng = client.rng(f"noise {what} {int(client.state[BATCH])}")
-        return noised(rows, self.noise, self.epsilon, self.clip, rng)
+        return add_noise(rows, self.noise, self.epsilon, self.clip, rng)
 
     def upload(self, client: Client, received: Turn, phase: str) -> Upload:
         if phase == "end":
@@ -306,8 +306,8 @@ def laplace(shape: torch.Size, scale: float, rng: torch.Generator, device: torch
     return -scale * u.sign() * torch.log1p(-2 * u.abs())
 
 
-def noised(x_NF: Tensor, noise: Noise, epsilon: float, clip: float, rng: torch.Generator) -> Tensor:
-    """Rows with Laplace noise (eq. 4), in a new tensor unless there is none.
+def add_noise(x_NF: Tensor, noise: Noise, epsilon: float, clip: float, rng: torch.Generator) -> Tensor:
+    """Adds Laplace noise to rows (eq. 4), in a new tensor unless there is none.
 
     `paper` has the scale (max - min) / epsilon over the whole tensor: the range of the very data is no bound of what
     one row can change, so this is not epsilon-differentially private. `clipped` shrinks rows to an L1 norm of `clip`

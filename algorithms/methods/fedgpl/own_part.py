@@ -21,16 +21,16 @@ IN_ROUND = OWN, BATCH, LOSS, OF_HEAD = "own", "batch", "loss", "of_head"
 
 
 def own_entries(flat: FlatModel) -> Tensor:
-    """Which entries of `w` are the prompt's and classifier's, bool `[P]`; a ShoalError says that there is no prompt."""
+    """Marks the prompt's and classifier's entries of `w`, bool `[P]`; raises a ShoalError without a prompt."""
     if not isinstance(flat.module, Prompted):
         raise ShoalError(
             "model.prompt", "fedgpl cuts the model between prompt and GNN; give vpg, or none for classifiers alone"
         )
-    own = torch.zeros(len(flat.w), dtype=torch.bool, device=flat.w.device)
-    # Those of the prompt come first.
-    own[: sum(p.numel() for p in flat.module.prompt.parameters())] = True
-    own[flat.classifier] = True
-    return own
+    own_P = torch.zeros(len(flat.w), dtype=torch.bool, device=flat.w.device)
+    # The prompt's parameters come first.
+    own_P[: sum(p.numel() for p in flat.module.prompt.parameters())] = True
+    own_P[flat.classifier] = True
+    return own_P
 
 
 def batches_of(train: int, options: TrainOptions) -> int:
@@ -46,29 +46,29 @@ class OwnPart:
     options: TrainOptions
 
     def restart(self) -> None:
-        """Before the first batch of a round."""
+        """Resets the batches before the first one of a round."""
         state, device = self.client.state, self.client.data.device
         state.update({BATCH: torch.zeros((), dtype=torch.int64), LOSS: torch.zeros((), device=device)})
         if self.options.opt_state == "reset":
             for name in kept_moments(state, moments_key(OWN)):
                 del state[f"{OWN}.opt.{name}"]
 
-    def prompted(self) -> PlainGraphs:
-        """The graphs of the batch, with the prompt."""
+    def add_prompt(self) -> PlainGraphs:
+        """Adds the prompt to the graphs of the batch."""
         client = self.client
         client.model.module.train()
         assert client.model.items is not None
         return client.model.module.prompt(client.model.items.some(client.data.train[self._graphs()]))  # type: ignore
 
     def learn_head(self, answer_GH: Tensor) -> Tensor:
-        """The gradient of the loss with respect to the answers for the batch, `[B, H]`; that of the head is kept."""
+        """Computes the gradient of the loss in the answers for the batch, `[B, H]`; keeps that of the head."""
         client, flat = self.client, self.client.model.flat
         graphs = self._graphs()
         answer_GH = answer_GH.clone().requires_grad_()
         flat.w.grad.zero_()  # type: ignore[union-attr]
         flat.module.train()
         seed_default(client.data.device, client.model.random(f"head {int(client.state[BATCH])}"))
-        out = flat.module.backbone.classified(answer_GH)  # type: ignore
+        out = flat.module.backbone.classify_items(answer_GH)  # type: ignore
         loss = F.cross_entropy(out.logits_NC, client.data.label[client.data.train[graphs]])
         loss.backward()
         client.state[OF_HEAD] = flat.w.grad[own_entries(flat)]  # type: ignore[index]
@@ -79,17 +79,17 @@ class OwnPart:
         return answer_GH.grad
 
     def step(self, of_x_NF: Tensor) -> None:
-        """One step of prompt and head, from the gradient of the features that were sent; the next batch follows."""
+        """Steps prompt and head by the gradient of the features that were sent, and goes to the next batch."""
         client, flat = self.client, self.client.model.flat
-        own = own_entries(flat)
+        own_P = own_entries(flat)
         gradient = flat.w.grad
         assert gradient is not None
         gradient.zero_()
-        sent = self.prompted()
+        sent = self.add_prompt()
         if sent.x_NF.requires_grad:
             sent.x_NF.backward(of_x_NF)
         part = nn.Parameter(client.state[OWN].clone())
-        part.grad = gradient[own] + client.state.pop(OF_HEAD)
+        part.grad = gradient[own_P] + client.state.pop(OF_HEAD)
         optimizer = make_optimizer([part], self.options)
         if moments := kept_moments(client.state, moments_key(OWN)):
             optimizer.state[part] = moments
@@ -99,7 +99,7 @@ class OwnPart:
         client.state[BATCH] = client.state[BATCH] + 1
 
     def _graphs(self) -> Tensor:
-        """Places of the batch among the training graphs; every epoch has its own order."""
+        """Returns places of the batch among the training graphs; every epoch has its own order."""
         train, size = self.client.info.train, self.options.batch_size or self.client.info.train
         epoch, number = divmod(int(self.client.state[BATCH]), -(-train // size))
         order = torch.arange(train, device=self.client.data.device)
@@ -111,11 +111,11 @@ class OwnPart:
 def hold(client: Client, own: Tensor) -> None:
     """Makes these the client's prompt and head, float32 `[Q]`."""
     client.state[OWN] = own
-    put(client, own, own_entries(client.model.flat))
+    load_part(client, own, own_entries(client.model.flat))
 
 
-def put(client: Client, part: Tensor, where: Tensor) -> None:
-    """Makes these the entries of the client's model that `where`, bool `[P]`, marks."""
+def load_part(client: Client, part: Tensor, where: Tensor) -> None:
+    """Replaces the entries of the client's model that `where`, bool `[P]`, marks."""
     w = client.model.w.clone()
     if len(part) != int(where.sum()):
         raise ProtocolError(f"a part of {len(part)} parameters, the model has {int(where.sum())} there")

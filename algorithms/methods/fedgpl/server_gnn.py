@@ -55,43 +55,43 @@ class ServerGNN:
         self.flat.w.data[~self.own] = self.tree[GNN]
 
     def forward(self, sent: Mapping[int, PlainGraphs], seed: int) -> dict[int, Tensor]:
-        """Embeddings of every client's graphs, `[B, H]`, in training mode; its context lives until `backward`.
+        """Embeds every client's graphs, `[B, H]`, in training mode; its context lives until `backward`.
 
         The seed is that of dropout in the first pass; the next ones count on.
         """
         groups = _groups(sent, self.most_rows)
-        self._passes = [_joined(sent, clients, seed + number) for number, clients in enumerate(groups)]
-        found: dict[int, Tensor] = {}
-        for one in self._passes:
+        self._passes = [_join(sent, clients, seed + number) for number, clients in enumerate(groups)]
+        answers: dict[int, Tensor] = {}
+        for group in self._passes:
             with torch.set_grad_enabled(not self.recompute):
-                answer_GH = self._answer(one)
-            one.answer_GH = None if self.recompute else answer_GH
-            found.update(zip(one.clients, answer_GH.detach().tensor_split(one.answers[1:-1])))
-        return found
+                answer_GH = self._answer(group)
+            group.answer_GH = None if self.recompute else answer_GH
+            answers.update(zip(group.clients, answer_GH.detach().tensor_split(group.answers[1:-1])))
+        return answers
 
     def backward(self, gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Gradients of the features that clients sent, `[nodes, F]`, from those of the answers, `[B, H]`.
+        """Computes gradients of the features that clients sent, `[nodes, F]`, from those of the answers, `[B, H]`.
 
         The gradient of the GNN is added to the ones before. Clients without a gradient have none to come back.
         """
-        found: dict[int, Tensor] = {}
+        of_clients: dict[int, Tensor] = {}
         passes, self._passes = self._passes, []
-        for one in passes:
-            answer_GH = self._answer(one) if one.answer_GH is None else one.answer_GH
+        for group in passes:
+            answer_GH = self._answer(group) if group.answer_GH is None else group.answer_GH
             gradient_GH = torch.zeros_like(answer_GH)
-            for client, (a, b) in zip(one.clients, pairwise(one.answers)):
+            for client, (a, b) in zip(group.clients, pairwise(group.answers)):
                 if client in gradients:
                     gradient_GH[a:b] = gradients[client]
             answer_GH.backward(gradient_GH)
-            of_x_NF = one.graphs.x_NF.grad
+            of_x_NF = group.graphs.x_NF.grad
             assert of_x_NF is not None
-            parts = zip(one.clients, of_x_NF.tensor_split(one.rows[1:-1]))
-            found.update({client: part for client, part in parts if client in gradients})
-        self.count += len(found)
-        return found
+            parts = zip(group.clients, of_x_NF.tensor_split(group.rows[1:-1]))
+            of_clients.update({client: part for client, part in parts if client in gradients})
+        self.count += len(of_clients)
+        return of_clients
 
     def step(self, lr: float) -> None:
-        """One step of Adam on the mean gradient over batches since the last step; none without a batch."""
+        """Takes a step of Adam on the mean gradient over batches since the last step; none without a batch."""
         if not self.count:
             return
         of_w = self.flat.w.grad
@@ -115,7 +115,7 @@ class ServerGNN:
 
 
 def _groups(sent: Mapping[int, PlainGraphs], most_rows: int) -> Iterator[list[int]]:
-    """Clients in order, as many at a time as have so many nodes, at least one."""
+    """Groups clients in order, as many at a time as have so many nodes, at least one."""
     group: list[int] = []
     rows = 0
     for client, graphs in sent.items():
@@ -128,8 +128,8 @@ def _groups(sent: Mapping[int, PlainGraphs], most_rows: int) -> Iterator[list[in
         yield group
 
 
-def _joined(sent: Mapping[int, PlainGraphs], clients: list[int], seed: int) -> _Pass:
-    """Graphs of some clients behind one another."""
+def _join(sent: Mapping[int, PlainGraphs], clients: list[int], seed: int) -> _Pass:
+    """Joins the graphs of some clients behind one another."""
     parts = [sent[client] for client in clients]
     rows = [*accumulate((len(part.x_NF) for part in parts), initial=0)]
     answers = [*accumulate((len(part.first) - 1 for part in parts), initial=0)]

@@ -15,7 +15,7 @@ from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
-# Of the exchange, and of the state that a client keeps from one step to the next.
+# Entries of the exchange, and of the state that a client keeps from one step to the next.
 SUMS, PLACE, RECEIVED = "sums", "place", "received"
 SEED, LABELS, MOMENTS = "seed", "labels", "moments"
 SKETCH = {"h": Reduce.STACK, "m": Reduce.STACK}
@@ -41,7 +41,7 @@ def exchange(
 
 
 def added_up(place_S2: Tensor, sums_SC: Tensor) -> dict[int, Tree]:
-    """For every client that gets any: its rows, int32 ascending, and the sums for each, added up in the order given."""
+    """Adds up sums for every client that gets any: its rows, int32 ascending, and the sums, in the order given."""
     if not len(place_S2):
         return {}
     width = int(place_S2[:, 1].max()) + 1
@@ -82,11 +82,11 @@ class CrossGraph:
         self._sent = SparseMatrix.of(starts, row[order], weight[order], data.nodes).to(data.device)
 
     def sums(self, y_NC: Tensor) -> Tensor:
-        """What the client sends of its labels: sums over its neighbours of others' rows, float32 `[S, C]`."""
+        """Sums the client's labels over its neighbours, for each row of others: float32 `[S, C]`, which are sent."""
         return self._sent @ (y_NC * self.degree_N.rsqrt()[:, None])
 
     def smooth(self, y_NC: Tensor, received: Tree) -> Tensor:
-        """D^{-1/2} (A + I) D^{-1/2} y with the sums that came from others, float32 `[N, C]`."""
+        """Computes D^{-1/2} (A + I) D^{-1/2} y with the sums that came from others, float32 `[N, C]`."""
         root_N1, own_N1 = self.degree_N.rsqrt()[:, None], self._data.degree.sqrt()[:, None]
         found_NC = own_N1 * self._data.smooth(own_N1 * (root_N1 * y_NC))
         if RECEIVED in received:
@@ -95,14 +95,14 @@ class CrossGraph:
 
 
 def first_sums(client: Client, received: Tree, seed_NC: Tensor) -> Tree:
-    """The sums of Y^0 and their places; the client keeps Y^0."""
+    """Computes the sums of Y^0 and their places; the client keeps Y^0."""
     graph = CrossGraph(client.data, received["cohort"])
     client.state[SEED] = client.state[LABELS] = seed_NC
     return {SUMS: graph.sums(seed_NC), PLACE: graph.place_S2}
 
 
 def next_sums(client: Client, received: Tree, phase: str, form: SketchForm) -> Upload | Sketch:
-    """One step of eq. 3 with the sums that came, and the sums of its labels, or after the last step their sketch."""
+    """Takes a step of eq. 3 with the sums that came; gives the next sums, or after the last step the sketch."""
     graph, state = CrossGraph(client.data, received["cohort"]), client.state
     y_NC = graph.smooth(state.pop(LABELS), received).lerp_(state[SEED], form.lp_seed_weight)
     rows_NC = row_stochastic(y_NC) if form.rows == "stochastic" else y_NC

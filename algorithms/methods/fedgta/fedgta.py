@@ -17,7 +17,7 @@ from shoal.algorithms.protocol import Reduce
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import Positive, Share
 
-# Of propagation and of moments; what is kept of each is an upload's row.
+# Bounds the steps of propagation and the orders of moments: each that is kept is a row of an upload.
 MOST_STEPS = 1000
 # Least confidence, also of a client without a training node.
 LEAST = 1e-12
@@ -103,11 +103,11 @@ class FedGTA(Algorithm):
 
     @property
     def edges_read(self) -> str | None:
-        """What `data.cross_edges` has to be; None: anything."""
+        """The value that `data.cross_edges` must have; None: any."""
         return "hops" if self.cross_edges else None
 
     def norms(self) -> Mapping[str, float | None]:
-        """Each row of moments, of every step and order, has an l2 norm of 1 or less, and h is left out.
+        """Bounds each row of moments, of every step and order, by an l2 norm of 1; h is left out.
 
         A row y of Y^s sums to one, so that |y^k| <= 1; of y less the mean m, |(y - m)^k| <= |y - m|, and the mean of
         these norms is at most the root of the mean of |y - m|^2, which is that of |y|^2 less |m|^2.
@@ -143,8 +143,8 @@ class FedGTA(Algorithm):
         ctx.record_mixing(got.ids, got.ids, rows)
         server["met"][got.ids] = True
         if self.cold_start == "warm":
-            server["warm"] = yield Mix("w", among((got["h"] / got["h"].sum()).float(), got.ids, trained))
-        yield Mix("w", among(rows, got.ids, trained), dst=got.ids)
+            server["warm"] = yield Mix("w", spread_to_trained((got["h"] / got["h"].sum()).float(), got.ids, trained))
+        yield Mix("w", spread_to_trained(rows, got.ids, trained), dst=got.ids)
 
     def receive(self, client: Client, down: Tree) -> Received:
         if "w" not in client.inbox:
@@ -166,45 +166,45 @@ class FedGTA(Algorithm):
         return Upload({"w": client.model.w, "h": state["h"], "m": state["m"]})
 
     def _sketch(self, client: Client) -> tuple[Tensor, Tensor]:
-        """Confidence h and moments m of what the client predicts now."""
-        return self._sent(client, sketch_labels(client.data, self._seed(client), self._form))
+        """Computes confidence h and moments m of the client's present predictions."""
+        return self._pack(client, sketch_labels(client.data, self._label_seed(client), self._form))
 
     def _upload_across(self, client: Client, received: Received, phase: str) -> Upload:
         from shoal.algorithms.methods.fedgta.cross_labels import first_sums, next_sums
 
         if phase == "train":
-            return Upload({"w": client.model.w, **first_sums(client, received, self._seed(client))})
-        found = next_sums(client, received, phase, self._form)
-        return found if isinstance(found, Upload) else Upload(dict(zip("hm", self._sent(client, found))))
+            return Upload({"w": client.model.w, **first_sums(client, received, self._label_seed(client))})
+        result = next_sums(client, received, phase, self._form)
+        return result if isinstance(result, Upload) else Upload(dict(zip("hm", self._pack(client, result))))
 
     @property
     def _form(self) -> SketchForm:
         return SketchForm(*(getattr(self, name) for name in SketchForm._fields))
 
-    def _seed(self, client: Client) -> Tensor:
+    def _label_seed(self, client: Client) -> Tensor:
         seed_NC = F.softmax(client.model.logits(), dim=1)
         return with_training_labels(client.data, seed_NC) if self.lp_seed == "labels" else seed_NC
 
     @staticmethod
-    def _sent(client: Client, sketch: Sketch) -> tuple[Tensor, Tensor]:
+    def _pack(client: Client, sketch: Sketch) -> tuple[Tensor, Tensor]:
         h = sketch.confidence if client.info.train else 0.0
-        # Stays on the device: reading it would synchronise.
+        # The confidence stays on the device: reading it would synchronise.
         h = h.clamp_min(LEAST).float() if isinstance(h, Tensor) else torch.tensor(max(h, LEAST))
         return h, sketch.moments_SC.flatten()
 
 
-def among(rows: Tensor, ids: Sequence[int], trained: Sequence[int]) -> Tensor:
-    """Rows over the clients that trained, `[…, trained]`, zero at those that failed later and are not in `ids`."""
+def spread_to_trained(rows: Tensor, ids: Sequence[int], trained: Sequence[int]) -> Tensor:
+    """Spreads rows over the clients that trained, `[…, trained]`; zero at those that failed later, not in `ids`."""
     if len(ids) == len(trained):
         return rows
     there = torch.isin(torch.tensor(trained), torch.tensor(ids))
-    found = rows.new_zeros(*rows.shape[:-1], len(trained))
-    found[..., there] = rows
-    return found
+    spread = rows.new_zeros(*rows.shape[:-1], len(trained))
+    spread[..., there] = rows
+    return spread
 
 
 def mixing_rows(m_BQ: Tensor, h_B: Tensor, eps: float) -> Tensor:
-    """Mixing matrix `[B, B]`: row i is h_j / sum h over cos(m_i, m_j) >= eps, i always in (FedGTA, eqs. 6 and 7)."""
+    """Computes the mixing matrix `[B, B]`: row i is h_j / sum h over cos(m_i, m_j) >= eps and i (eqs. 6 and 7)."""
     unit = F.normalize(m_BQ, dim=1, eps=1e-12)
     admitted = (unit @ unit.T).clamp(-1, 1) >= eps
     admitted.fill_diagonal_(True)

@@ -12,14 +12,14 @@ from shoal.algorithms.losses.label_propagation import propagate_labels, row_stoc
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.store.view import View
 
-# Of rows and their powers at a time, on a GPU: 256 MB.
+# A GPU holds so many rows and powers of them at a time: 256 MB.
 NUMBERS_AT_A_TIME = 2**26
-# Of the softmax that the authors' program takes the confidence of.
+# The authors' program takes the confidence of a softmax with this temperature.
 TEMPERATURE = 20.0
 
 
 class SketchForm(NamedTuple):
-    """What a sketch is made of; see `shoal.algorithms.methods.fedgta.fedgta.FedGTA` for the names and their choices."""
+    """The parts of a sketch; see `shoal.algorithms.methods.fedgta.fedgta.FedGTA` for the names and their choices."""
 
     lp_steps: int
     lp_seed_weight: float
@@ -54,7 +54,7 @@ def sketch_labels(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
 
 
 def sketch_by_torch(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
-    """`sketch_labels` equation by equation, all steps in one batch: on a GPU launches dominate."""
+    """Computes `sketch_labels` equation by equation, all steps in one batch: on a GPU launches dominate."""
     y_SNC = torch.stack(list(propagate_labels(data, seed_NC, form.lp_steps, form.lp_seed_weight)))
     if form.moment_steps == "last":
         y_SNC = y_SNC[-1:]
@@ -64,7 +64,7 @@ def sketch_by_torch(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
 
 
 def sketch_by_softmax(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
-    """The sketch of the authors' program, in memory of one matrix `[N, C]` a step that counts, and two.
+    """Computes the authors' sketch in memory of one matrix `[N, C]` for each step that counts, and two more.
 
     In every step training rows get their seed once more. Moments are of softmax(Y^s), the confidence of
     softmax(Y^k / 20) with degrees without self loops, which is nearly the number of edges; training rows are one-hot in
@@ -86,16 +86,16 @@ def sketch_by_softmax(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
 
 
 def sketch_by_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
-    """`sketch_labels` by the passes of `label_tiles`, in memory of three tiles and some columns."""
+    """Computes `sketch_labels` by the passes of `label_tiles`, in memory of three tiles and some columns."""
     steps = range(1, form.lp_steps + 1) if form.moment_steps == "all" else [form.lp_steps]
-    found: dict[int, list[np.ndarray]] = {step: [] for step in steps}
+    tiles_of: dict[int, list[np.ndarray]] = {step: [] for step in steps}
     negative_entropy_N = np.zeros(data.nodes)
     for step, tile in propagate_tiles(data, seed_NC, form):
-        if step in found:
-            found[step].append(moments_of_tile(tile, form))
+        if step in tiles_of:
+            tiles_of[step].append(moments_of_tile(tile, form))
         if step == form.lp_steps:
             add_negative_entropies(tile, negative_entropy_N, form)
-    rows_SC = np.concatenate([np.concatenate(tiles, 1) for tiles in found.values()])[:, : data.classes]
+    rows_SC = np.concatenate([np.concatenate(tiles, 1) for tiles in tiles_of.values()])[:, : data.classes]
     h = of_entropies(torch.from_numpy(negative_entropy_N), data.classes, data.degree, form.confidence)
     return Sketch(torch.from_numpy(rows_SC.astype(np.float32)), float(h))
 
@@ -139,7 +139,7 @@ def propagate_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Iterator[t
 
 
 def moments_of_tile(tile: Tile, form: SketchForm) -> np.ndarray:
-    """Raw and central moments as `form` wants them, float64 `[K, W]`, one below the other."""
+    """Computes raw and central moments as `form` wants them, float64 `[K, W]`, one below the other."""
     from shoal.algorithms.methods.fedgta import label_tiles
 
     nodes, width = tile.z_NW.shape
@@ -165,7 +165,7 @@ def add_negative_entropies(tile: Tile, negative_entropy_N: np.ndarray, form: Ske
 
 
 def moments(y_SNC: Tensor, orders: int, kind: str) -> Tensor:
-    """Moments 1..K over nodes, class by class, of the labels of S steps (FedGTA, eq. 5).
+    """Computes moments 1..K over nodes, class by class, of the labels of S steps (FedGTA, eq. 5).
 
     `raw` and `central` give `[S, K, C]`; `hybrid`, raw then central, gives `[S, 2K, C]`.
     """
@@ -186,19 +186,19 @@ def moments(y_SNC: Tensor, orders: int, kind: str) -> Tensor:
 
 
 def confidence(y_NC: Tensor, degree_N: Tensor, kind: str) -> Tensor:
-    """Local smoothing confidence (FedGTA, eq. 4): sum_v d_v sum_c (1/e + y_vc log y_vc), d with self loop.
+    """Computes the local smoothing confidence (FedGTA, eq. 4): sum_v d_v sum_c (1/e + y_vc log y_vc), d with loop.
 
     y log y is smallest at y = 1/e, where it is -1/e: no term is negative, whatever rows sum to. Where they sum to one,
     the inner sum is C/e - entropy and lies in [C/e - log C, C/e]; else it has no upper bound. `normalized`, for rows
     that sum to one, is sum_v d_v (1 - entropy_v / log C), and `uniform` is 1. A scalar, float64.
     """
-    # Three times as fast as xlogy; zero times the logarithm of the smallest number is zero, too.
+    # This is three times as fast as xlogy; zero times the logarithm of the smallest number is zero, too.
     negative_entropy_N = (y_NC * y_NC.clamp_min(torch.finfo(y_NC.dtype).tiny).log()).sum(-1)
     return of_entropies(negative_entropy_N, y_NC.shape[-1], degree_N, kind)
 
 
 def of_entropies(negative_entropy_N: Tensor, classes: int, degree_N: Tensor, kind: str) -> Tensor:
-    """`confidence` of rows of so many classes that have these sums over c of y_vc log y_vc."""
+    """Computes `confidence` from every row's sum over c of y_vc log y_vc, and the number of classes."""
     if kind == "uniform":
         return degree_N.new_ones((), dtype=torch.float64)
     if kind == "paper":

@@ -39,12 +39,12 @@ Adjacency = tuple[np.ndarray, np.ndarray]
 
 
 def tile_widths(classes: int) -> list[int]:
-    """W of all tiles, in the order of the classes."""
+    """Lists W of all tiles, in the order of the classes."""
     return [min(WIDTH, classes - first + -(classes - first) % LANES) for first in range(0, classes, WIDTH)]
 
 
 def empty_tiles(count: int, nodes: int, width: int) -> np.ndarray:
-    """New memory for tiles, float32 `[count, N, W]`, that starts at a cache line."""
+    """Allocates tiles, float32 `[count, N, W]`, from a cache line on."""
     size = count * nodes * width
     memory = np.empty(size + CACHE_LINE // 4, dtype=np.float32)
     first = -memory.ctypes.data % CACHE_LINE // 4
@@ -75,7 +75,7 @@ def propagate(
     shares: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """out = share seed + diag(shares) (A + I) z, float32 `[N, W]` each, at a cache line; `out` is not z.
+    """Computes out = share seed + diag(shares) (A + I) z, float32 `[N, W]` each, at a cache line; `out` is not z.
 
     `seeds` are the seed and its share; `weight` are A's entries, float32 `[E]`, None: ones.
     """
@@ -97,7 +97,7 @@ def propagate_sums(
     shares: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """`propagate` of the sums of rows, float64 `[N]`, which is that of all classes at once."""
+    """Propagates the sums of rows, float64 `[N]`, as `propagate` does those of all classes at once."""
     (indptr, indices), (seed, seed_weight) = graph, seeds
     for row in range(len(sums)):
         total = sums[row]
@@ -108,7 +108,7 @@ def propagate_sums(
 
 @numba.njit(cache=True, nogil=True)
 def sum_powers(z: np.ndarray, scales: np.ndarray, origin: np.ndarray, out: np.ndarray) -> None:
-    """out[k] = Σ_v (scales_v z_v - origin)^(k+1), float64 `[K, W]`, of sums in float32 over some rows each."""
+    """Computes out[k] = Σ_v (scales_v z_v - origin)^(k+1), float64 `[K, W]`, of float32 sums over some rows each."""
     orders, width = out.shape
     powers = np.empty((ROWS, LANES), dtype=np.float32)
     part = np.empty((orders, width), dtype=np.float32)
@@ -128,7 +128,7 @@ def sum_powers(z: np.ndarray, scales: np.ndarray, origin: np.ndarray, out: np.nd
 
 @numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
 def add_negative_entropies(z: np.ndarray, scales: np.ndarray, out: np.ndarray) -> None:
-    """out += Σ_c y_c log y_c of the rows of Y = diag(scales) Z, in float32; out is float64 `[N]`."""
+    """Adds Σ_c y_c log y_c of the rows of Y = diag(scales) Z, in float32, to out, float64 `[N]`."""
     for row in range(len(z)):
         total = np.float32(0)
         for k in range(z.shape[1]):
@@ -137,7 +137,7 @@ def add_negative_entropies(z: np.ndarray, scales: np.ndarray, out: np.ndarray) -
         out[row] += total
 
 
-# Of vectors as LLVM has them: numba makes code of scalars of loops as short as these.
+# The functions below are made of LLVM's vectors: numba makes code of scalars of loops as short as these.
 
 
 @intrinsic(prefer_literal=True)
@@ -155,7 +155,7 @@ def _step(
     seed_weight: Any,
     out: Any,
 ) -> Any:
-    """out[row] = seed_weight seed[row] + share Σ z[j] over j = row and j in indices[start:stop].
+    """Computes out[row] = seed_weight seed[row] + share Σ z[j] over j = row and j in indices[start:stop].
 
     With `weight`, what a neighbour adds is multiplied by the weight of its entry. Neighbours to come are prefetched.
     """
@@ -208,7 +208,7 @@ def _add_powers(
     order: Any,
     sums: Any,
 ) -> Any:
-    """Of lanes from `column` on of rows in first:stop: sums[order], sums[order + 1], … = Σ (scale row - origin)^….
+    """Sums powers of rows first:stop, from lane `column` on: sums[order + i] = Σ (scale row - origin)^(order + i + 1).
 
     There are `count` of these sums, and `powers` are those that the rows have after lower orders; they grow.
     """
@@ -253,7 +253,7 @@ def _rows_of(context: Any, builder: Any, signature: Any, args: Any, number: int,
 
 
 def _all(builder: Any, value: Any) -> Any:
-    """A vector of one value."""
+    """Makes a vector of one value."""
     unused = VECTOR(ir.Undefined)
     first = builder.insert_element(unused, value, INT32(0))
     return builder.shuffle_vector(first, unused, ir.VectorType(INT32, LANES)([0] * LANES))

@@ -22,7 +22,7 @@ SCORER, WIDTH = "attention", 16
 
 
 def attention_weights(scorer: Tensor, z_NH: Tensor) -> Tensor:
-    """g_u = exp(e_u - max e), e_u = LeakyReLU(v . tanh(V z_u)), positive, differentiable in the scorer, `[hops, N]`.
+    """Computes g_u = exp(e_u - max e), e_u = LeakyReLU(v . tanh(V z_u)), differentiable in the scorer, `[hops, N]`.
 
     A scorer, `[hops, WIDTH, H + 1]`, has the rows of V, each with its entry of v behind it.
     The softmax over a set of neighbours is g_u over the sum of g in it. The paper scores the concatenated raw features
@@ -34,7 +34,7 @@ def attention_weights(scorer: Tensor, z_NH: Tensor) -> Tensor:
 
 
 def train_scorer(state: Tree, lr: float) -> None:
-    """One step of Adam on the scorer in a client's state, if it has a gradient; the state also holds its moments."""
+    """Takes a step of Adam on the scorer in a client's state, if it has a gradient; the state holds the moments."""
     scorer = state.get(SCORER)
     if scorer is None or scorer.grad is None:
         return
@@ -68,13 +68,13 @@ class Reach(NamedTuple):
     literal: bool
     raw: bool = False
 
-    def scaled(self, embedding_RH: Tensor) -> Tensor:
-        """Returns embeddings as prototypes are of them."""
+    def scale(self, embedding_RH: Tensor) -> Tensor:
+        """Scales embeddings as those are that prototypes are means of."""
         return embedding_RH if self.raw else unit(embedding_RH)
 
 
 def reach_of(nodes: Annotated, targets: Targets, literal: bool, raw: bool = False) -> Reach | None:
-    """The nodes and targets of a visit's alignment; None if no prototype of the client has a target."""
+    """Collects the nodes and targets of a visit's alignment; None if no prototype of the client has a target."""
     target_LCH, known_LC = targets
     weight_LN, counts_LC = hop_weights(nodes.graph, nodes.class_N, nodes.centre_N, len(known_LC) - 1, literal=literal)
     present_LC = (counts_LC > 0) & known_LC
@@ -89,7 +89,7 @@ Alignment = Callable[[Tensor], Tensor]
 
 
 def by_node(client: Client, reach: Reach) -> Alignment:
-    """Mean over present prototypes of the mean squared distance of their nodes (hop 2), or of means of neighbours."""
+    """Averages over present prototypes the mean squared distance of their nodes (hop 2), or of means of neighbours."""
     (class_N, centre_N, _, graph), rows = reach.nodes, reach.rows
     class_R = class_N[rows]
     target_LCH, present_LC = reach.target_LCH, reach.present_LC
@@ -101,7 +101,7 @@ def by_node(client: Client, reach: Reach) -> Alignment:
         of_means = NodeAlignment(mean_class, target_LCH[1], present_LC[1])
 
     def term(embedding_RH: Tensor) -> Tensor:
-        z_RH = reach.scaled(embedding_RH)
+        z_RH = reach.scale(embedding_RH)
         total = of_centres(z_RH[centres])
         if hops >= 1:
             total = total + of_means(means @ z_RH)
@@ -114,23 +114,23 @@ def by_node(client: Client, reach: Reach) -> Alignment:
 
 
 def by_prototype(client: Client, reach: Reach, weights: Callable[[], Tensor]) -> Alignment:
-    """Sum over present prototypes of the distance from their targets (eq. 6); `weights` gives `[L, R]` a step."""
+    """Sums the distances of present prototypes from their targets (eq. 6); `weights` gives `[L, R]` a step."""
     class_R = reach.nodes.class_N[reach.rows]
 
     def term(embedding_RH: Tensor) -> Tensor:
-        proto_LCH = hop_prototypes(reach.scaled(embedding_RH), class_R, weights(), client.info.classes)
+        proto_LCH = hop_prototypes(reach.scale(embedding_RH), class_R, weights(), client.info.classes)
         return prototype_alignment(proto_LCH, reach.target_LCH, reach.present_LC)
 
     return term
 
 
 def attended_weights(client: Client, reach: Reach, lr: float) -> Callable[[], Tensor]:
-    """Weights `[L, R]` by the client's scorer, started here if its state has none; it learns from the step before."""
+    """Computes weights `[L, R]` by the client's scorer, which learns from the step before, or is started here."""
     (class_N, centre_N, z_NH, graph), hops = reach.nodes, len(reach.target_LCH) - 1
     scorer = client.state.get(SCORER)
     if scorer is None:
         first = torch.randn(hops, WIDTH, z_NH.shape[1], generator=client.rng("attention")) / math.sqrt(z_NH.shape[1])
-        # With a v of zeros all neighbours weigh the same.
+        # A v of zeros weighs all neighbours the same.
         scorer = torch.cat([first, torch.zeros(hops, WIDTH, 1)], dim=2)
     client.state[SCORER] = scorer.requires_grad_()
 

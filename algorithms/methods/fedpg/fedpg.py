@@ -73,7 +73,7 @@ def personal_targets(
     lam: float,
     weights: bool = False,
 ) -> tuple[Tensor, float, Tensor | None]:
-    """alpha a + (1 - alpha) sum_j n_j P_j / sum_j n_j over the fresh clients j with cos(P_i, P_j) >= lam, and i itself.
+    """Computes alpha a + (1 - alpha) sum_j n_j P_j / sum_j n_j over fresh clients j, cos(P_i, P_j) >= lam, and i.
 
     A receiver i without its own prototype gets the universal one, a; `known_LC` tells which of these mean something.
     With `weights` the mixing weights of clients are summed up, too, quadratic in clients.
@@ -89,13 +89,13 @@ def personal_targets(
     for level, c in known_LC.nonzero().tolist():
         has_B = uploads.present_BLC[:, level, c]
         place = has_B[everyone].nonzero()[:, 0]
-        own = everyone[place]
+        places = everyone[place]
         may_B = has_B & uploads.fresh_B
-        may_B[own] = True
+        may_B[places] = True
         others = may_B.nonzero()[:, 0]
         proto = uploads.proto_BLCH[:, level, c]
-        similar = (unit(proto[own]) @ unit(proto[others]).T >= lam) & uploads.fresh_B[others]
-        admitted = similar | (own[:, None] == others)
+        similar = (unit(proto[places]) @ unit(proto[others]).T >= lam) & uploads.fresh_B[others]
+        admitted = similar | (places[:, None] == others)
         weight = admitted * uploads.counts_BC[others, c].float()
         rows = weight / weight.sum(1, keepdim=True)
         target_RLCH[place, level, c] = alpha * anchor_LCH[level, c] + (1 - alpha) * (rows @ proto[others])
@@ -120,23 +120,23 @@ class Queries(NamedTuple):
 def draw_queries(
     proto_BLCH: Tensor, present_BLC: Tensor, known_LC: Tensor, share: float, generator: torch.Generator
 ) -> list[Queries]:
-    """All present prototypes of every level that has any, and for each `share` (d_s) others, without replacement.
+    """Collects all present prototypes of every level, and draws for each `share` (d_s) others, without replacement.
 
     `known_LC` are the anchors that have ever had an upload; a class without one at a level is not drawn for it.
     """
-    found = []
+    queries = []
     for level in range(len(known_LC)):
         here_BC = present_BLC[:, level]
-        own = int(here_BC.sum())
-        if not own:
+        count = int(here_BC.sum())
+        if not count:
             continue
         elsewhere_BLC = present_BLC & known_LC[level]
         elsewhere_BLC[:, level] = False
         other = elsewhere_BLC.nonzero()
-        drawn = other[torch.randperm(len(other), generator=generator)[: int(share * own)]]
+        drawn = other[torch.randperm(len(other), generator=generator)[: int(share * count)]]
         proto_QH = torch.cat([proto_BLCH[:, level][here_BC], proto_BLCH[tuple(drawn.T)]])
-        found.append(Queries(level, proto_QH, torch.cat([here_BC.nonzero()[:, 1], drawn[:, 2]]), own))
-    return found
+        queries.append(Queries(level, proto_QH, torch.cat([here_BC.nonzero()[:, 1], drawn[:, 2]]), count))
+    return queries
 
 
 class Received(NamedTuple):
@@ -315,14 +315,14 @@ class FedPG(Algorithm):
             total = anchor_SH.new_zeros(())
             for q, margin in zip(queries, margins):
                 anchor_CH, known_C = anchor_SH.view(*known_LC.shape, -1)[q.level], known_LC[q.level]
-                own = known_C.nonzero()[:, 0]
+                labels = known_C.nonzero()[:, 0]
                 if self.server_loss == "margin":
                     total = total + margin_cross_entropy(q.proto_QH, q.class_Q, anchor_CH, known_C, margin)
                 elif self.server_loss == "contrast":
-                    total = total + contrast(anchor_CH[own], own, q.proto_QH, q.class_Q, self.temperature, margin)
+                    total = total + contrast(anchor_CH[labels], labels, q.proto_QH, q.class_Q, self.temperature, margin)
                 else:
                     constant = self.server_loss == "eq4"
-                    total = total + literal_contrast(anchor_CH[own], own, q.proto_QH, q.class_Q, margin, constant)
+                    total = total + literal_contrast(anchor_CH[labels], labels, q.proto_QH, q.class_Q, margin, constant)
             return total
 
         return loss
@@ -345,9 +345,9 @@ class FedPG(Algorithm):
     def _fit(self, client: Client, received: Received, trainer: Trainer) -> float:
         """Trains on the loss and the alignment; where a step reads the whole graph, by one pass over it for both."""
         of_labels = summed_labels if self.cross_entropy == "sum" else None
-        if (found := self._alignment(client, received.targets)) is None:
+        if (alignment_of_rows := self._alignment(client, received.targets)) is None:
             return trainer.fit(client, received, loss=of_labels)
-        (rows, alignment), model = found, client.model
+        (rows, alignment), model = alignment_of_rows, client.model
         coupled = model.coupled if model.items is None else None
         if coupled is None or coupled.fanouts or trainer.options.batch_size is not None:
             forward = model.forward(rows)
@@ -363,11 +363,11 @@ class FedPG(Algorithm):
         return train_jointly(client, trainer, {MODEL: loss})[MODEL]
 
     def _alignment(self, client: Client, targets: Targets | None) -> tuple[Tensor, Alignment] | None:
-        """Rows, int64 `[R]`, and the alignment of their embeddings; None without a target."""
+        """Returns rows, int64 `[R]`, and the alignment of their embeddings; None without a target."""
         if not self.mu or targets is None or not client.info.train:
             return None
         annotated, forms = (
-            self._annotated(client, len(targets[0]) - 1),
+            self._annotate(client, len(targets[0]) - 1),
             (self.hop_mean == "eq2", self.embedding == "raw"),
         )
         if (reach := reach_of(annotated, targets, *forms)) is None:
@@ -380,11 +380,11 @@ class FedPG(Algorithm):
             alignment = by_prototype(client, reach, weights)
         return reach.rows, alignment
 
-    def _annotated(self, client: Client, hops: int) -> Annotated:
+    def _annotate(self, client: Client, hops: int) -> Annotated:
         return annotate(client, self.pseudo_centres, self.similar if hops else 0, self.embedding == "raw")
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        class_N, centre_N, z_NH, graph = self._annotated(client, received.hops)
+        class_N, centre_N, z_NH, graph = self._annotate(client, received.hops)
         scorer = client.state.get(SCORER)
         g_HN = None if scorer is None else attention_weights(scorer.detach(), z_NH)
         weight_LN, counts_LC = hop_weights(graph, class_N, centre_N, received.hops, g_HN, self.hop_mean == "eq2")
@@ -408,7 +408,7 @@ def summed_labels(out: Output, y: Tensor, w: Tensor, received: Received) -> Tens
 
 
 def depth_of(name: str, model: FlatModel) -> int:
-    """The steps from which a model reads: L of a GNN, K of one of hops; a ShoalError refuses one that does not say."""
+    """Returns the steps from which a model reads: L of a GNN, K of hops; raises a ShoalError if it does not say."""
     if model.coupled is None:
         return max(model.inputs)
     if is_own(name):

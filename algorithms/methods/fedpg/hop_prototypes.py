@@ -30,14 +30,14 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from shoal.algorithms.client import Client
-from shoal.algorithms.graphs.completed_graph import completed
+from shoal.algorithms.graphs.completed_graph import complete_graph
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_sums, unit
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
 MOST_HOPS = 4
-# Of centres whose walks are counted at a time.
+# The walks of so many centres are counted at a time.
 ROWS_AT_A_TIME = 256
 
 
@@ -50,7 +50,7 @@ class ItemGraph(NamedTuple):
 
 
 def item_graph(data: View, z_NH: Tensor, similar: int) -> ItemGraph:
-    """The graph of nodes, or an edge from every other item to each of its most similar ones, in both directions.
+    """Builds the graph of nodes, or edges from every other item to each of its most similar ones and back.
 
     It is symmetric because an item that is near many, but has nearer ones itself, is their neighbour all the same, and
     because walks of two steps are then counted as they are in a graph of nodes. N^2 H operations: a client has tens to
@@ -59,7 +59,7 @@ def item_graph(data: View, z_NH: Tensor, similar: int) -> ItemGraph:
     if data.items_are_rows:
         return ItemGraph(data.classes, data.items, data.edges)
     no_edges = np.zeros(data.items + 1, dtype=np.int32), np.empty(0, dtype=np.int32)
-    indptr, indices, _ = completed(*no_edges, nearest(z_NH, min(similar, data.items - 1)), data.device)
+    indptr, indices, _ = complete_graph(*no_edges, nearest(z_NH, min(similar, data.items - 1)), data.device)
     return ItemGraph(data.classes, data.items, (indptr.to(data.device), indices.to(data.device)))
 
 
@@ -116,14 +116,14 @@ class Walks(NamedTuple):
     returning_S: Tensor
 
     def mass(self, g_N: Tensor) -> Tensor:
-        """Sum of g over the ends of the walks of every centre, `[S]`."""
+        """Sums g over the ends of the walks of every centre, `[S]`."""
         x = g_N
         for row, column, rows, _ in reversed(self.steps):
             x = x.new_zeros(rows).index_add(0, row, x[column])
         return x - self.returning_S * g_N[self.centres]
 
     def spread(self, share_S: Tensor) -> Tensor:
-        """Sum over the walks that end in a node of the shares of their centres, `[N]`."""
+        """Sums the shares of the centres over the walks that end in a node, `[N]`."""
         y = share_S
         for row, column, _, columns in self.steps:
             y = y.new_zeros(columns).index_add(0, column, y[row])
@@ -138,7 +138,7 @@ def hop_weights(
     attention_HN: Tensor | None = None,
     literal: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Weight of every node in the prototypes of its annotation, float32 `[L, N]`, and centres of each, int32 `[L, C]`.
+    """Computes every node's weight in the prototypes of its annotation, float32 `[L, N]`, and centres, int32 `[L, C]`.
 
     `annotation_N` is the class of every node, int64, at centres their own; `centre_N` are nodes whose class is trusted,
     bool. `attention_HN` has g of every hop, positive, differentiable, `[hops, N]`; None: 1. With `literal`, neighbours
@@ -148,7 +148,7 @@ def hop_weights(
     class_S = annotation_N[centres]
     counts = [torch.bincount(class_S, minlength=classes)]
     weights = [centre_N / counts[0].clamp_min(1)[annotation_N]]
-    # Differences of sums: float64 makes counts exact and what should vanish vanish.
+    # These are differences of sums: in float64 counts are exact, and terms that should vanish do.
     ones_N = torch.ones(graph.items, dtype=torch.float64)
     ways = _at_distance if literal else _walks
     for hop, walks in enumerate(ways(graph, annotation_N, centres, hops)):
@@ -165,7 +165,7 @@ def hop_weights(
 
 
 def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
-    """Walks of one step, then of two, as many as `hops`."""
+    """Yields walks of one step, then of two, as many as `hops`."""
     count, classes = len(centres), graph.classes
     owner, near = _neighbours(graph, centres)
     class_E = annotation_N[centres][owner]
@@ -178,7 +178,9 @@ def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -
         pairs, pair_E = (near * classes + class_E).unique(return_inverse=True)
         steps.append((owner, pair_E, steps[-1][3] if steps else count, len(pairs)))
         last = _to_own_class(graph, annotation_N, pairs)
-        returning_S = torch.bincount(owner, minlength=count).double() if hop == 2 else _closed(graph, centres, hop)
+        returning_S = (
+            torch.bincount(owner, minlength=count).double() if hop == 2 else _count_returns(graph, centres, hop)
+        )
         yield Walks([*steps, last], centres, returning_S)
         if hop < hops:
             owner, near = _neighbours(graph, pairs // classes)
@@ -186,19 +188,19 @@ def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -
 
 
 def _at_distance(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
-    """The nodes at a distance of one step, then of two, as many as `hops`, that are annotated like their centre."""
+    """Yields nodes at a distance of one step, then of two, up to `hops`, that are annotated like their centre."""
     adjacency, class_N = _adjacency(graph), annotation_N.cpu().numpy()
-    found: list[list[np.ndarray]] = [[np.empty((2, 0), np.int64)] for _ in range(hops)]
+    pairs_at: list[list[np.ndarray]] = [[np.empty((2, 0), np.int64)] for _ in range(hops)]
     for first, some in enumerate(centres.cpu().split(ROWS_AT_A_TIME)):
-        own = np.arange(len(some)), some.numpy()
-        seen = ends = csr_matrix((np.ones(len(some), np.bool_), own), shape=(len(some), graph.items))
-        for pairs in found:
+        centre_of = np.arange(len(some)), some.numpy()
+        seen = ends = csr_matrix((np.ones(len(some), np.bool_), centre_of), shape=(len(some), graph.items))
+        for pairs in pairs_at:
             ends = ends @ adjacency > seen
             seen = seen + ends
             row, column = ends.nonzero()
-            same = class_N[column] == class_N[own[1]][row]
+            same = class_N[column] == class_N[centre_of[1]][row]
             pairs.append(np.stack([row[same] + first * ROWS_AT_A_TIME, column[same]]))
-    for pairs in found:
+    for pairs in pairs_at:
         row, column = torch.from_numpy(np.concatenate(pairs, axis=1).astype(np.int64)).to(centres.device)
         step = row, column, len(centres), graph.items
         yield Walks([step], centres, torch.zeros(len(centres), dtype=torch.float64, device=centres.device))
@@ -210,7 +212,7 @@ def _adjacency(graph: ItemGraph) -> csr_matrix:
 
 
 def _to_own_class(graph: ItemGraph, annotation_N: Tensor, pairs: Tensor) -> Step:
-    """The last step of walks: from pairs of a node and a class, ascending, to the node's neighbours of that class."""
+    """Takes the last step of walks: from pairs of a node and a class, ascending, to its neighbours of that class."""
     nodes = (pairs // graph.classes).unique()
     owner, near = _neighbours(graph, nodes)
     key = nodes[owner] * graph.classes + annotation_N[near]
@@ -219,20 +221,20 @@ def _to_own_class(graph: ItemGraph, annotation_N: Tensor, pairs: Tensor) -> Step
     return place[same], near[same], len(pairs), graph.items
 
 
-def _closed(graph: ItemGraph, centres: Tensor, steps: int) -> Tensor:
-    """How many walks of so many steps, two at least, lead from every centre back to it, float64 `[S]`."""
+def _count_returns(graph: ItemGraph, centres: Tensor, steps: int) -> Tensor:
+    """Counts the walks of so many steps, two at least, that lead from every centre back to it, float64 `[S]`."""
     adjacency = _adjacency(graph).astype(np.float64)
-    found = [torch.zeros(0, dtype=torch.float64)]
+    walks = [torch.zeros(0, dtype=torch.float64)]
     for some in centres.cpu().split(ROWS_AT_A_TIME):
         near = ends = adjacency[some.numpy()]
         for _ in range(steps - 2):
             ends = ends @ adjacency
-        found.append(torch.from_numpy(np.asarray(ends.multiply(near).sum(1))).flatten())
-    return torch.cat(found).to(centres.device)
+        walks.append(torch.from_numpy(np.asarray(ends.multiply(near).sum(1))).flatten())
+    return torch.cat(walks).to(centres.device)
 
 
 def _neighbours(graph: ItemGraph, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The entries of some rows of the adjacency: position of the row in `rows`, and column, int64."""
+    """Lists the entries of some rows of the adjacency: position of the row in `rows`, and column, int64."""
     first, column = graph.edges
     start = first[rows].long()
     degree = first[rows + 1].long() - start
@@ -242,7 +244,7 @@ def _neighbours(graph: ItemGraph, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classes: int) -> Tensor:
-    """Prototypes `[L, C, H]` from embeddings, differentiable in both; rows may be any that hold all weight."""
+    """Computes prototypes `[L, C, H]` from embeddings, differentiable in both; rows are any that hold all weight."""
     sums = []
     for weight in weight_LN:
         z, annotation = z_NH, annotation_N
@@ -257,7 +259,7 @@ def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classe
 def neighbour_means(
     graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, rows: Tensor
 ) -> tuple[SparseMatrix, Tensor]:
-    """The means that hop 1 averages, one for every centre with a neighbour of its class.
+    """Computes the means that hop 1 averages, one for every centre with a neighbour of its class.
 
     Gives the weights of some ascending rows, all neighbours of weight among them, in the means, `[centres, R]`,
     and the classes of the centres, int64. Other arguments are as for `hop_weights`.

@@ -22,20 +22,20 @@ from shoal.algorithms.training.joint_training import own_optimizer
 from shoal.algorithms.training.local_training import batches, bounded_loss
 from shoal.storage.options.types import NotNegative
 
-# Where a client's state holds its mask, `[W]`; absent before its first training, when all are one.
+# A client's state holds its mask under this name, `[W]`; absent before its first training, when all are one.
 MASK = "mask"
-# Of the proxy graph, as the authors' code has it: an edge inside a block with this probability, none between blocks.
+# The proxy graph is the authors': an edge inside a block with this probability, none between blocks.
 BLOCKS, NODES, INSIDE = 5, 100, 0.1
 
 
 @dataclass
 class Received:
-    """What a client received.
+    """The download of a client, and its model in training.
 
     Attributes:
         w: The parameters that it received, and after its training those that it has, without masks, `[P]`.
-        near: What training stays near: w as it was mixed for the client; None before the first mix.
-        seed: Of the proxy graph; 0 where it was not sent.
+        near: The parameters that training stays near: w as mixed for the client; None before the first mix.
+        seed: Seed of the proxy graph; 0 where it was not sent.
     """
 
     w: Tensor
@@ -112,7 +112,7 @@ class FedPUB(Algorithm):
 
     def receive(self, client: Client, down: Tree) -> Received:
         mixed = client.inbox.get("w")
-        # Nothing of either: the initial parameters, which the model has now.
+        # Without either, the client starts from the initial parameters, which the model has now.
         w = (down.get("w", client.model.w) if mixed is None else mixed).clone()
         self._deploy(client, w)
         return Received(w, mixed, int(down.get("proxy", 0)))
@@ -120,7 +120,7 @@ class FedPUB(Algorithm):
     def _deploy(self, client: Client, w: Tensor) -> None:
         """Loads the parameters that the model is evaluated with."""
         if MASK in client.state:
-            w = masked(w, client.state[MASK], in_matrices(client.model.flat), self.threshold)
+            w = apply_mask(w, client.state[MASK], in_matrices(client.model.flat), self.threshold)
         client.model.load(w)
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
@@ -196,7 +196,7 @@ def steps(y: Tensor, options: TrainOptions) -> Iterator[tuple[bool, Tensor | Non
 
 
 def mixing_rows(sketch_BH: Tensor, counts_B: Tensor, tau: float) -> Tensor:
-    """Mixing matrix `[B, B]`: row i is exp(tau cos(h_i, h_j)) over the j that count, its sum one.
+    """Computes the mixing matrix `[B, B]`: row i is exp(tau cos(h_i, h_j)) over the j that count, its sum one.
 
     Where no client counts each keeps its own.
     """
@@ -208,13 +208,13 @@ def mixing_rows(sketch_BH: Tensor, counts_B: Tensor, tau: float) -> Tensor:
 
 
 def in_matrices(flat: FlatModel) -> Tensor:
-    """Which parameters are entries of a weight matrix, bool `[P]`; the others, as biases, have no mask."""
+    """Marks the parameters that are entries of a weight matrix, bool `[P]`; the others, as biases, have no mask."""
     parts = [torch.full((p.numel(),), p.dim() == 2, device=p.device) for p in flat.module.parameters()]
     return torch.cat(parts)
 
 
-def masked(w: Tensor, mask_W: Tensor, places_P: Tensor, threshold: float = 0.0) -> Tensor:
-    """The parameters that a model computes with, `[P]`: entries of matrices times their masks.
+def apply_mask(w: Tensor, mask_W: Tensor, places_P: Tensor, threshold: float = 0.0) -> Tensor:
+    """Multiplies entries of matrices by their masks: the parameters that a model computes with, `[P]`.
 
     Masks are in the order of the entries, whose places `in_matrices` gives; one below the threshold counts as 0.
     """
@@ -222,25 +222,25 @@ def masked(w: Tensor, mask_W: Tensor, places_P: Tensor, threshold: float = 0.0) 
 
 
 def factors(mask_W: Tensor, places_P: Tensor) -> Tensor:
-    """What every parameter is multiplied by, `[P]`: 1 outside of matrices."""
+    """Returns the factor of every parameter, `[P]`: 1 outside of matrices."""
     return torch.ones_like(places_P, dtype=mask_W.dtype).masked_scatter(places_P, mask_W)
 
 
 def proxy_graph(seed: int, features: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Row starts and columns of the symmetric adjacency, int32, and features drawn from N(0, 1), float32 `[500, F]`."""
+    """Draws row starts and columns of the symmetric adjacency, int32, and features from N(0, 1), float32 `[500, F]`."""
     rng = np.random.default_rng(seed)
     nodes = BLOCKS * NODES
     joined = np.zeros((nodes, nodes), dtype=bool)
     for block in range(BLOCKS):
-        own = slice(block * NODES, (block + 1) * NODES)
-        joined[own, own] = np.triu(rng.random((NODES, NODES)) < INSIDE, 1)
+        inside = slice(block * NODES, (block + 1) * NODES)
+        joined[inside, inside] = np.triu(rng.random((NODES, NODES)) < INSIDE, 1)
     joined |= joined.T
     starts = np.concatenate([[0], np.cumsum(joined.sum(1))]).astype(np.int32)
     return starts, joined.nonzero()[1].astype(np.int32), rng.standard_normal((nodes, features), dtype=np.float32)
 
 
 def sketch(model: ClientModel, seed: int) -> Tensor:
-    """What a model makes of the proxy graph: its mean embedding over the nodes, in evaluation mode, `[H]`."""
+    """Computes a model's mean embedding over the nodes of the proxy graph, in evaluation mode, `[H]`."""
     coupled, kernel = model.coupled, model.data.propagation
     # Hops are smoothed as the client's own are.
     r = 0.5 if kernel is None else kernel.r

@@ -21,7 +21,7 @@ from shoal.algorithms.methods.fedsage_plus.generator import (
     Generator,
     Guess,
     fresh_generator,
-    generated,
+    generate_neighbours,
     layer,
     make_maker,
     of_maker,
@@ -35,7 +35,7 @@ from shoal.algorithms.protocol import Tree, moments_key
 from shoal.algorithms.rng import generator_on
 from shoal.algorithms.training.joint_training import own_optimizer, weighted_sum
 from shoal.algorithms.training.local_training import bounded_loss, kept_moments
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges, stored
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges, require_stored
 from shoal.storage.options.types import Chance, NotNegative, Positive
 from shoal.storage.store.view import View
 
@@ -72,25 +72,25 @@ class Impaired(NamedTuple):
     lost_L: Tensor
 
     def around(self, layers: int) -> Neighbourhood:
-        """All shown nodes, for a backbone of so many layers."""
+        """Returns all shown nodes, for a backbone of so many layers."""
         return Neighbourhood(self.x_VF, (self.operator,) * layers)
 
 
-def impaired(data: View, share: float, seed: int) -> Impaired:
+def impair(data: View, share: float, seed: int) -> Impaired:
     """Hides a share of the nodes, in (0, 1), rounded down, drawn uniformly; kept on the host while there is room."""
-    found: Impaired = data.cache(("impaired", share, seed), lambda: _impaired(data, share, seed))
-    return found
+    graph: Impaired = data.cache(("impaired", share, seed), lambda: _impair(data, share, seed))
+    return graph
 
 
-def _impaired(data: View, share: float, seed: int) -> Impaired:
+def _impair(data: View, share: float, seed: int) -> Impaired:
     indptr, indices = data.csr
     shown_N = np.ones(data.nodes, dtype=bool)
     shown_N[np.random.default_rng(seed).permutation(data.nodes)[: int(share * data.nodes + ROUNDING)]] = False
-    # Among the shown nodes, or among the hidden ones.
+    # A node has a place among the shown nodes, or among the hidden ones.
     place_N = np.where(shown_N, np.cumsum(shown_N), np.cumsum(~shown_N)) - 1
     row_E = np.repeat(np.arange(data.nodes), np.diff(indptr))
     kept_E, lost_E = (shown_N[row_E] & (shown_N[indices] == stays) for stays in (True, False))
-    degree_V, missing_V = (np.bincount(row_E[of], minlength=data.nodes)[shown_N] for of in (kept_E, lost_E))
+    degree_V, missing_V = (np.bincount(row_E[entries], minlength=data.nodes)[shown_N] for entries in (kept_E, lost_E))
     starts = np.concatenate([[0], np.cumsum(degree_V)]).astype(np.int32)
     columns = place_N[indices[kept_E]].astype(np.int32)
 
@@ -117,8 +117,8 @@ def _impaired(data: View, share: float, seed: int) -> Impaired:
 
 
 def _row_squares(x_HF: Features) -> Tensor:
-    """The square of the norm of every row."""
-    x_HF = stored(x_HF)
+    """Squares the norm of every row."""
+    x_HF = require_stored(x_HF)
     if isinstance(x_HF, Tensor):
         return torch.linalg.vecdot(x_HF, x_HF)
     indptr, _, values = x_HF.parts()
@@ -127,26 +127,27 @@ def _row_squares(x_HF: Features) -> Tensor:
 
 
 def own_loss(new: GeneratedFeatures, impaired: Impaired) -> Tensor:
-    """Sum of mean squared differences of shown nodes' new neighbours from the nearest lost one, over V; a scalar."""
-    seen_HPR = new.seen(impaired.x_HF)
+    """Sums mean squared differences of shown nodes' new neighbours from the nearest lost one, over V; a scalar."""
+    seen_HPR = new.project(impaired.x_HF)
     return _squares(new, seen_HPR, impaired, *nearest_lost(new, seen_HPR, impaired)) / len(impaired.missing_V)
 
 
 def others_loss(new: GeneratedFeatures, nodes: int, impaired: Impaired) -> Tensor:
-    """The sum of the mean squared differences of generated nodes from the nearest hidden node, over `nodes`; a scalar.
+    """Sums mean squared differences of generated nodes from the nearest hidden node, over `nodes`; a scalar.
 
     `new` are neighbours of so many nodes of another client. At least one node is hidden.
     """
-    seen_HPR = new.seen(impaired.x_HF)
+    seen_HPR = new.project(impaired.x_HF)
     made_M = torch.arange(len(new), device=seen_HPR.device)
     return _squares(new, seen_HPR, impaired, made_M, nearest_hidden(new, seen_HPR, impaired)) / max(nodes, 1)
 
 
 @torch.no_grad()
 def nearest_lost(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -> tuple[Tensor, Tensor]:
-    """Places of the generated nodes whose owner lost neighbours, and of the nearest of these among the hidden nodes.
+    """Finds the generated nodes whose owner lost neighbours, and the nearest of these among the hidden nodes.
 
-    Of two equally near ones the first. Both are int64. The second argument is `new.seen` of the hidden nodes.
+    The first of two equally near ones is taken. Both are places, int64. The second argument is `new.project` of the
+    hidden nodes.
     """
     ends_V = impaired.missing_V.cumsum(0)
     count_M = impaired.missing_V[new.owner_M]
@@ -155,20 +156,20 @@ def nearest_lost(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -
     block = max(1, BLOCK // seen_HPR.shape[2])
     pairs = zip(made_Q.split(block), hidden_Q.split(block))
     product_Q = torch.cat([seen_HPR.new_empty(0), *(new.products(seen_HPR, made, hidden) for made, hidden in pairs)])
-    # Without the term that all pairs of a generated node share.
+    # The term that all pairs of a generated node share is left out.
     apart_Q = impaired.square_H[hidden_Q] - 2 * product_Q
     least_M = apart_Q.new_full((len(new),), torch.inf).scatter_reduce(0, made_Q, apart_Q, "amin")
-    # The first of those that are as near as the nearest.
+    # The first of equally near ones is taken.
     place_Q = torch.arange(len(made_Q), device=made_Q.device)
     place_Q = torch.where(apart_Q == least_M[made_Q], place_Q, len(made_Q))
     first_M = torch.full_like(new.owner_M, len(made_Q)).scatter_reduce(0, made_Q, place_Q, "amin")
-    found = (first_M < len(made_Q)).nonzero()[:, 0]
-    return found, hidden_Q[first_M[found]]
+    matched = (first_M < len(made_Q)).nonzero()[:, 0]
+    return matched, hidden_Q[first_M[matched]]
 
 
 @torch.no_grad()
 def nearest_hidden(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -> Tensor:
-    """The place of the nearest of all hidden nodes to every generated one, int64 `[M]`; arguments as above."""
+    """Finds the hidden node nearest to every generated one, place int64 `[M]`; arguments as above."""
     least_M, found_M = seen_HPR.new_full((len(new),), torch.inf), torch.zeros_like(new.owner_M)
     block, first = max(1, BLOCK // max(1, len(new))), 0
     for seen_BPR, square_B in zip(seen_HPR.split(block), impaired.square_H.split(block)):
@@ -181,7 +182,7 @@ def nearest_hidden(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired)
 
 
 def _squares(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired, made_Q: Tensor, hidden_Q: Tensor) -> Tensor:
-    """The sum of mean squared differences, pair by pair."""
+    """Sums the mean squared differences, pair by pair."""
     product_Q = new.products(seen_HPR, made_Q, hidden_Q)
     apart_Q = new.squares_M()[made_Q] - 2 * product_Q + impaired.square_H[hidden_Q]
     return apart_Q.sum() / new.shape[1]
@@ -189,7 +190,7 @@ def _squares(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired, made_
 
 @dataclass(frozen=True)
 class GeneratorOptions:
-    """How generators are made and trained.
+    """Options of generators and of their training.
 
     Attributes:
         hide: h, share of the nodes that are hidden.
@@ -233,10 +234,10 @@ class ClientGenerator:
         return self._flat.module
 
     @cached_property
-    def _impaired(self) -> Impaired:
-        return impaired(self._data, self._options.hide, int(self._client.state[HIDDEN]))
+    def _impaired_graph(self) -> Impaired:
+        return impair(self._data, self._options.hide, int(self._client.state[HIDDEN]))
 
-    # With the client's own nodes.
+    # These methods use the client's own nodes alone.
 
     def train(self, trainer: Trainer, steps: int, of_others_Q: Tensor | None = None) -> float:
         """Takes some steps of all shown nodes; gives the last one's loss, without the part of other clients.
@@ -261,9 +262,9 @@ class ClientGenerator:
         return bounded_loss(float(loss.detach()))
 
     def _objective(self, noise: torch.Generator) -> Tensor:
-        options, shown = self._options, self._impaired
+        options, shown = self._options, self._impaired_graph
         guess = self._guess()
-        new = generated(self._module.maker, _noisy(guess.z_NH, noise), guess.count_N, options.most_neighbours)
+        new = generate_neighbours(self._module.maker, _noisy(guess.z_NH, noise), guess.count_N, options.most_neighbours)
         return weighted_sum(
             (options.degree, lambda: F.smooth_l1_loss(guess.missing_N, shown.missing_V.float())),
             (options.feature, lambda: own_loss(new, shown)),
@@ -271,11 +272,11 @@ class ClientGenerator:
         )
 
     def _guess(self) -> Guess:
-        return self._module.guess(self._impaired.around(self._module.encoder.depth))
+        return self._module.guess(self._impaired_graph.around(self._module.encoder.depth))
 
     def _label_loss(self, new: Features, count_V: Tensor) -> Tensor:
-        """Of the training nodes that are shown; zero without one."""
-        shown, classifier = self._impaired, self._module.classifier
+        """Computes the loss of the training nodes that are shown; zero without one."""
+        shown, classifier = self._impaired_graph, self._module.classifier
         if not len(shown.train_T):
             return torch.zeros((), device=self._data.device)
         edges = with_new_neighbours(shown.indptr.numpy(), shown.indices.numpy(), count_V.cpu().numpy())
@@ -283,12 +284,12 @@ class ClientGenerator:
         around = Neighbourhood(AugmentedFeatures(shown.x_VF, new), (operator,) * classifier.depth, shown.train_T)
         return F.cross_entropy(classifier(around).logits_NC, shown.label_T)
 
-    # With other clients.
+    # These methods exchange with other clients.
 
-    def shown(self, nodes: int) -> Tree:
-        """What others get: the maker, and noisy embeddings and neighbour counts of m or all shown nodes, drawn."""
+    def show(self, nodes: int) -> Tree:
+        """Shows others the maker, and noisy embeddings and neighbour counts of m or all shown nodes, drawn."""
         client, state = self._client, self._client.state
-        # At the first visit it was drawn just now.
+        # The generator was drawn just now if this is the first visit.
         state[GENERATOR] = self._flat.w.detach().clone()
         with torch.no_grad():
             guess = self._guess()
@@ -298,27 +299,27 @@ class ClientGenerator:
         maker_Q = state[GENERATOR][of_maker(self._flat)].clone()
         return {"maker": maker_Q, "z": noisy_mH, "count": guess.count_N[chosen].int()}
 
-    def judged(self, down: Tree) -> Tensor:
-        """Gradients of the makers of other clients by the client's own hidden nodes, `[k, Q]`; zero if it hides none.
+    def judge(self, down: Tree) -> Tensor:
+        """Computes gradients of others' makers by the client's own hidden nodes, `[k, Q]`; zero if it hides none.
 
         Args:
             down: `maker` `[k, Q]`; `z` and `count` of all their nodes behind one another; `size`: how many of each.
         """
-        hidden, most, shown = self._options.hidden, self._options.most_neighbours, self._impaired
-        found = torch.zeros_like(down["maker"])
+        hidden, most, shown = self._options.hidden, self._options.most_neighbours, self._impaired_graph
+        gradient_KQ = torch.zeros_like(down["maker"])
         if not len(shown.hidden_H):
-            return found
+            return gradient_KQ
         with torch.random.fork_rng(devices=[]):
             flat = FlatModel(make_maker(self._data.features, hidden, most))
         sizes = down["size"].tolist()
         for number, (z_mH, count_m) in enumerate(zip(down["z"].split(sizes), down["count"].split(sizes))):
             flat.load(down["maker"][number])
-            new = generated(flat.module, z_mH, count_m.long(), most)  # type: ignore[arg-type]
+            new = generate_neighbours(flat.module, z_mH, count_m.long(), most)  # type: ignore[arg-type]
             gradient = torch.autograd.grad(others_loss(new, len(z_mH), shown), list(flat.module.parameters()))
-            found[number] = torch.cat([part.flatten() for part in gradient])
-        return found
+            gradient_KQ[number] = torch.cat([part.flatten() for part in gradient])
+        return gradient_KQ
 
-    # For good.
+    # These methods make the augmented graph, which is fixed for good.
 
     def flush(self) -> None:
         """Fixes the augmented graph, by the generator as it is now."""
@@ -327,8 +328,8 @@ class ClientGenerator:
         for name in kept_moments(state, moments_key(GENERATOR)):
             del state[f"{GENERATOR}.opt.{name}"]
 
-    def augmented(self, coupled: Coupled) -> AugmentedNodes:
-        """The client's nodes in its augmented graph, as a backbone reads them, kept on the host while there is room."""
+    def augment(self, coupled: Coupled) -> AugmentedNodes:
+        """Returns the client's nodes in its augmented graph, as a backbone reads them; the host may keep them."""
         seed, w_bytes = int(self._client.state[AUGMENTED]), self._client.state[GENERATOR].cpu().numpy().tobytes()
 
         def build() -> tuple[Tensor, ...]:
@@ -354,5 +355,5 @@ class ClientGenerator:
 
 
 def _noisy(z_NH: Tensor, rng: torch.Generator) -> Tensor:
-    """With noise of a standard normal distribution."""
+    """Adds noise of a standard normal distribution."""
     return z_NH + torch.randn(z_NH.shape, generator=rng, device=z_NH.device)

@@ -90,21 +90,23 @@ class AugmentedGraphs(GeneratorOptions, Algorithm):
         if ctx.round > self.generator_rounds:
             yield from super().round(server, ctx, cohort)
             return
-        judged = (yield from self._judged(ctx)) if self.across else {}
+        judged = (yield from self._judge(ctx)) if self.across else {}
         yield Ask(LEARN, {}, private=judged)
 
-    def _judged(self, ctx: Context) -> Generator[Ask, Any, dict[int, Tree]]:
-        """What every client of the cohort is sent of how others judge its generator."""
+    def _judge(self, ctx: Context) -> Generator[Ask, Any, dict[int, Tree]]:
+        """Asks the clients of the cohort to judge each other's generators; gives each the gradients of its own."""
         got = yield Ask(SHOW, {"maker": Reduce.STACK, "z": Reduce.GATHER, "count": Reduce.GATHER}, train=False)
-        shown_to = drawn_peers(len(got.ids), self.peers, ctx.rng("peers"), ctx.device)
+        shown_to = draw_peers(len(got.ids), self.peers, ctx.rng("peers"), ctx.device)
         if not shown_to.shape[1]:
             return {}
         private = {client: shown_by(got, places) for client, places in zip(got.ids, shown_to)}
         answers = yield Ask(JUDGE, {"gradient": Reduce.STACK}, private=private, train=False, to=got.ids)
         place = {client: number for number, client in enumerate(got.ids)}
-        of = torch.stack([shown_to[place[client]] for client in answers.ids])
+        judged = torch.stack([shown_to[place[client]] for client in answers.ids])
         gradient = answers["gradient"]
-        return {i: {"gradient": gradient[of == place[i]].mean(0)} for i in got.ids if bool((of == place[i]).any())}
+        return {
+            i: {"gradient": gradient[judged == place[i]].mean(0)} for i in got.ids if bool((judged == place[i]).any())
+        }
 
     # The clients.
 
@@ -136,9 +138,9 @@ class AugmentedGraphs(GeneratorOptions, Algorithm):
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         if phase == SHOW:
-            return Upload(ClientGenerator(client, self).shown(self.sampled_nodes))
+            return Upload(ClientGenerator(client, self).show(self.sampled_nodes))
         if phase == JUDGE:
-            return Upload({"gradient": ClientGenerator(client, self).judged(received)})
+            return Upload({"gradient": ClientGenerator(client, self).judge(received)})
         return Upload({}) if phase == LEARN else super().upload(client, received, phase)
 
 
@@ -163,17 +165,17 @@ class FedSagePlusFedGTA(AugmentedGraphs, FedGTA):
     """
 
 
-def drawn_peers(clients: int, peers: int, rng: torch.Generator, device: torch.device) -> Tensor:
-    """Whose generators each client judges, places of k others, int64 `[clients, k]`; each is judged by k, too."""
+def draw_peers(clients: int, peers: int, rng: torch.Generator, device: torch.device) -> Tensor:
+    """Draws the k clients whose generators each judges, places int64 `[clients, k]`; k judge each, too."""
     ring = torch.randperm(clients, generator=rng, device=device)
     steps = torch.arange(1, min(peers, clients - 1) + 1, device=device)
-    found = torch.empty(clients, len(steps), dtype=torch.int64, device=device)
-    found[ring] = ring[(torch.arange(clients, device=device)[:, None] + steps) % clients]
-    return found
+    judged = torch.empty(clients, len(steps), dtype=torch.int64, device=device)
+    judged[ring] = ring[(torch.arange(clients, device=device)[:, None] + steps) % clients]
+    return judged
 
 
 def shown_by(got: Replies, places: Tensor) -> Tree:
-    """What some clients show, for one that judges it."""
+    """Collects what some clients show, for one that judges it."""
     z, count = ([got.lists[name][place] for place in places.tolist()] for name in ("z", "count"))
     size = torch.tensor([len(part) for part in count], dtype=torch.int32)
     return {"maker": got["maker"][places], "z": torch.cat(z), "count": torch.cat(count), "size": size}
@@ -181,4 +183,4 @@ def shown_by(got: Replies, places: Tensor) -> Tree:
 
 def _answer_in_augmented(client: Client, generator: ClientGenerator) -> None:
     assert client.model.coupled is not None
-    client.model.answer_in(generator.augmented(client.model.coupled))
+    client.model.answer_in(generator.augment(client.model.coupled))

@@ -45,39 +45,39 @@ class GeneratedFeatures(FeatureMatrix):
         return torch.Size((len(self.owner_M), len(self._layer_FPR)))
 
     def __matmul__(self, weight_FK: Tensor) -> Tensor:
-        return self._rooted((self._layer_FPR.flatten(1).t() @ weight_FK).unflatten(0, self._layer_FPR.shape[1:]))
+        return self._times_root((self._layer_FPR.flatten(1).t() @ weight_FK).unflatten(0, self._layer_FPR.shape[1:]))
 
     def to_dense(self) -> Tensor:
-        return self._rooted(self._layer_FPR.permute(1, 2, 0))
+        return self._times_root(self._layer_FPR.permute(1, 2, 0))
 
     def squares_M(self) -> Tensor:
-        """The square of the norm of each."""
+        """Squares the norm of each generated node."""
         layer_PFR = self._layer_FPR.transpose(0, 1)
-        through_MR = self._rooted(layer_PFR.transpose(1, 2) @ layer_PFR)
+        through_MR = self._times_root(layer_PFR.transpose(1, 2) @ layer_PFR)
         return (through_MR * self._root_NR.index_select(0, self.owner_M)).sum(1)
 
-    def seen(self, x_BF: Features) -> Tensor:
-        """L_p' x of real nodes, `[B, P, R]`, which the products with them are made of."""
+    def project(self, x_BF: Features) -> Tensor:
+        """Computes L_p' x of real nodes, `[B, P, R]`, from which the products with them are made."""
         return (x_BF @ self._layer_FPR.flatten(1)).unflatten(1, self._layer_FPR.shape[1:])
 
     def products(self, seen_BPR: Tensor, made_Q: Tensor, real_Q: Tensor) -> Tensor:
-        """Products of generated nodes with real ones, of which `seen` gave the first argument, pair by pair, `[Q]`."""
+        """Multiplies generated nodes by real ones, pair by pair, `[Q]`; `project` gave the first argument."""
         root_QR = self._root_NR.index_select(0, self.owner_M[made_Q])
         places = real_Q * seen_BPR.shape[1] + self._number_M[made_Q]
         return (root_QR * seen_BPR.flatten(0, 1).index_select(0, places)).sum(1)
 
     def all_products(self, seen_BPR: Tensor) -> Tensor:
-        """Products of all generated nodes with all of some real ones, `[M, B]`."""
-        return self._rooted(seen_BPR.permute(1, 2, 0))
+        """Multiplies all generated nodes by all of some real ones, `[M, B]`."""
+        return self._times_root(seen_BPR.permute(1, 2, 0))
 
-    def _rooted(self, tables_PRK: Tensor) -> Tensor:
-        """The root of the owner of each times the table of its number, `[M, K]`."""
-        found = [self._root_NR.index_select(0, owners) @ table for owners, table in zip(self._owners, tables_PRK)]
-        return torch.cat(found).index_select(0, self._place_M)
+    def _times_root(self, tables_PRK: Tensor) -> Tensor:
+        """Multiplies the root of each node's owner by the table of the node's number, `[M, K]`."""
+        rows = [self._root_NR.index_select(0, owners) @ table for owners, table in zip(self._owners, tables_PRK)]
+        return torch.cat(rows).index_select(0, self._place_M)
 
 
 class Guess(NamedTuple):
-    """How many neighbours nodes miss, differentiable; how many they get, int64 from 0 to P; their embeddings."""
+    """The numbers of missing neighbours, differentiable; those to get, int64 from 0 to P; the embeddings."""
 
     missing_N: Tensor
     count_N: Tensor
@@ -88,8 +88,8 @@ class Generator(nn.Module):
     """GraphSAGE of two layers with a linear head for the number, a perceptron for features, a classifier to try them.
 
     The classifier of `encoder`, of one class, says how many neighbours are missing; `maker` makes features of at most P
-    = `most` neighbours of an embedding, see `generated`; `classifier` is another GraphSAGE, trained on augmented
-    graphs, and not used for prediction.
+    = `most` neighbours of an embedding, see `generate_neighbours`; `classifier` is another GraphSAGE, trained on
+    augmented graphs, and not used for prediction.
     """
 
     def __init__(self, features: int, classes: int, hidden: int, most: int) -> None:
@@ -101,7 +101,7 @@ class Generator(nn.Module):
         self.classifier = GraphSAGE(features, classes, 0, 0.0, hidden=hidden)
 
     def guess(self, around: Neighbourhood) -> Guess:
-        """What neighbours the nodes of a graph miss."""
+        """Guesses the neighbours that nodes of a graph miss."""
         out = self.encoder(around)
         missing_N = out.logits_NC[:, 0]
         count_N = missing_N.detach().nan_to_num().round().clamp(0, self.most).long()
@@ -109,36 +109,36 @@ class Generator(nn.Module):
 
 
 def make_maker(features: int, hidden: int, most: int) -> Head:
-    """Two layers, H to H to P F."""
+    """Makes two layers, H to H to P F."""
     return Head(hidden, hidden, most * features, 2, 0.0)
 
 
-def generated(maker: Head, noisy_NH: Tensor, count_N: Tensor, most: int) -> GeneratedFeatures:
-    """Neighbours made of noisy embeddings, as many as a node gets, int64: `[M, F]`, those of the first node first."""
+def generate_neighbours(maker: Head, noisy_NH: Tensor, count_N: Tensor, most: int) -> GeneratedFeatures:
+    """Makes neighbours from noisy embeddings, `count_N` int64 for each node: `[M, F]`, the first node's first."""
     return GeneratedFeatures(root(maker, noisy_NH), layer(maker, most), count_N)
 
 
 def root(maker: Head, noisy_NH: Tensor) -> Tensor:
-    """What the last layer of a maker reads of the embeddings of nodes, and a 1 for its bias, `[N, H + 1]`."""
-    hidden_NH = maker.transformed(noisy_NH).relu()
+    """Computes the inputs of a maker's last layer from the embeddings of nodes, and a 1 for its bias, `[N, H + 1]`."""
+    hidden_NH = maker.first_layer(noisy_NH).relu()
     return torch.cat([hidden_NH, hidden_NH.new_ones(len(hidden_NH), 1)], dim=1)
 
 
 def layer(maker: Head, most: int) -> Tensor:
-    """The last layer of a maker, the bias as last column: `[F, P, H + 1]`, P neighbours of a node at most."""
+    """Returns the last layer of a maker, the bias as last column: `[F, P, H + 1]`, P neighbours of a node at most."""
     last = maker.linears[1]
     parts = last.get_parameter("weight").unflatten(0, (most, -1)), last.get_parameter("bias").view(most, -1, 1)
     return torch.cat(parts, dim=2).transpose(0, 1).contiguous()
 
 
 def fresh_generator(data: View, hidden: int, most: int, seed: int) -> FlatModel:
-    """A generator for a client's features, drawn from a seed."""
+    """Draws a generator for a client's features from a seed."""
     with Stream(data.device, seed):
         return FlatModel(Generator(data.features, data.classes, hidden, most))
 
 
 def of_maker(flat: FlatModel) -> slice:
-    """Where the parameters of the maker lie among those of a generator."""
+    """Finds the parameters of the maker among those of a generator."""
     module = flat.module
-    before, own = (sum(p.numel() for p in part.parameters()) for part in (module.encoder, module.maker))  # type: ignore
-    return slice(before, before + own)
+    before, count = (sum(p.numel() for p in part.parameters()) for part in (module.encoder, module.maker))  # type: ignore
+    return slice(before, before + count)

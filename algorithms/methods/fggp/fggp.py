@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Forms, Output, Replies, Requests, Term, Trainer, Tree, Upload
 from shoal.algorithms.client import ROWS_AT_A_TIME, ClientModel, FlatModel
-from shoal.algorithms.graphs.completed_graph import CompletedGraph, completed
+from shoal.algorithms.graphs.completed_graph import CompletedGraph, complete_graph
 from shoal.algorithms.graphs.generated_graph import EdgeOptions, GeneratedGraph, Similarity
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_means
@@ -29,7 +29,7 @@ from shoal.algorithms.methods.fggp.prototypes import (
     summed_up,
     votes,
 )
-from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, join_body
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, Operator, operator_over
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import Stream
@@ -45,7 +45,7 @@ MOST_NODES = 10_000
 
 
 class GlobalView:
-    """What a client's model reads of A' = A or kNN, or of a graph that a generator draws anew in every step."""
+    """The input of a client's model from A' = A or kNN, or from a graph that a generator draws anew in every step."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class GlobalView:
             nearest_NK = torch.zeros(self._data.nodes, 0, dtype=torch.int32)
         # A host may cache data of several runs, whose neighbours differ.
         self._content = hash(nearest_NK.cpu().numpy().tobytes())
-        self._graph = self._kept("completed", lambda: completed(*self._data.csr, nearest_NK, self._data.device))
+        self._graph = self._cache("completed", lambda: complete_graph(*self._data.csr, nearest_NK, self._data.device))
         if generator is None:
             self._completed = self._around(self._operator(self._coupled.operator), self._coupled.depth)
         else:
@@ -74,20 +74,20 @@ class GlobalView:
             self._completed = self._around(self._operator("symmetric"), 2)
 
     def draw(self) -> tuple[Neighbourhood, Callable[[], Tensor] | None]:
-        """What the model reads, and the term that teaches the generator; None without one."""
+        """Draws the graph that the model reads, and gives the term that teaches the generator; None without one."""
         if self._generator is None:
             return self._completed, None
         f_NH = self._generator(self._completed).embedding_NH
         drawn = GeneratedGraph(CompletedGraph(*self._graph), f_NH, self._rng, self._edges)
         return self._around(drawn.operator, self._coupled.depth), drawn.regularizer
 
-    def _kept(self, what: str, build: Callable[[], Any]) -> Any:
+    def _cache(self, what: str, build: Callable[[], Any]) -> Any:
         return self._data.cache((what, self._content), build)
 
     def _operator(self, kind: Operator) -> SparseMatrix:
         starts, columns = self._graph[0].numpy(), self._graph[1].numpy()
         device = self._data.device
-        return self._kept(f"completed, {kind}", lambda: operator_over(kind, starts, columns).to(device))
+        return self._cache(f"completed, {kind}", lambda: operator_over(kind, starts, columns).to(device))
 
     def _around(self, operator: SparseMatrix, depth: int) -> Neighbourhood:
         return Neighbourhood(self._data.whole(0), (operator,) * depth)
@@ -95,7 +95,7 @@ class GlobalView:
 
 @dataclass
 class Received:
-    """What a client received: the bank, None while there is none, and the round's number, 0 where it was not sent."""
+    """The download of a client: the bank, None while there is none, and the round's number, 0 where it was not sent."""
 
     bank: Bank | None = None
     round: int = 0
@@ -305,8 +305,8 @@ class FGGP(FedAvg):
             options = self.cluster, self.finch_min, self.domains, self.eps
             bank = summed_up(sent.proto_BH, sent.class_B, ctx.classes, *options, ctx.random("clusters"))
             if self.bank == "ring":
-                bank = newest(Bank.read(server), bank, self.slots)
-            server.update(bank.sent())
+                bank = newest(Bank.from_download(server), bank, self.slots)
+            server.update(bank.to_download())
             ctx.notes["mass"] = float(torch.cat(got.lists["proto.mass"]).mean())
         if "bank.class" in server:
             counts_C = torch.bincount(server["bank.class"], minlength=ctx.classes)
@@ -326,10 +326,10 @@ class FGGP(FedAvg):
         elif "w" in down:
             # A model starts a visit with its initial parameters.
             head = client.state["head"] if "head" in client.state else classifier_of(model.flat)
-            model.load(joined(model.flat, down["w"], head))
+            model.load(join_body(model.flat, down["w"], head))
         if GENERATOR in down:
             client.models[GENERATOR].load(down[GENERATOR])
-        return Received(Bank.read(down), int(down.get("round", 0)))
+        return Received(Bank.from_download(down), int(down.get("round", 0)))
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if self.gkic == "off" or not client.info.train:
@@ -337,7 +337,7 @@ class FGGP(FedAvg):
         model, generator = client.model, client.models.get(GENERATOR)
         near_NK = self._nearest(client, received) if self._completes else None
         view = GlobalView(model, near_NK, generator, self._edges, client.rng("generated graph"))
-        own = model.gathered("all")
+        inputs = model.gathered("all")
         draws, loss = Stream(client.data.device, model.random("train")), torch.zeros(())
         with ExitStack() as stack:
             optimizers = [stack.enter_context(trainer.optimizer(client, name)) for name in client.models]
@@ -347,14 +347,14 @@ class FGGP(FedAvg):
                     optimizer.zero_grad(set_to_none=False)
                 with draws:
                     around, regularizer = view.draw()
-                    loss = self._objective(client, model(own), model(around), regularizer)
+                    loss = self._objective(client, model(inputs), model(around), regularizer)
                     loss.backward()
                 for optimizer in optimizers:
                     optimizer.step()
         return bounded_loss(float(loss.detach()))
 
     def _objective(self, client: Client, own: Output, other: Output, regularizer: Term | None) -> Tensor:
-        """Equation 9; only a generator has a regularizer."""
+        """Computes the loss of equation 9; only a generator has a regularizer."""
         return weighted_sum(
             (1.0, lambda: label_loss(client, own, "all")),
             (1.0, lambda: label_loss(client, other, "all")),
@@ -371,7 +371,7 @@ class FGGP(FedAvg):
         return contrast_of_views(own_CH[there_C], other_CH[there_C], self.tau, self.contrast_form == "literal")
 
     def _nearest(self, client: Client, received: Received) -> Tensor:
-        """The neighbours that the client keeps, found anew if it is time."""
+        """Returns the neighbours that the client keeps, computed anew if it is time."""
         kept, now = client.state, received.round
         old = "knn" not in kept or now - int(kept["knn.round"]) > 2 * self.knn_every
         if old or now % self.knn_every == 0:
@@ -393,7 +393,7 @@ class FGGP(FedAvg):
         return Upload({**sent, **(self._prototypes(client) if self.fcpp else {})}, weights, upload_bytes)
 
     def _prototypes(self, client: Client) -> Tree:
-        """Those of the classes that the client may speak for."""
+        """Computes prototypes of the classes that the client may speak for."""
         classes, data = client.info.classes, client.data
         answers = list(client.model.outputs())
         logits_NC = torch.cat([out.logits_NC for out in answers])
@@ -415,7 +415,7 @@ class FGGP(FedAvg):
             z_NH = self._feature(client.model.output(client.model.gathered(part)))
         bank = received.bank or self._own_bank(client)
         if bank is None:
-            # Without a bank and without a label nothing speaks for any class.
+            # No class has a score without a bank and without a label.
             return z_NH.new_zeros(len(z_NH), client.info.classes)
         blocks = z_NH.split(ROWS_AT_A_TIME)
         scores = [votes(z, bank, client.info.classes, self.vote, self.k, self.vote_temperature) for z in blocks]

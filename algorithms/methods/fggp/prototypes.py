@@ -19,7 +19,7 @@ from shoal.algorithms.protocol import Tree
 
 Vote = Literal["class_nearest", "class_avg", "softmax_sum", "sum_cos"]
 Clusters = Literal["finch", "none", "mean", "kmeans", "dbscan"]
-# Of `dbscan`: a prototype within `eps` of another is in its cluster.
+# `dbscan` takes a prototype within `eps` of another into its cluster.
 MEMBERS = 2
 
 
@@ -36,7 +36,7 @@ def certain_classes(
 
 
 def certain_prototypes(z_NH: Tensor, class_N: Tensor, certain_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """c_j = sum of w_i z_i / W_j over the nodes of class j, `[C, H]`, and W_j = sum of w_i, `[C]` (equation 4).
+    """Computes c_j = sum of w_i z_i / W_j over nodes of class j, `[C, H]`, and W_j = sum of w_i, `[C]` (equation 4).
 
     Which of them count says `existing`; a row without any node is zero.
     """
@@ -53,7 +53,7 @@ def existing(class_N: Tensor, mass_C: Tensor, least: float) -> Tensor:
 
 
 def contrast_of_views(own_JH: Tensor, other_JH: Tensor, temperature: float, literal: bool = False) -> Tensor:
-    """How badly prototypes of two views of a graph find each other, a scalar; 0 of fewer than two classes.
+    """Measures how badly prototypes of two views of a graph find each other, a scalar; 0 for fewer than two classes.
 
     By default the cross-entropy of cos(c_j, c'_l) / t with the own class as target, from either side, averaged.
     Equation 8 (`literal`) leaves the own class out of the denominators: it may be negative, and of two classes it is
@@ -77,18 +77,18 @@ class Bank(NamedTuple):
     proto_BH: Tensor
     class_B: Tensor
 
-    def sent(self) -> Tree:
-        """As a part of a download: 4 (H + 1) bytes an entry."""
+    def to_download(self) -> Tree:
+        """Returns the bank's part of a download: 4 (H + 1) bytes an entry."""
         return {"bank": self.proto_BH, "bank.class": self.class_B.int()}
 
     @classmethod
-    def read(cls, tree: Tree) -> "Bank | None":
-        """What `sent` gave; None of a tree without it."""
+    def from_download(cls, tree: Tree) -> "Bank | None":
+        """Reads the result of `to_download`; None if a download has none."""
         return cls(tree["bank"], tree["bank.class"].long()) if "bank" in tree else None
 
 
 def last_of_clients(server: Tree, sent: Bank, ids: Sequence[int], counts: Sequence[int]) -> Bank:
-    """The last prototypes of every client that ever sent some, by client; `server` keeps them as `proto...`.
+    """Updates every client's last prototypes, by client; `server` keeps them as `proto...`.
 
     `sent` are this round's, of clients `ids`, `counts` of each. A client that sent none keeps its earlier ones.
     """
@@ -107,7 +107,7 @@ def last_of_clients(server: Tree, sent: Bank, ids: Sequence[int], counts: Sequen
 
 
 def newest(old: Bank | None, fresh: Bank, slots: int) -> Bank:
-    """The newest `slots` entries of every class, old ones first."""
+    """Keeps the newest `slots` entries of every class, old ones first."""
     if old is None:
         old = Bank(fresh.proto_BH[:0], fresh.class_B[:0])
     proto_BH, class_B = torch.cat([old.proto_BH, fresh.proto_BH]), torch.cat([old.class_B, fresh.class_B])
@@ -119,7 +119,7 @@ def newest(old: Bank | None, fresh: Bank, slots: int) -> Bank:
 
 
 def votes(z_NH: Tensor, bank: Bank, classes: int, how: Vote, k: int, temperature: float) -> Tensor:
-    """Scores of every node, `[N, C]`; -inf for a class without an entry among those that vote.
+    """Scores every node, `[N, C]`; -inf for a class without an entry among those that vote.
 
     The k entries of the largest cosine to a node vote, of equal ones the first: with their cosine (`sum_cos`, equation
     3), or with the softmax of cosine / temperature (`softmax_sum`, the authors' code), added up by class. A class with
@@ -151,7 +151,7 @@ def votes(z_NH: Tensor, bank: Bank, classes: int, how: Vote, k: int, temperature
 def summed_up(
     proto_PH: Tensor, class_P: Tensor, classes: int, how: Clusters, least: int, domains: int, eps: float, seed: int
 ) -> Bank:
-    """The entries of the bank that stand for prototypes: means of clusters, all members weighing the same.
+    """Computes the bank's entries for prototypes: means of clusters, all members weighing the same.
 
     `finch` leaves fewer than `least` prototypes of a class as they are; `none` every prototype; `mean` has one entry a
     class; `kmeans`, with `seed`, as many as there are domains; `dbscan` goes by density, with the cosine distance
@@ -176,14 +176,14 @@ def summed_up(
 
 
 def _by_kmeans(proto_PH: Tensor, clusters: int, seed: int) -> Tensor:
-    """The cluster of every prototype, numbered without gaps."""
-    # Half a second of every process that imports it.
+    """Clusters every prototype by k-means, numbered without gaps."""
+    # The import takes half a second of every process that has it.
     from sklearn.cluster import KMeans
 
     points = proto_PH.cpu().double().numpy()
     distinct = len(np.unique(points, axis=0))
-    found = KMeans(min(distinct, clusters), n_init=10, random_state=seed % 2**32).fit_predict(points)
-    return torch.from_numpy(np.unique(found, return_inverse=True)[1]).to(proto_PH.device)
+    cluster_P = KMeans(min(distinct, clusters), n_init=10, random_state=seed % 2**32).fit_predict(points)
+    return torch.from_numpy(np.unique(cluster_P, return_inverse=True)[1]).to(proto_PH.device)
 
 
 def _by_density(proto_PH: Tensor, eps: float) -> Tensor:
@@ -191,7 +191,7 @@ def _by_density(proto_PH: Tensor, eps: float) -> Tensor:
 
     direction = unit(proto_PH).cpu().double().numpy()
     apart = np.clip(1 - direction @ direction.T, 0, None)
-    found = DBSCAN(eps=eps, min_samples=MEMBERS, metric="precomputed").fit_predict(apart)
-    alone = found < 0
-    found[alone] = found.max() + 1 + np.arange(alone.sum())
-    return torch.from_numpy(found).to(proto_PH.device)
+    cluster_P = DBSCAN(eps=eps, min_samples=MEMBERS, metric="precomputed").fit_predict(apart)
+    alone = cluster_P < 0
+    cluster_P[alone] = cluster_P.max() + 1 + np.arange(alone.sum())
+    return torch.from_numpy(cluster_P).to(proto_PH.device)

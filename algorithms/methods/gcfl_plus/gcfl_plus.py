@@ -12,12 +12,12 @@ from torch import Tensor
 from shoal.algorithms.base import Ask, Client, Context, Mix, Received, Replies, Requests, Trainer, Tree, Upload
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, join_body
 from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.storage.options.types import Count, NotNegative
 
-# Where a client's state holds the parameters of its classifier, `[C H + C]`, if they are not shared.
+# A client's state holds its classifier under this name, `[C H + C]`, if it is not shared.
 CLASSIFIER = "classifier"
 LONGEST = 1000
 
@@ -71,7 +71,7 @@ class GCFLPlus(FedAvg):
             require_body(model, ctx.models[MODEL][0], "GCFLPlus shares what lies below the classifier")
         clients = len(ctx.clients)
         return {
-            "models": self._shared(model, ctx.initial)[None].clone(),
+            "models": self._shared_part(model, ctx.initial)[None].clone(),
             "cluster": torch.zeros(clients, dtype=torch.int64),
             "norms": torch.zeros(clients, self.window),
             "known": torch.zeros(clients, dtype=torch.int64),
@@ -82,7 +82,7 @@ class GCFLPlus(FedAvg):
         private = {i: sent[server["cluster"][i]] for i in cohort}
         up = {"change": Reduce.MIX, "n": Reduce.STACK, "moved": Reduce.STACK, "gradient": Reduce.STACK}
         got = yield Ask("train", up, private=private)
-        # The norms of the round, appended to the series of the clients that trained.
+        # The norms of the round are appended to the series of the clients that trained.
         trained = got["n"] > 0
         ids = torch.tensor(got.ids)[trained]
         server["norms"][ids] = torch.cat([server["norms"][ids, 1:], got["gradient"][trained, None]], dim=1)
@@ -107,7 +107,7 @@ class GCFLPlus(FedAvg):
         for k, moved in enumerate(moved_K.tolist()):
             members = ((server["cluster"] == k) & trains).nonzero().flatten()
             full = len(members) > 2 and bool((server["known"][members] >= self.window).all())
-            # Somebody of the cluster took part, if this is above eps2.
+            # The last of these is above eps2 only if a client of the cluster took part.
             if not (full and moved < self.eps1 and (got["moved"] * (of_reply == k)).max() > self.eps2):
                 continue
             leaving = leaving_half(server["norms"][members])
@@ -129,8 +129,10 @@ class GCFLPlus(FedAvg):
             return down
         w = down["w"] if "w" in down else down["models"][down["cluster"][client.info.client]]
         if self.share == "body":
-            own = client.state.get(CLASSIFIER)
-            client.model.load(joined(client.model.flat, w, classifier_of(client.model.flat) if own is None else own))
+            classifier = client.state.get(CLASSIFIER)
+            client.model.load(
+                join_body(client.model.flat, w, classifier_of(client.model.flat) if classifier is None else classifier)
+            )
         else:
             client.model.load(w)
         return {"w": w}
@@ -140,32 +142,32 @@ class GCFLPlus(FedAvg):
         if client.info.train:
             # The last step's gradient is in the model until the next client trains.
             assert flat.w.grad is not None
-            received["gradient"] = self._shared(flat, flat.w.grad).norm()
+            received["gradient"] = self._shared_part(flat, flat.w.grad).norm()
         return loss
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         flat = client.model.flat
         if self.share == "body":
             client.state[CLASSIFIER] = classifier_of(flat)
-        change = self._shared(flat, client.model.w) - received["w"]
+        change = self._shared_part(flat, client.model.w) - received["w"]
         n, none = change.new_tensor(self.weight_of(client)), change.new_zeros(())
         return Upload({"change": change, "n": n, "moved": change.norm(), "gradient": received.get("gradient", none)})
 
-    def _shared(self, flat: FlatModel, w: Tensor) -> Tensor:
-        """Of parameters `[P]`, or their gradient, what clients of a cluster share."""
+    def _shared_part(self, flat: FlatModel, w: Tensor) -> Tensor:
+        """Selects, from parameters `[P]` or their gradient, those that clients of a cluster share."""
         return body_of(flat, w) if self.share == "body" else w
 
 
 def shares(cluster_B: Tensor, n_B: Tensor, clusters: int) -> Tensor:
-    """Weights `[K, B]` of B clients, with n_i, in the mean of each of K clusters; 0 where no client counts."""
+    """Computes weights `[K, B]` of B clients, with n_i, in the mean of each of K clusters; 0 where no client counts."""
     weight_KB = (cluster_B == torch.arange(clusters)[:, None]) * n_B.double()
     return (weight_KB / weight_KB.sum(1, keepdim=True).clamp_min(1)).float()
 
 
 def leaving_half(norms_BL: Tensor) -> Tensor:
-    """Which clients of a cluster leave it, bool `[B]`: the smaller side of the cut.
+    """Marks the clients that leave a cluster, bool `[B]`: the smaller side of the cut.
 
-    Of two equal sides that one leaves which is without the first client. Nobody leaves if all series are equal.
+    Of two equal sides that one leaves which is without the first client. No client leaves if all series are equal.
     """
     apart_BB = warping_distances(norms_BL.cpu().numpy())
     most = apart_BB.max()
@@ -178,7 +180,7 @@ def leaving_half(norms_BL: Tensor) -> Tensor:
 
 
 def minimum_cut(weight_NN: np.ndarray) -> np.ndarray:
-    """The side without node 0 of a cut of least weight, bool `[N]`, with a node on either side (Stoer and Wagner).
+    """Finds a cut of least weight: the side without node 0, bool `[N]`, neither side empty (Stoer and Wagner).
 
     N - 1 phases each add all nodes to a set, always the one with most weight to it; what the last one weighs is a cut,
     and the last two become one node (Journal of the ACM 44(4), 1997). Of equal choices the first is taken, so that each
@@ -188,12 +190,12 @@ def minimum_cut(weight_NN: np.ndarray) -> np.ndarray:
     weight_NN = weight_NN.astype(np.float64)
     np.fill_diagonal(weight_NN, 0)
     count = len(weight_NN)
-    # Row i: the nodes that node i has become.
+    # Row i marks the nodes that were merged into node i.
     merged_NN = np.eye(count, dtype=bool)
     there_N = np.ones(count, dtype=bool)
     least, side_N = np.inf, merged_NN[0]
     for left in range(count, 1, -1):
-        # Of every node the weight to the set; those in the set are out of the question.
+        # Every node has its weight to the set; those in the set are out of the question.
         reach_N = np.where(there_N, 0.0, -np.inf)
         last = 0
         for _ in range(left):
@@ -212,7 +214,7 @@ def minimum_cut(weight_NN: np.ndarray) -> np.ndarray:
 
 
 def warping_distances(series_NL: np.ndarray) -> np.ndarray:
-    """Distances of all pairs of series, float64 `[N, N]`, symmetric and 0 from a series to itself.
+    """Computes distances of all pairs of series, float64 `[N, N]`, symmetric and 0 from a series to itself.
 
     A path leads from the first numbers of both series to the last ones, and each step goes on by one in either or in
     both (Sakoe and Chiba, 1978, without a band). The distance is the root of the least sum of squared differences
@@ -221,7 +223,7 @@ def warping_distances(series_NL: np.ndarray) -> np.ndarray:
     count, length = series_NL.shape
     x_LN = series_NL.astype(np.float64).T
     nowhere_NN = np.full((count, count), np.inf)
-    # least[j]: of the paths that end before number j of the second series.
+    # least[j] is the least cost of the paths that end before number j of the second series.
     least = [np.zeros((count, count)), *[nowhere_NN] * length]
     for x_N in x_LN:
         row = [nowhere_NN]

@@ -70,7 +70,7 @@ class MethodSpec:
 
     @property
     def digest(self) -> str:
-        """Of the texts of a user's file and its helpers, 32 digits, wherever they lie; empty for a method of ours."""
+        """The digest of a user's file and its helpers, 32 digits, wherever they lie; empty for our methods."""
         return "" if self.code is None else self.code.digest
 
     @property
@@ -106,7 +106,7 @@ def load(spec: MethodSpec) -> Algorithm:
         with code_of(method, "__post_init__"):
             method.__init__(**values)  # type: ignore[misc]
     except ShoalError as error:
-        # So does a method refuse its hyper-parameters, and Python a missing one.
+        # Methods refuse their hyper-parameters by such an error, and Python a missing one.
         cause = error.__cause__
         if isinstance(cause, ValueError) or (isinstance(cause, TypeError) and "__init__()" in str(cause)):
             raise ShoalError("algorithm", spec.name, " ".join(str(cause).split()), detail=error.detail) from cause
@@ -115,7 +115,7 @@ def load(spec: MethodSpec) -> Algorithm:
 
 
 def _in_form(cls: type[Algorithm], spec: MethodSpec) -> Mapping[str, Any]:
-    """Options with those of the form that `form` names before them."""
+    """Puts the options of the form that `form` names before the others."""
     if "form" not in spec.options or "form" in cls.__dataclass_fields__:  # type: ignore[attr-defined]
         return spec.options
     options = dict(spec.options)
@@ -126,17 +126,17 @@ def _in_form(cls: type[Algorithm], spec: MethodSpec) -> Mapping[str, Any]:
 
 
 def mixing_methods() -> list[str]:
-    """Names of our methods whose clients may train different models."""
+    """Lists our methods whose clients may train different models."""
     return [name for name in METHODS if _our_class(name).client_models == "heterogeneous"]
 
 
 def weighing_methods(task: str) -> Iterator[str]:
-    """Names of our methods for a task that use what edges weigh, each read when it is asked for."""
+    """Lists our methods for a task that use what edges weigh, each read when it is asked for."""
     return (name for name in METHODS if {task, WEIGHTED} <= _our_class(name).supports)
 
 
 def methods_for(task: str) -> list[str]:
-    """Names of our methods that can train for a task."""
+    """Lists our methods that can train for a task."""
     return [name for name in METHODS if task in _our_class(name).supports]
 
 
@@ -152,8 +152,8 @@ def require_method(cls: Any, file: str, source: str) -> None:
         kind = f"class {cls.__name__}" if isinstance(cls, type) else type(cls).__name__
         raise ShoalError(where, f"{kind} is not a method; derive a class from shoal.Algorithm")
     name = cls.__name__
-    own = vars(cls).get("__dataclass_params__")
-    if own is None or not own.frozen:
+    parameters = vars(cls).get("__dataclass_params__")
+    if parameters is None or not parameters.frozen:
         raise ShoalError(where, f"{name} is not a frozen dataclass; write @dataclass(frozen=True) above it")
     _require_current(cls, where)
     if cls.round is Algorithm.round:
@@ -177,17 +177,17 @@ def _require_current(cls: type[Algorithm], where: str) -> None:
         if hasattr(cls, old) and old not in options:
             place = line_of(getattr(cls, old)) or where
             raise ShoalError(place, f"{name}.{old} is of an earlier version and not read any more; use {new}")
-    if cls.client_models not in (known := get_args(ClientModels)):
+    if cls.client_models not in (kinds := get_args(ClientModels)):
         place = f"{name}.client_models"
-        raise ShoalError(where, place, f"expected one of {', '.join(known)}, got {cls.client_models!r}")
+        raise ShoalError(where, place, f"expected one of {', '.join(kinds)}, got {cls.client_models!r}")
     if not isinstance(cls.supports, Set) or not cls.supports <= TASKS | {WEIGHTED, NEWCOMERS}:
-        place, found = f"{name}.supports", cls.supports
+        place, got = f"{name}.supports", cls.supports
         wanted = "node, edge, graph, weighted and newcomers"
-        raise ShoalError(where, place, f"expected a frozenset of {wanted}, got {found!r}")
+        raise ShoalError(where, place, f"expected a frozenset of {wanted}, got {got!r}")
 
 
 def class_place(cls: Any, file: str, source: str) -> str:
-    """File and line of a class; only the file where the text does not say."""
+    """Finds file and line of a class; only the file where the text does not say."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef) and node.name == getattr(cls, "__name__", None):
             return f"{file}, line {node.lineno}"

@@ -1,4 +1,4 @@
-"""What a config may name as a method, and where it is."""
+"""Names of methods for configs, and their modules."""
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
@@ -58,10 +58,10 @@ READ_HOPS_THEMSELVES = ("class_means", "fedgkc", "fedkd", "fml")
 READ_NO_EDGES = ("local", "fedavg", "fedgcn", "fedprox", "fedopt", "scaffold", "feddc", "moon")
 # Methods that average one model in one phase, which a server may do step by step as uploads come.
 AVERAGE_ONE_MODEL = ("fedavg", "fedgcn", "fedopt", "fedprox")
-# What a config is pointed to that asks for generated neighbours without a method.
+# A config that asks for generated neighbours without a method is pointed to this one.
 GENERATES_NEIGHBOURS = "fedsage_plus"
 _AUGMENTED = ("on its augmented graph once it has one", "on graphs as they are")
-# What others are compared with first.
+# Other methods are compared with these first.
 TO_COMPARE = ("local", "fedavg")
 # Their clients multiply no matrices beside those of the model in local training, or for an upload those of `fedgta`:
 # a pass over all nodes, and `lp_steps` products of the graph with labels, at every `sketch_every`-th visit.
@@ -78,7 +78,7 @@ ONLY_TRAIN = (
     "scaffold",
     *SKETCH_LABELS,
 )
-# What the scopes `deployed` and `global` read beside parameters, in words, of the methods that do.
+# The scopes `deployed` and `global` read this beside parameters, in words, for the methods that do.
 BESIDE_PARAMETERS = {
     "adafgl": ("with the branches that it trained", "without branches"),
     "fedsage_plus": _AUGMENTED,
@@ -88,12 +88,12 @@ BESIDE_PARAMETERS = {
 
 
 def display_name(method: str) -> str:
-    """A method as its paper writes it, `FedGTA` for `fedgta`; of `my_file.py:MyMethod` its class."""
+    """Returns a method as its paper writes it, `FedGTA` for `fedgta`; for `my_file.py:MyMethod` its class."""
     return AS_WRITTEN.get(method) or METHODS.get(method, method).rpartition(":")[2]
 
 
 def beside_parameters(name: str) -> tuple[str, str]:
-    """What `deployed` and `global` read beside parameters; clients of a user's own method may keep anything."""
+    """Says what `deployed` and `global` read beside parameters; clients of a user's own method may keep anything."""
     of_a_users = ("with what it keeps of its own", "without what clients keep")
     return BESIDE_PARAMETERS.get(name, ("", "") if name in METHODS else of_a_users)
 

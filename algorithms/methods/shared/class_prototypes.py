@@ -22,7 +22,7 @@ class ClassRows(Algorithm):
     client_models = "heterogeneous"
 
     def rows_of(self, client: Client) -> Tensor:
-        """The averaged quantity of every training row, `[n, K]`."""
+        """Computes the averaged quantity of every training row, `[n, K]`."""
         raise NotImplementedError
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
@@ -38,7 +38,7 @@ class ClassRows(Algorithm):
 
 
 def known_rows(server: Tree) -> Tree:
-    """The rows that the server has, as a download; empty while it has none."""
+    """Packs the rows that the server has as a download; empty while it has none."""
     return pack(server["proto"], server["known"]) if "proto" in server else {}
 
 
@@ -52,13 +52,13 @@ def take_rows(server: Tree, got: Replies) -> None:
 
 
 def rows_upload(mean_CK: Tensor, counts_C: Tensor, entry: str = "proto") -> Upload:
-    """A client's rows, weighted by its counts."""
+    """Averages a client's rows, weighted by its counts, for an upload."""
     sent = row_bytes(counts_C > 0, mean_CK.shape[1]) + 4 * len(counts_C)
     return Upload({entry: mean_CK}, {entry: counts_C[:, None]}, {entry: sent})
 
 
 def training_embeddings(client: Client) -> Tensor:
-    """Embeddings of the training rows in evaluation mode, `[n, H]`."""
+    """Embeds the training rows in evaluation mode, `[n, H]`."""
     return client.model.output(client.model.gathered("train")).embedding_NH
 
 

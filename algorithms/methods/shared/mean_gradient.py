@@ -19,7 +19,7 @@ Form = Literal["auto", "steps", "gradient", "off"]
 
 
 def form_for(form: Form, options: TrainOptions) -> Form:
-    """What a form means for an optimizer; a ShoalError refuses `steps` where these are no multiples of gradients."""
+    """Chooses the form for an optimizer; a ShoalError refuses `steps` where these are no multiples of gradients."""
     steps_tell = options.optimizer == "sgd" and not options.momentum
     if form == "steps" and not steps_tell:
         raise ShoalError(
@@ -37,7 +37,7 @@ def steps_of(client: Client, options: TrainOptions) -> int:
 
 
 @contextmanager
-def recorded(client: Client) -> Iterator[Tensor]:
+def record_gradients(client: Client) -> Iterator[Tensor]:
     """Adds up the gradients of the loss of the client's model, `[P]`, over the backward passes inside the block.
 
     Terms that read the flat `w`, as a linear term does, are not in it; nor is weight decay.

@@ -49,7 +49,7 @@ class FixedHops(nn.Module):
         self.head = Head(features, hidden, classes, layers, dropout)
 
     def hop_weights(self, hops: int) -> dict[int, float]:
-        """w_k by k, of the hops that are read."""
+        """Returns w_k by k, for the hops that are read."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
@@ -59,8 +59,8 @@ class FixedHops(nn.Module):
         return self.head.first_weights()
 
     def forward(self, hops: Sequence[Features]) -> Output:
-        """Output for rows of the hops, each `[N, F]` of float32 or float16, dense or sparse."""
-        return self.head(hops[0] if self.weights == (1.0,) else summed(hops, self.weights, self.head.dtype))
+        """Computes the output for rows of the hops, each `[N, F]` of float32 or float16, dense or sparse."""
+        return self.head(hops[0] if self.weights == (1.0,) else weighted_sum(hops, self.weights, self.head.dtype))
 
 
 class MLP(FixedHops):
@@ -94,7 +94,7 @@ class S2GC(FixedHops):
     """
 
     def __init__(self, *shape: Any, alpha: Share = 0.05, **options: Any) -> None:
-        """As for `FixedHops`.
+        """Takes the arguments of `FixedHops`, and one more.
 
         Args:
             alpha: Share of the features in every term.
@@ -118,7 +118,7 @@ class GBP(FixedHops):
     """
 
     def __init__(self, *shape: Any, layers: int = 2, beta: Part = 0.1, **options: Any) -> None:
-        """As for `FixedHops`.
+        """Takes the arguments of `FixedHops`, and one more.
 
         Args:
             beta: Probability of a restart; 1 reads the features alone.
@@ -149,8 +149,8 @@ class SummedFeatures(FeatureMatrix):
         return _sum(dense, self._weights)
 
 
-def summed(hops: Sequence[Features], weights: Sequence[float], dtype: torch.dtype) -> Features:
-    """sum_k w_k X_k, `[N, F]`, of float32 or float16 hops: a tensor of `dtype` where all are dense."""
+def weighted_sum(hops: Sequence[Features], weights: Sequence[float], dtype: torch.dtype) -> Features:
+    """Sums hops by weights, sum_k w_k X_k, `[N, F]`, float32 or float16; a tensor of `dtype` where all are dense."""
     if any(isinstance(hop, FeatureMatrix) for hop in hops):
         return SummedFeatures([hop.float() for hop in hops], weights)
     return _sum([hop.to(dtype) for hop in hops if isinstance(hop, Tensor)], weights)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.head import Head, Output
-from shoal.algorithms.models.layers.weighted_hops import DenseHops, SparseHops, evaluated, weighted_hops
+from shoal.algorithms.models.layers.weighted_hops import DenseHops, SparseHops, evaluate_gamlp, weighted_hops
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features
 
@@ -54,7 +54,7 @@ class GAMLP(nn.Module):
         layers: int = 3,
         attention: str = "jk",
     ) -> None:
-        """As for `FixedHops`; no hops make it an MLP.
+        """Takes the arguments of `FixedHops`, and two more; no hops make it an MLP.
 
         Args:
             features, classes, hops, dropout: As for `FixedHops`.
@@ -64,8 +64,8 @@ class GAMLP(nn.Module):
         """
         super().__init__()
         if attention not in ATTENTIONS:
-            known = ", ".join(ATTENTIONS)
-            raise ShoalError("model.attention", f"there is no {attention!r}; choose one of {known}")
+            choices = ", ".join(ATTENTIONS)
+            raise ShoalError("model.attention", f"there is no {attention!r}; choose one of {choices}")
         self.inputs = tuple(range(hops + 1))
         self.attention = attention
         self.head = Head(features, hidden, classes, layers, dropout, activation="prelu")
@@ -85,34 +85,34 @@ class GAMLP(nn.Module):
 
     @property
     def one_weight(self) -> bool:
-        """As for `FixedHops`; a single layer gives the weighted sum of hops as its embedding."""
+        """The same as in `FixedHops`; a single layer gives the weighted sum of hops as its embedding."""
         return len(self.head.linears) > 1
 
     def first_weights(self) -> list[nn.Parameter]:
         return self.head.first_weights()
 
     def forward(self, hops: Sequence[Features]) -> Output:
-        """Output for rows of all hops, hop 0 first, each `[N, F]` of float32 or float16, dense or sparse."""
+        """Computes the output for rows of all hops, hop 0 first: `[N, F]`, float32 or float16, dense or sparse."""
         weight = self.head.linears[0].weight
         # Parameters of several clients, one behind the other, are no `Parameter`.
-        if not torch.is_grad_enabled() and isinstance(weight, nn.Parameter) and self._fused(weight):
-            return evaluated(self, hops)
-        found = weighted_hops(hops, self.head, self.vectors_RF())
-        return found.output(self.weights_NK(found), self.head)
+        if not torch.is_grad_enabled() and isinstance(weight, nn.Parameter) and self._is_fused(weight):
+            return evaluate_gamlp(self, hops)
+        scored_hops = weighted_hops(hops, self.head, self.vectors_RF())
+        return scored_hops.output(self.weights_NK(scored_hops), self.head)
 
-    def _fused(self, weight: Tensor) -> bool:
+    def _is_fused(self, weight: Tensor) -> bool:
         """Whether weights and sums of hops are taken in one pass: on a processor, in float32."""
         plain = weight.is_cpu and weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
         return plain and self.attention != "recursive"
 
     def vectors_RF(self) -> Tensor:
-        """What hops are multiplied by for their scores: a_x behind the parts of a_ref."""
+        """Returns the vectors that hops are multiplied by for their scores: a_x behind the parts of a_ref."""
         first: Any = self.head.linears[0]
         rows: Tensor = first.weight[:0] if self.attention == "simple" else self.score.weight
         return rows.view(-1, first.in_features)
 
     def weights_NK(self, hops: DenseHops | SparseHops) -> Tensor:
-        """Weight of every hop at every node, `[N, K]`; rows sum to one."""
+        """Computes the weight of every hop at every node, `[N, K]`; rows sum to one."""
         n, k, _ = hops.shape
         if self.attention == "simple":
             return self.theta.sigmoid().softmax(0).expand(n, k)
@@ -127,7 +127,7 @@ class GAMLP(nn.Module):
 
     @staticmethod
     def _recursive_NK(score_NK: Tensor, reference_NK: Tensor) -> Tensor:
-        """Weights when a hop is compared with those before it: a_ref · H_l is a mean of the a_ref · X^(j)."""
+        """Compares a hop with those before it for its weight: a_ref · H_l is a mean of the a_ref · X^(j)."""
         gate_NK = (score_NK[:, :1] + reference_NK[:, :1]).sigmoid()
         for hop in range(1, score_NK.shape[1]):
             history_N = (gate_NK.softmax(1) * reference_NK[:, :hop]).sum(1)

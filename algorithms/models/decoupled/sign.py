@@ -27,7 +27,7 @@ class SIGN(nn.Module):
     def __init__(
         self, features: int, classes: int, hops: int, dropout: float, *, hidden: int = 64, layers: int = 1
     ) -> None:
-        """As for `FixedHops`; no hops make it an MLP.
+        """Takes the arguments of `FixedHops`, and two more; no hops make it an MLP.
 
         Args:
             features, classes, hops, dropout: As for `FixedHops`.
@@ -57,9 +57,11 @@ class SIGN(nn.Module):
         return [linear.get_parameter("weight") for linear in self.of_hops]
 
     def forward(self, hops: Sequence[Features]) -> Output:
-        """Output for rows of all hops, hop 0 first, each `[N, F]` of float32 or float16, dense or sparse."""
+        """Computes the output for rows of all hops, hop 0 first: `[N, F]`, float32 or float16, dense or sparse."""
         layers: Any = zip(self.of_hops, hops, strict=True)
-        z = self.prelu(torch.cat([transform(self._rows(hop), of.weight, of.bias) for of, hop in layers], dim=1))
+        z = self.prelu(
+            torch.cat([transform(self._rows(hop), linear.weight, linear.bias) for linear, hop in layers], dim=1)
+        )
         one_above = len(self.head.linears) == 1
         drops = not one_above or (self.head.drops_embedding and not self.head.pooled)
         out = self.head(drop(z, self.dropout, self.training) if drops else z)

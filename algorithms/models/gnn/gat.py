@@ -15,7 +15,7 @@ from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
 def require_heads(heads: int, hidden: int) -> int:
-    """The number of heads; a ShoalError says that it does not divide the width of a layer."""
+    """Returns the number of heads; raises a ShoalError if it does not divide the width of a layer."""
     if heads < 1 or hidden % heads:
         raise ShoalError("model.heads", f"must divide model.hidden, found {heads} and {hidden}")
     return heads
@@ -34,7 +34,7 @@ class GAT(Coupled):
     papers_head = "conv"
 
     def __init__(self, *shape: Any, hidden: int = 64, heads: int = 8, **options: Any) -> None:
-        """As for `Coupled`; a ShoalError also says that `model.hidden` is no multiple of `model.heads`.
+        """Takes the arguments of `Coupled`; a ShoalError also says that `model.hidden` is no multiple of `model.heads`.
 
         Args:
             heads: Attention heads, which share the width of a layer.
@@ -50,15 +50,15 @@ class GAT(Coupled):
         return _AttentionVectors(classes)
 
     def convolve(self, conv: GATConv, operator: SparseMatrix, x: Features) -> Tensor:
-        return _attended(operator, transform(x, conv.lin.weight), conv) + conv.bias
+        return _attend(operator, transform(x, conv.lin.weight), conv) + conv.bias
 
     def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
         linear: Any = self.head.linears[-1]
-        return _attended(operator, transform(x, linear.weight), self.head.messages) + linear.bias
+        return _attend(operator, transform(x, linear.weight), self.head.messages) + linear.bias
 
 
 class _AttentionVectors(nn.Module):
-    """What a layer of one head weighs its edges by, named, shaped and drawn as PyG's."""
+    """The attention vectors of a layer of one head, named, shaped and drawn as PyG's."""
 
     negative_slope = 0.2
 
@@ -72,8 +72,8 @@ class _AttentionVectors(nn.Module):
         glorot(self.att_dst)
 
 
-def _attended(operator: SparseMatrix, message_MH: Tensor, vectors: Any) -> Tensor:
-    """Sums of messages, `[n_l, H]`, weighted by the attention vectors of all heads, `[1, heads, D]`."""
+def _attend(operator: SparseMatrix, message_MH: Tensor, vectors: Any) -> Tensor:
+    """Sums messages, `[n_l, H]`, weighted by the attention vectors of all heads, `[1, heads, D]`."""
     message_MHD = message_MH.view(-1, *vectors.att_src.shape[1:])
     receiver_NH = (message_MHD[: len(operator)] * vectors.att_dst).sum(-1)
     sender_MH = (message_MHD * vectors.att_src).sum(-1)

@@ -39,7 +39,7 @@ class GCN(Coupled):
         norm: Literal["none", "batch"] = "none",
         **options: Any,
     ) -> None:
-        """As for `Coupled`; a `norm` refuses drawn neighbours.
+        """Takes the arguments of `Coupled`, and two more; a `norm` refuses drawn neighbours.
 
         Args:
             jumping: `none` embeds by the last layer's output, `max` by the largest of all layers' outputs.
@@ -63,7 +63,7 @@ class GCN(Coupled):
         for conv, operator in others:
             x = self.activate(self.convolve(conv, operator, self.drop(x)))
             outputs.append(x)
-        # With fanouts every layer has fewer receivers than the one before.
+        # Every layer has fewer receivers than the one before if there are fanouts.
         return self.jump([x[: len(operators[-1])] for x in outputs])
 
     @property

@@ -31,7 +31,7 @@ class GCNII(Coupled):
     lifted = True
 
     def __init__(self, *shape: Any, alpha: Share = 0.1, theta: AboveZero = 0.5, **options: Any) -> None:
-        """As for `Coupled`.
+        """Takes the arguments of `Coupled`, and two more.
 
         Args:
             alpha: Share of the first layer's input in every layer.

@@ -29,7 +29,7 @@ class GIN(Coupled):
     in_batches = True
 
     def __init__(self, *shape: Any, norm: Norm = "layer", **options: Any) -> None:
-        """As for `Coupled`.
+        """Takes the arguments of `Coupled`, and one more.
 
         Args:
             norm: `layer` normalises what a layer sums up, `none` keeps its size.
@@ -52,7 +52,7 @@ class GIN(Coupled):
 
 
 def gin_layer(width: int, hidden: int, norm: Norm) -> GINConv:
-    """A layer from width `width` to width `hidden`."""
+    """Makes a layer from width `width` to width `hidden`."""
     scaled = [nn.LayerNorm(hidden)] if norm == "layer" else []
     return GINConv(
         nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), *scaled), train_eps=True
@@ -60,7 +60,7 @@ def gin_layer(width: int, hidden: int, norm: Norm) -> GINConv:
 
 
 def gin_output(conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
-    """Output of such a layer, `[n_l, H]`; the operator sums."""
+    """Computes the output of such a layer, `[n_l, H]`; the operator sums."""
     first, *others = conv.nn
     messages = transform(x, first.weight)
     out = operator @ messages + (1 + conv.eps) * messages[: len(operator)] + first.bias

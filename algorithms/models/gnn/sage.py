@@ -30,19 +30,19 @@ class GraphSAGE(Coupled):
         return nn.Linear(hidden, classes, bias=False)
 
     def convolve(self, conv: SAGEConv, operator: SparseMatrix, x: Features) -> Tensor:
-        return _aggregated(operator, x, conv.lin_l.weight, conv.lin_r.weight, conv.lin_l.bias)
+        return _aggregate(operator, x, conv.lin_l.weight, conv.lin_r.weight, conv.lin_l.bias)
 
     def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
         linear: Any = self.head.linears[-1]
         messages: Any = self.head.messages
-        return _aggregated(operator, x, messages.weight, linear.weight, linear.bias)
+        return _aggregate(operator, x, messages.weight, linear.weight, linear.bias)
 
 
-def _aggregated(operator: SparseMatrix, x: Features, neighbours_HF: Tensor, self_HF: Tensor, bias_H: Tensor) -> Tensor:
-    """Output of a layer with the weights W_1 and W_2, `[n_l, H]`."""
+def _aggregate(operator: SparseMatrix, x: Features, neighbours_HF: Tensor, self_HF: Tensor, bias_H: Tensor) -> Tensor:
+    """Computes the output of a layer with the weights W_1 and W_2, `[n_l, H]`."""
     if isinstance(x, Tensor):
-        own = transform(x[: len(operator)], self_HF, bias_H)
+        of_node = transform(x[: len(operator)], self_HF, bias_H)
     else:
         # A sparse matrix without its last rows would have another transpose.
-        own = transform(x, self_HF, bias_H)[: len(operator)]
-    return operator @ transform(x, neighbours_HF) + own
+        of_node = transform(x, self_HF, bias_H)[: len(operator)]
+    return operator @ transform(x, neighbours_HF) + of_node

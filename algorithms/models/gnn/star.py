@@ -30,7 +30,7 @@ class Star(Coupled):
     embedding_parts = 2
 
     def __init__(self, *shape: Any, hidden: int = 64, layers: int = 2, norm: Norm = "layer") -> None:
-        """As for `GIN`.
+        """Takes the arguments of `GIN`.
 
         Args:
             norm: As of `GIN`: `layer` or `none`.
@@ -45,7 +45,7 @@ class Star(Coupled):
         return StructureEncoder(hidden, layers)
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix], codes_NQ: Tensor | None = None) -> Tensor:
-        """The embedding of every node, `[N, 2 H]`, from its features and codes."""
+        """Embeds every node, `[N, 2 H]`, by its features and codes."""
         assert self.lift is not None
         assert isinstance(self.structure, StructureEncoder)
         assert codes_NQ is not None
@@ -75,11 +75,11 @@ class StructureEncoder(nn.Module):
             conv.reset_parameters()  # type: ignore[operator]
 
     def forward(self, codes_NQ: Tensor, operators: Sequence[SparseMatrix]) -> list[Tensor]:
-        """s_0 to s_L, each `[N, H]`; the operators are A, one a layer."""
+        """Computes s_0 to s_L, each `[N, H]`; the operators are A, one a layer."""
         starts, _, _ = operators[0].parts()
         root_N1 = (starts.diff() + 1).float().rsqrt()[:, None]
-        found = [self.lift(codes_NQ)]
+        codes = [self.lift(codes_NQ)]
         for conv, operator in zip(self.convs, operators, strict=True):
-            messages = root_N1 * transform(found[-1], conv.get_submodule("lin").get_parameter("weight"))
-            found.append(torch.tanh(root_N1 * (operator @ messages + messages) + conv.get_parameter("bias")))
-        return found
+            messages = root_N1 * transform(codes[-1], conv.get_submodule("lin").get_parameter("weight"))
+            codes.append(torch.tanh(root_N1 * (operator @ messages + messages) + conv.get_parameter("bias")))
+        return codes

@@ -33,11 +33,11 @@ class Topology(nn.Module):
             nn.init.xavier_uniform_(weight_HF, gain=GAIN)
 
     def first_weights(self) -> list[nn.Parameter]:
-        """The weight, `[H, F]`, that the features are multiplied by."""
+        """Returns the weight, `[H, F]`, that the features are multiplied by."""
         return self._weights()[:1]
 
     def forward(self, around: Neighbourhood) -> Output:
-        """F, `[N, H]`, as the embedding; scores of no classes, `[N, 0]`."""
+        """Computes F, `[N, H]`, as the embedding; scores of no classes, `[N, 0]`."""
         x_NH: Tensor | None = None
         for weight, operator in zip(self._weights(), around.operators, strict=True):
             x_NH = operator @ transform(around.x_NF if x_NH is None else x_NH, weight)

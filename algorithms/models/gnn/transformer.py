@@ -29,7 +29,7 @@ class Transformer(Coupled):
     def __init__(
         self, *shape: Any, hidden: int = 64, layers: int = 2, heads: int = 1, fanouts: list[int] | None = None
     ) -> None:
-        """As for `GAT`.
+        """Takes the arguments of `GAT`.
 
         Args:
             heads: Attention heads, which share the width of a layer.
@@ -45,11 +45,11 @@ class Transformer(Coupled):
 
     def convolve(self, conv: TransformerConv, operator: SparseMatrix, x: Features) -> Tensor:
         # All nodes are transformed, senders that receive nothing, too: sparse rows are then read once a weight.
-        query, key, value, own = (
+        query, key, value, of_node = (
             transform(x, linear.weight, linear.bias)
             for linear in (conv.lin_query, conv.lin_key, conv.lin_value, conv.lin_skip)
         )
         by_head = (-1, conv.heads, conv.out_channels)
         receivers = len(operator)
         summed = attend_by_products(operator, query[:receivers].view(by_head), key.view(by_head), value.view(by_head))
-        return own[:receivers] + summed.flatten(1)
+        return of_node[:receivers] + summed.flatten(1)

@@ -14,7 +14,7 @@ from shoal.storage.store.view import View
 MOST_NODES = 65_536
 # Entries of a dense matrix that are multiplied in the time of a sparse one.
 DENSE_ENTRIES = 8
-# How many times as many multiplications stored hops need, at least, where products are smoothed instead of them.
+# Products are smoothed instead of stored hops if these need so many times as many multiplications, at least.
 GAIN = 2
 
 
@@ -33,38 +33,38 @@ class AlteredFeatures(FeatureMatrix):
         return self._x.shape
 
     def __matmul__(self, weight_FH: Tensor) -> Tensor:
-        return self._smoothed(self._x @ (weight_FH if self._kept_F is None else self._kept_F[:, None] * weight_FH))
+        return self._smooth(self._x @ (weight_FH if self._kept_F is None else self._kept_F[:, None] * weight_FH))
 
     def to_dense(self) -> Tensor:
         x_NF = self._x.to_dense()
-        return self._smoothed(x_NF if self._kept_F is None else x_NF * self._kept_F)
+        return self._smooth(x_NF if self._kept_F is None else x_NF * self._kept_F)
 
-    def _smoothed(self, y: Tensor, done: int = 0) -> Tensor:
+    def _smooth(self, y: Tensor, done: int = 0) -> Tensor:
         for _ in range(done, self._hops):
             assert self._smoothing is not None
             y = self._smoothing @ y
         return y
 
     def further(self, other: "AlteredFeatures", product_NH: Tensor) -> Tensor:
-        """The product with a weight from that of a lower hop of the same view."""
-        return self._smoothed(product_NH, other._hops)
+        """Computes the product with a weight from that of a lower hop of the same view."""
+        return self._smooth(product_NH, other._hops)
 
 
 def products(hops: Sequence[Features], weight_FH: Tensor) -> list[Tensor]:
-    """The product of each hop with a weight, `[N, H]`; altered hops of one view, ascending, go on from each other."""
-    found: list[Tensor] = []
+    """Multiplies each hop by a weight, `[N, H]`; altered hops of one view, ascending, go on from each other."""
+    results: list[Tensor] = []
     before: Features | None = None
     for hop in hops:
         if isinstance(hop, AlteredFeatures) and isinstance(before, AlteredFeatures):
-            found.append(hop.further(before, found[-1]))
+            results.append(hop.further(before, results[-1]))
         else:
-            found.append(hop @ weight_FH)
+            results.append(hop @ weight_FH)
         before = hop
-    return found
+    return results
 
 
 def smoothed_hops(data: View, hops: Sequence[int], rows: int) -> list[Features] | None:
-    """The hops of all nodes of a client, whose products with one weight W are smoothed from hop to hop, P^k (X W).
+    """Makes the hops of all nodes of a client whose products with a weight W are smoothed, hop to hop, P^k (X W).
 
     Hops grow dense, and X is not: the products of the stored ones with W take up to thirty times as long. The results
     are the same to rounding. None: so many rows of the stored hops take less time, or smoothing is not what made them.
@@ -86,12 +86,12 @@ def smoothed_hops(data: View, hops: Sequence[int], rows: int) -> list[Features] 
 
 
 def _multiplications(x: StoredFeatures) -> float:
-    """How many a column of its product with a weight needs, in units of a sparse matrix."""
+    """Counts the multiplications, a column, of its product with a weight, in units of a sparse matrix's."""
     return x.numel() / DENSE_ENTRIES if isinstance(x, Tensor) else len(x.parts()[2])
 
 
 def smoothing_over(indptr: np.ndarray, indices: np.ndarray, r: float) -> SparseMatrix:
-    """D^(r-1) (A + I) D^(-r) of a CSR A, D being degrees with loop, and its transpose (FedGTA, equation 1)."""
+    """Builds D^(r-1) (A + I) D^(-r) of a CSR A, D being degrees with loop, and its transpose (FedGTA, eq. 1)."""
     nodes, degree_N = len(indptr) - 1, np.diff(indptr) + 1.0
     starts, columns, _ = operator_over("attention", indptr, indices).parts()
     row_E, column_E = np.repeat(np.arange(nodes), degree_N.astype(np.int64)), columns.numpy()

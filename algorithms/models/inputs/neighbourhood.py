@@ -1,4 +1,4 @@
-"""What backbones read: features, and one aggregation matrix a layer; of nodes, or of whole graphs or pairs."""
+"""Inputs of backbones: features, and one aggregation matrix a layer; of nodes, or of whole graphs or pairs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class ItemBatch:
 
     @property
     def beside(self) -> tuple[Tensor, ...]:
-        """What a coupled backbone reads of nodes beside features and matrices."""
+        """Inputs of a coupled backbone of nodes, beside features and matrices."""
         return ()
 
 
@@ -76,7 +76,7 @@ Inputs = Sequence[Features] | Neighbourhood | ItemBatch
 
 
 def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
-    """All nodes of a client; the matrix is built once and kept on the host while there is room.
+    """Returns all nodes of a client; the matrix is built once and kept on the host while there is room.
 
     It is, by operator: `sum`: A, of ones or the weights of edges. `mean`: A, its rows divided by their sums.
     `symmetric`: D^-1/2 (A + I) D^-1/2 with self loops in D. `attention`: the pattern of A + I, weighed by the layer.
@@ -87,7 +87,7 @@ def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
 
 
 def _over_cross_edges(data: View, operator: Operator, layers: int) -> Neighbourhood:
-    """All nodes of a client, by sums over neighbours at all clients, which the first layer does not sum again.
+    """Returns all nodes of a client with sums over neighbours at all clients, which no layer sums again.
 
     `gcn`: sums instead of features. `mean`: features, and behind them means over neighbours. `two_hop`: sums, and
     behind them those of neighbours at other clients, which the second layer reads by degrees of the whole graph.
@@ -110,14 +110,14 @@ def _dense(x: Features) -> Tensor:
 
 
 def _places(data: View, rows: int, first: int = 0) -> SparseMatrix:
-    """The matrix that takes so many rows from a first one on, `[rows, first + rows]`."""
+    """Builds the matrix that takes so many rows from a first one on, `[rows, first + rows]`."""
 
-    def made() -> SparseMatrix:
+    def make() -> SparseMatrix:
         place = torch.arange(rows + 1, dtype=torch.int32)
         matrix = SparseMatrix.of(place, place[:-1] + first, torch.ones(rows), first + rows)
-        return matrix.prepared().to(data.device)
+        return matrix.prepare().to(data.device)
 
-    matrix: SparseMatrix = data.cache(("places", rows, first), made)
+    matrix: SparseMatrix = data.cache(("places", rows, first), make)
     return matrix
 
 
@@ -125,11 +125,11 @@ def _second_layer(data: View) -> SparseMatrix:
     assert data.all_edges is not None
     indptr, indices, degree, weight = data.all_edges
     drawn = Drawn(np.arange(len(degree)), indptr[: data.nodes + 1], indices)
-    return _matrix("symmetric", drawn, degree, weight).prepared().to(data.device)
+    return _matrix("symmetric", drawn, degree, weight).prepare().to(data.device)
 
 
 def receptive_field(data: View, operator: Operator, layers: int) -> Neighbourhood:
-    """The part of a client's graph that its training rows depend on, kept as `all_nodes` keeps the whole graph.
+    """Cuts out the part of a client's graph that its training rows depend on; keeps it as `all_nodes` does.
 
     A layer's output has the nodes that the next layer reads, and the last one's the training rows, in their order.
     """
@@ -155,33 +155,33 @@ def _field(data: View, operator: Operator, layers: int) -> Neighbourhood:
         matrix = _matrix(operator, drawn, degree[nodes], of_edge)
         if operator == "sum" and weight is None:
             matrix = SparseMatrix(matrix.csr, ones=True)
-        matrices.insert(0, matrix.prepared().to(data.device))
+        matrices.insert(0, matrix.prepare().to(data.device))
     return Neighbourhood(kept_rows(data, 0, torch.from_numpy(nodes)), tuple(matrices))
 
 
 def matrix_of_all(data: View, operator: Operator) -> SparseMatrix:
-    """The matrix of all nodes of a client, see `all_nodes`."""
+    """Returns the matrix of all nodes of a client, see `all_nodes`."""
     if operator == "sum":
         return SparseMatrix(data.adjacency, data.adjacency, ones=data.edge_weight is None)
 
-    def made() -> SparseMatrix:
+    def make() -> SparseMatrix:
         return operator_over(operator, *data.csr, weight=data.edge_weight).to(data.device)
 
-    matrix: SparseMatrix = data.cache(("operator", operator), made)
+    matrix: SparseMatrix = data.cache(("operator", operator), make)
     return matrix
 
 
 def kept_rows(data: View, k: int, rows: Tensor, dtype: torch.dtype = torch.float32) -> Features:
-    """Some rows of hop k, sparse ones float32, for many steps."""
-    found = data.rows(k, rows)
-    # Made now, while it is known that it stays: every step needs it.
-    return found.prepared() if isinstance(found, SparseMatrix) else found.to(dtype)
+    """Gathers some rows of hop k, sparse ones float32, for many steps."""
+    features = data.rows(k, rows)
+    # The transpose is made now, while it is known that the rows stay: every step needs it.
+    return features.prepare() if isinstance(features, SparseMatrix) else features.to(dtype)
 
 
-def sampled(
+def sample_neighbourhood(
     data: View, operator: Operator, fanouts: Sequence[int], rows: Tensor, rng: np.random.Generator
 ) -> Neighbourhood:
-    """Some rows, int64 `[n]`, each once, and neighbours drawn for them (GraphSAGE, Alg. 2).
+    """Draws neighbours for some rows, int64 `[n]`, each once (GraphSAGE, Alg. 2).
 
     Layers are drawn from the last to the first, as `fanouts` lie; -1 takes all neighbours. Where s of d were drawn, the
     entries of `sum` and `symmetric` are d/s times as large: the mean over draws is the whole graph's matrix.
@@ -198,7 +198,7 @@ def sampled(
 
 
 def standalone(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:
-    """Nodes whose neighbours all have the node's own features; `sum` has one neighbour."""
+    """Makes nodes whose neighbours all have the node's own features; `sum` has one neighbour."""
     nodes = np.arange(len(x_NF))
     if operator in ("sum", "mean"):
         matrix = _matrix(operator, Drawn(nodes, np.arange(len(nodes) + 1), nodes), np.full(len(nodes), 2))
@@ -215,7 +215,7 @@ def operator_over(
     symmetric: bool = True,
     weight: np.ndarray | None = None,
 ) -> SparseMatrix:
-    """The matrix of all nodes of a graph without loops; with its transpose, if edges go both ways (`symmetric`).
+    """Builds the matrix of all nodes of a graph without loops; with its transpose, if it is `symmetric`.
 
     Where not, a node's degree is the number of its senders. `weight` has the entries of A, float32 `[E]`, else ones.
     """
@@ -223,7 +223,7 @@ def operator_over(
     matrix = _matrix(operator, Drawn(np.arange(nodes), indptr, indices), degree, weight)
     if not symmetric:
         return matrix
-    # It is its own transpose, but that a mean divides by the degree of the receiver.
+    # The matrix is its own transpose, except that a mean divides by the degree of the receiver.
     transposed = matrix.csr
     if operator == "mean":
         starts, columns, _ = matrix.parts()
@@ -244,7 +244,7 @@ class Drawn(NamedTuple):
 
 
 def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray, weight: np.ndarray | None = None) -> SparseMatrix:
-    """The matrix of a layer; degrees `[m]` count a self loop; with weights of entries, `[E]`, all are drawn."""
+    """Builds the matrix of a layer; degrees `[m]` count a self loop; with weights of entries, `[E]`, all are drawn."""
     assert weight is None or operator in ("sum", "symmetric"), operator
     indptr, indices = drawn.indptr, drawn.indices
     n, counts = len(indptr) - 1, np.diff(indptr)
@@ -260,10 +260,10 @@ def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray, weight: np.nda
     else:
         values, loops = np.ones(len(indices)), np.ones(n)
     if len(loops):
-        # Before the other entries of every row.
+        # Loops come before the other entries of every row.
         values, indices = np.insert(values, indptr[:-1], loops), np.insert(indices, indptr[:-1], np.arange(n))
         indptr = indptr + np.arange(n + 1, dtype=indptr.dtype)
-    # Copies: what is kept of a matrix must not keep the map of a shard open.
+    # The arrays are copied: a matrix that is kept must not keep the map of a shard open.
     parts = indptr.astype(np.int32), indices.astype(np.int32), values.astype(np.float32)
     return SparseMatrix.of(*parts, columns=len(drawn.nodes))
 
@@ -304,7 +304,7 @@ def _draw(
         start, first, end = indptr[rows[i]], pointer[i], pointer[i + 1]
         degree = indptr[rows[i] + 1] - start
         for place in range(first, end):
-            # Floyd's algorithm: position t of 0..j, or j itself if t was drawn before.
+            # Floyd's algorithm takes position t of 0..j, or j itself if t was drawn before.
             j = degree - end + place
             position = j
             if end - first < degree:

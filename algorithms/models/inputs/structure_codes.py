@@ -13,7 +13,7 @@ STARTS = 64
 
 
 def structure_codes(adjacency: Tensor, first: Tensor) -> Tensor:
-    """Codes of all nodes of several graphs, float32 `[N, Q]`; see `GraphBatch.first`.
+    """Computes codes of all nodes of several graphs, float32 `[N, Q]`; see `GraphBatch.first`.
 
     The first 16 numbers are the probabilities that a random walk is back after 1 to 16 steps, (P^k)_vv with
     P = A D^-1; the others tell the degree, one-hot, from 1 to 16 and above. A node without edges has zeros alone (the
@@ -38,7 +38,7 @@ def structure_codes(adjacency: Tensor, first: Tensor) -> Tensor:
 
 
 def _returns(matrix: SparseMatrix, degree_N: Tensor, start_N: Tensor) -> Tensor:
-    """Probabilities of a return after 1 to 16 steps, `[N, 16]`, by the adjacency and degrees of these nodes.
+    """Computes probabilities of a return after 1 to 16 steps, `[N, 16]`, by the adjacency and degrees of nodes.
 
     Number `start_N` of the walks in its graph begins at a node; where it is not 0 to 63, none does, and all are zero.
     """
@@ -47,8 +47,8 @@ def _returns(matrix: SparseMatrix, degree_N: Tensor, start_N: Tensor) -> Tensor:
     place = begins, start_N[begins]
     reached_NS = share_N1.new_zeros(len(start_N), STARTS)
     reached_NS[place] = 1
-    found = share_N1.new_zeros(len(start_N), STEPS)
+    chance_NS = share_N1.new_zeros(len(start_N), STEPS)
     for step in range(STEPS):
         reached_NS = matrix @ (share_N1 * reached_NS)
-        found[begins, step] = reached_NS[place]
-    return found
+        chance_NS[begins, step] = reached_NS[place]
+    return chance_NS

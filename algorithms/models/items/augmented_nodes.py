@@ -36,7 +36,7 @@ class AugmentedFeatures(FeatureMatrix):
 
 
 def with_new_neighbours(indptr: np.ndarray, indices: np.ndarray, count_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row starts `[N + M + 1]` and ascending columns of a graph in which every node has so many new neighbours more.
+    """Builds row starts `[N + M + 1]` and ascending columns of a graph with so many new neighbours of every node.
 
     New nodes stand behind all others, in the order of the nodes that they are neighbours of, and have no other.
     """
@@ -65,21 +65,21 @@ class AugmentedNodes:
     one_pass: ClassVar[bool] = True
 
     def all(self) -> Neighbourhood:
-        """All nodes of the client."""
+        """Returns all nodes of the client."""
         return self.some(torch.arange(self.data.nodes, device=self.operator.device))
 
     def some(self, rows: Tensor) -> Neighbourhood:
-        """Some nodes in the order asked for, rows int64 `[n]`."""
+        """Selects nodes in the order asked for, rows int64 `[n]`."""
         return Neighbourhood(self.x, (self.operator,) * self.coupled.depth, rows)
 
     def part(self, name: str) -> Neighbourhood:
-        """The nodes of `train`, `val` or `test`."""
+        """Selects the nodes of `train`, `val` or `test`."""
         return self.some(getattr(self.data, name))
 
     def successive(self, rows: int) -> Iterator[Neighbourhood]:
-        """All nodes in one batch."""
+        """Yields all nodes in one batch."""
         yield self.all()
 
     def standalone(self, x_NF: Tensor) -> Neighbourhood:
-        """Nodes all of whose neighbours have the features of the node itself."""
+        """Makes nodes all of whose neighbours have the features of the node itself."""
         return standalone(x_NF, self.coupled.operator, self.coupled.depth)

@@ -46,25 +46,25 @@ class ClientGraphs:
 
     @property
     def operator(self) -> Operator:
-        """What the matrices of a coupled backbone, or of its prompt, are."""
+        """The kind of the matrices of a coupled backbone, or of its prompt."""
         assert self.coupled is not None
         return "sum" if self.prompted else self.coupled.operator
 
     def all(self) -> GraphBatch:
-        """All graphs, in the map or kept on the host."""
+        """Returns all graphs, in the map or kept on the host."""
         matrix = None if self.coupled is None else matrix_of_all(self.data, self.operator)
         hops = [self.data.whole(k) for k in self.hops]
         return GraphBatch(hops, self._layers(matrix), self.ptr, self._codes())
 
     def some(self, graphs: Tensor) -> GraphBatch:
-        """Some graphs in the order asked for, numbers int64 `[g]`: a batch of one step."""
+        """Selects graphs in the order asked for, numbers int64 `[g]`: a batch of one step."""
         rows, matrix = self.data.rows_of(graphs), None
         if self.coupled is not None:
             matrix = matrix_of_all(self.data, self.operator).diagonal_blocks(self.ptr, graphs)
         return self._batch(graphs, rows, matrix, [self.data.rows(k, rows) for k in self.hops])
 
     def part(self, name: str) -> GraphBatch:
-        """The graphs of `train`, `val` or `test`, kept on the host while there is room."""
+        """Selects the graphs of `train`, `val` or `test`, kept on the host while there is room."""
         data, graphs, matrix = self.data, getattr(self.data, name), None
         if len(graphs) == data.items:
             return self.all()
@@ -80,7 +80,7 @@ class ClientGraphs:
         return GraphBatch(hops, self._layers(matrix), first, self._codes(rows))
 
     def successive(self, rows: int) -> Iterator[GraphBatch]:
-        """All graphs in their order: in one batch for a coupled backbone, else in batches of at most so many rows."""
+        """Yields all graphs in their order: in one batch for a coupled backbone, else in batches of so many rows."""
         if self.coupled is not None:
             yield self.all()
             return
@@ -92,7 +92,7 @@ class ClientGraphs:
             start = stop
 
     def standalone(self, x_NF: Tensor) -> GraphBatch:
-        """Graphs of one node without a code, all of whose neighbours, at every hop, have the features of the node."""
+        """Makes graphs of one node without a code, all of whose neighbours have the node's features at every hop."""
         first = torch.arange(len(x_NF) + 1, device=x_NF.device)
         if self.coupled is None:
             return GraphBatch([x_NF] * len(self.hops), (), first)
@@ -101,7 +101,7 @@ class ClientGraphs:
         return GraphBatch([x_NF], operators, first, codes_NQ)
 
     def _codes(self, rows: Tensor | None = None) -> Tensor | None:
-        """Codes of some rows or of all, for a backbone that reads them; those of all are kept on the host."""
+        """Computes codes of some rows or of all, for a backbone that reads them; the host keeps those of all."""
         if self.coupled is None or self.coupled.structure is None:
             return None
         codes_NQ: Tensor = self.data.cache("structure codes", lambda: structure_codes(self.data.adjacency, self.ptr))
@@ -111,7 +111,7 @@ class ClientGraphs:
         return () if self.coupled is None or matrix is None else (matrix,) * self.coupled.depth
 
     def _matrix(self, graphs: Tensor) -> SparseMatrix:
-        """The matrix of some graphs, made from their edges: that of all graphs need not be kept for it."""
+        """Builds the matrix of some graphs from their edges: that of all graphs need not be kept for it."""
         csr = self.data.adjacency
         cut = SparseMatrix(csr, csr).diagonal_blocks(self.ptr, graphs)
         if self.operator == "sum":
@@ -139,11 +139,11 @@ class ClientPairs:
         return self.coupled is not None
 
     def all(self) -> PairBatch:
-        """All pairs, of nodes in the map."""
+        """Returns all pairs, of nodes in the map."""
         return self._of_all_nodes(self.ends)
 
     def some(self, pairs: Tensor) -> PairBatch:
-        """Some pairs in the order asked for, numbers int64 `[m]`: a batch of one step."""
+        """Selects pairs in the order asked for, numbers int64 `[m]`: a batch of one step."""
         ends = self.ends[pairs]
         if self.coupled is not None:
             return self._of_all_nodes(ends)
@@ -151,7 +151,7 @@ class ClientPairs:
         return PairBatch([self.data.rows(k, rows) for k in self.hops], (), places)
 
     def part(self, name: str) -> PairBatch:
-        """The pairs of `train`, `val` or `test`; rows of a decoupled backbone are kept on the host if there is room."""
+        """Selects the pairs of `train`, `val` or `test`; the host may keep rows of a decoupled backbone."""
         pairs: Tensor = getattr(self.data, name)
         if self.coupled is not None:
             return self._of_all_nodes(self.data.cache((name, "ends"), lambda: self.ends[pairs]))
@@ -164,7 +164,7 @@ class ClientPairs:
         return PairBatch(hops, (), places)
 
     def successive(self, rows: int) -> Iterator[PairBatch]:
-        """All pairs in their order: in one batch for a coupled backbone, else in batches of at most so many ends."""
+        """Yields all pairs in their order: in one batch for a coupled backbone, else in batches of so many ends."""
         if self.coupled is not None:
             yield self.all()
             return
@@ -174,7 +174,7 @@ class ClientPairs:
             yield self.some(torch.arange(start, min(start + step, len(self.ends)), device=self.ends.device))
 
     def standalone(self, x_NF: Tensor) -> PairBatch:
-        """Pairs of a node with itself, all of whose neighbours, at every hop, have the features of the node."""
+        """Makes pairs of a node with itself, all of whose neighbours have the node's features at every hop."""
         ends = torch.arange(len(x_NF), device=x_NF.device)[:, None].expand(-1, 2)
         if self.coupled is None:
             return PairBatch([x_NF] * len(self.hops), (), ends)

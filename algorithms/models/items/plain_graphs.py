@@ -31,7 +31,7 @@ class PlainGraphs:
 
 
 def batch_of(graphs: PlainGraphs, coupled: Coupled) -> GraphBatch:
-    """What a coupled backbone reads of graphs: the matrix of all its layers is made here."""
+    """Builds the batch that a coupled backbone reads of graphs, with the matrix of all its layers."""
     nodes, device = len(graphs.x_NF), graphs.x_NF.device
     sender, receiver = (part.cpu().numpy() for part in graphs.pairs_2E.long())
     sender, receiver = np.concatenate([sender, receiver]), np.concatenate([receiver, sender])
@@ -46,18 +46,18 @@ def batch_of(graphs: PlainGraphs, coupled: Coupled) -> GraphBatch:
 
 
 def features_of(batch: GraphBatch) -> Tensor:
-    """Features of a batch, float32 `[N, F]`, written out where they are sparse: a prompt changes every number."""
+    """Writes out the features of a batch, float32 `[N, F]`, even sparse ones: a prompt changes every number."""
     (x_NF,) = batch.hops
     return x_NF.float().to_dense()
 
 
 def pairs_of(batch: GraphBatch) -> Tensor:
-    """Every edge of a batch whose matrix is the plain adjacency, once, int32 `[2, E]`, ascending; no loops."""
+    """Lists every edge of a batch whose matrix is the plain adjacency, once, int32 `[2, E]`, ascending; no loops."""
     starts, columns, _ = batch.operators[0].parts()
     rows = torch.arange(len(starts) - 1, dtype=torch.int32, device=starts.device).repeat_interleave(starts.diff())
     return torch.stack([rows, columns])[:, rows < columns]
 
 
 def graphs_of_rows(first: Tensor) -> Tensor:
-    """The graph of every row, int64 `[N]`, from the first rows of graphs."""
+    """Returns the graph of every row, int64 `[N]`, from the first rows of graphs."""
     return torch.arange(len(first) - 1, device=first.device).repeat_interleave(first.diff())

@@ -1,4 +1,4 @@
-"""What all coupled backbones share: layers of message passing, then a classifier."""
+"""Layers of message passing, then a classifier: the parts that all coupled backbones share."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,7 +14,7 @@ from shoal.algorithms.models.layers.head import Head, Output
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
-# What the classifier is: a linear layer, or one of message passing.
+# The classifier is a linear layer, or one of message passing.
 HeadKind = Literal["linear", "relu", "conv"]
 
 
@@ -108,15 +108,15 @@ class Coupled(nn.Module):
         self.reset_parameters()
 
     def layer(self, number: int, width: int, out: int, last: bool) -> nn.Module:
-        """PyG's layer of a number, from 0, and the widths of its input and output; above the last one is no other."""
+        """Makes PyG's layer of a number, from 0, for the widths of its input and output; above the last is no other."""
         raise NotImplementedError
 
     def head_messages(self, hidden: int, classes: int) -> nn.Module | None:
-        """Further parameters of a classifier that passes messages (`Head.messages`)."""
+        """Makes further parameters of a classifier that passes messages (`Head.messages`)."""
         return None
 
     def structure_encoder(self, hidden: int, layers: int) -> nn.Module | None:
-        """A second encoder, see `structure`."""
+        """Makes a second encoder, see `structure`."""
         return None
 
     def reset_parameters(self) -> None:
@@ -131,7 +131,7 @@ class Coupled(nn.Module):
 
     @property
     def row_by_row(self) -> bool:
-        """Whether a layer computes each row from its senders alone, so that it can leave out rows nobody reads."""
+        """Whether a layer computes each row from its senders alone, so that it can leave out rows that are not read."""
         return True
 
     @property
@@ -145,10 +145,10 @@ class Coupled(nn.Module):
         return len(self.convs) + self.conv_head
 
     def forward(self, around: Neighbourhood) -> Output:
-        """Output for the rows that a neighbourhood asks for."""
+        """Computes the output for the rows that a neighbourhood asks for."""
         if self.conv_head:
             return self._by_messages(around)
-        embedding_NH = _asked(self.embed(around.x_NF, around.operators), around.rows)
+        embedding_NH = _select_rows(self.embed(around.x_NF, around.operators), around.rows)
         read_NH = self.activate(embedding_NH) if self.relu_head else embedding_NH
         if self.head.drops_embedding:
             read_NH = self.drop(read_NH)
@@ -161,10 +161,10 @@ class Coupled(nn.Module):
         if self.head.drops_embedding:
             read_NH = self.drop(read_NH)
         logits_NC = self.classify(last, read_NH)
-        return Output(_asked(logits_NC, around.rows), _asked(embedding_NH[: len(last)], around.rows))
+        return Output(_select_rows(logits_NC, around.rows), _select_rows(embedding_NH[: len(last)], around.rows))
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
-        """Output of the last layer, `[n_L, H]`."""
+        """Computes the output of the last layer, `[n_L, H]`."""
         first, *others = zip(self.convs, operators)
         x = self.convolve(*first, x_NF)
         for conv, operator in others:
@@ -172,26 +172,26 @@ class Coupled(nn.Module):
         return x
 
     def activate(self, x: Tensor) -> Tensor:
-        """What a hidden layer's output becomes before its dropout."""
+        """Activates a hidden layer's output, before its dropout."""
         return F.relu(x)
 
     def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
-        """What PyG's layer gives, `[n_l, H]`; weights come before the sums, which run over rows of width H."""
+        """Computes PyG's layer, `[n_l, H]`; weights come before the sums, which run over rows of width H."""
         raise NotImplementedError
 
     def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
-        """Logits of a classifier that passes messages, `[N, C]`; P x W' + b, P being the matrix, if not overridden."""
+        """Computes logits of a classifier that passes messages, `[N, C]`; P x W' + b by default, P the matrix."""
         linear: Any = self.head.linears[-1]
         return operator @ transform(x, linear.weight) + linear.bias
 
     def first_weights(self) -> list[nn.Parameter]:
-        """The weights, `[H, F]`, that the features are multiplied by."""
+        """Returns the weights, `[H, F]`, that the features are multiplied by."""
         return [self.get_parameter(name) for name in self.first]
 
     def drop(self, x: Tensor) -> Tensor:
-        """Dropout, in training."""
+        """Applies dropout, in training."""
         return drop(x, self.dropout, self.training)
 
 
-def _asked(x_NH: Tensor, rows: Tensor | None) -> Tensor:
+def _select_rows(x_NH: Tensor, rows: Tensor | None) -> Tensor:
     return x_NH if rows is None else x_NH.index_select(0, rows)

@@ -30,7 +30,7 @@ def drop(x: Tensor, p: float, training: bool) -> Tensor:
 
 @contextmanager
 def masks(mask_of: MaskOf) -> Iterator[None]:
-    """Inside the block, `mask_of(x, p)` gives the factors 0 and 1 / (1 - p) of every dropout, in the order of calls."""
+    """Replaces dropout inside the block: `mask_of(x, p)` gives the factors 0 and 1 / (1 - p), in the order of calls."""
     token = _mask_of.set(mask_of)
     try:
         yield
@@ -53,7 +53,7 @@ def fill_kept(out: Tensor, p: float, generator: torch.Generator | None = None) -
 
 
 def transform(x: Features, weight_HF: Tensor, bias_H: Tensor | None = None) -> Tensor:
-    """x W^T + b, `[N, H]`, for dense rows or sparse ones `[N, F]`.
+    """Computes x W^T + b, `[N, H]`, for dense rows or sparse ones `[N, F]`.
 
     For sparse rows the memory of W should run by columns (`FlatModel` sees to it), else it is copied in every step.
     """

@@ -19,7 +19,7 @@ Kept = tuple[Any, ...]
 
 
 def attend(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
-    """Σ_j w_ij x_j, w_i = softmax over j of LeakyReLU(receiver_i + sender_j), float32 `[N, H, D]` (GAT, eqs. 3 and 6).
+    """Sums w_ij x_j over j, w_i = softmax of LeakyReLU(receiver_i + sender_j), float32 `[N, H, D]` (GAT, eqs. 3, 6).
 
     Row i of the pattern, `[N, M]`, has the senders j of node i, at least one; its values are not read. A node adds
     `receiver_NH` to its score as receiver, and `sender_MH` as sender; `slope` is that of LeakyReLU below zero.
@@ -30,7 +30,7 @@ def attend(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD:
 
 
 def attend_by_products(pattern: SparseMatrix, query_NHD: Tensor, key_MHD: Tensor, value_MHD: Tensor) -> Tensor:
-    """Sum over j of w_ij v_j, w_i = softmax over j of <q_i, k_j> / sqrt(D), float32 `[N, H, D]` (Shi et al., eq. 3-4).
+    """Sums w_ij v_j over j, w_i = softmax over j of <q_i, k_j> / sqrt(D), float32 `[N, H, D]` (Shi et al., eq. 3-4).
 
     Row i of the pattern, `[N, M]`, has the senders j of node i; of none, the sum is zero. Its values are not read.
     """
@@ -40,26 +40,26 @@ def attend_by_products(pattern: SparseMatrix, query_NHD: Tensor, key_MHD: Tensor
 
 
 def by_torch(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
-    """`attend` on any device, with E x H x D numbers in memory."""
+    """Computes `attend` on any device, with E x H x D numbers in memory."""
     rows, senders = _ends(pattern)
     score_EH = F.leaky_relu(receiver_NH[rows] + sender_MH[senders], slope)
-    return _weighted(pattern, score_EH, x_MHD)
+    return _weigh(pattern, score_EH, x_MHD)
 
 
 def products_by_torch(pattern: SparseMatrix, query_NHD: Tensor, key_MHD: Tensor, value_MHD: Tensor) -> Tensor:
-    """`attend_by_products` on any device, with E x H x D numbers in memory."""
+    """Computes `attend_by_products` on any device, with E x H x D numbers in memory."""
     rows, senders = _ends(pattern)
     score_EH = (query_NHD[rows] * key_MHD[senders]).sum(-1) / math.sqrt(query_NHD.shape[-1])
-    return _weighted(pattern, score_EH, value_MHD)
+    return _weigh(pattern, score_EH, value_MHD)
 
 
 def _ends(pattern: SparseMatrix) -> tuple[Tensor, Tensor]:
-    """Receiver and sender of every entry, `[E]` each."""
+    """Returns receiver and sender of every entry, `[E]` each."""
     indptr, indices, _ = pattern.parts()
     return torch.arange(len(pattern), device=indptr.device).repeat_interleave(indptr.diff()), indices
 
 
-def _weighted(pattern: SparseMatrix, score_EH: Tensor, x_MHD: Tensor) -> Tensor:
+def _weigh(pattern: SparseMatrix, score_EH: Tensor, x_MHD: Tensor) -> Tensor:
     from torch_geometric.utils import softmax  # imported by the models of PyG's layers alone, which takes seconds
 
     rows, senders = _ends(pattern)
@@ -83,7 +83,7 @@ class _Additive(torch.autograd.Function):
 def forward(
     pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float
 ) -> tuple[Tensor, Kept]:
-    """What `attend` gives on a processor, and what `backward` needs of it; arguments as there."""
+    """Computes the sums of `attend` on a processor, and what `backward` needs of it; arguments as there."""
     indptr, indices, _ = (part.numpy() for part in pattern.parts())
     receiver, sender, x = (tensor.detach().contiguous().numpy() for tensor in (receiver_NH, sender_MH, x_MHD))
     weight_EH = torch.empty(len(indices), receiver.shape[1])
@@ -96,10 +96,10 @@ def forward(
 
 
 def backward(kept: Kept, out_NHD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `receiver_NH`, `sender_MH` and `x_MHD` from that of the sums."""
+    """Computes the gradients of `receiver_NH`, `sender_MH` and `x_MHD` from that of the sums."""
     of_receiver, of_sender, of_x = (torch.zeros(x.shape) for x in kept[2:5])
-    found = of_receiver.numpy(), of_sender.numpy(), of_x.numpy()
-    _additive_gradients(kept, out_NHD.contiguous().numpy(), found)
+    gradients = of_receiver.numpy(), of_sender.numpy(), of_x.numpy()
+    _additive_gradients(kept, out_NHD.contiguous().numpy(), gradients)
     return of_receiver, of_sender, of_x
 
 
@@ -121,8 +121,8 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         of_query, of_key, of_value = (torch.zeros(x.shape) for x in ctx.kept[2:5])
-        found = of_query.numpy(), of_key.numpy(), of_value.numpy()
-        _product_gradients(ctx.kept, gradients[0].contiguous().numpy(), found)
+        into = of_query.numpy(), of_key.numpy(), of_value.numpy()
+        _product_gradients(ctx.kept, gradients[0].contiguous().numpy(), into)
         return of_query, of_key, of_value, None
 
 
@@ -130,7 +130,7 @@ class _Products(torch.autograd.Function):
 def _additive_scores(
     indptr: np.ndarray, indices: np.ndarray, receiver: np.ndarray, sender: np.ndarray, slope: float, out: np.ndarray
 ) -> None:
-    """Scores less the largest one of their row, so that the exponential stays below one."""
+    """Computes scores less the largest one of their row, so that the exponential stays below one."""
     heads = receiver.shape[1]
     leak = np.float32(slope)
     highest = np.empty(heads, dtype=np.float32)
@@ -150,7 +150,7 @@ def _additive_scores(
 
 @numba.njit(cache=True)
 def sums(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
-    """Weights that sum to one in every row, in place, and the weighted sums; zero, where a row has no entry."""
+    """Scales weights to sum to one in every row, in place, and computes the sums; zero in a row without an entry."""
     heads, width = x.shape[1], x.shape[2]
     total = np.empty(heads, dtype=np.float32)
     for i in range(len(out)):
@@ -170,7 +170,7 @@ def sums(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray, x: np.ndar
 
 @numba.njit(cache=True, fastmath=FAST)
 def _additive_gradients(kept: Kept, out: np.ndarray, found: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-    """From the gradient `out` of the sums those of everything that they were made from."""
+    """Computes, from the gradient `out` of the sums, those of everything that they were made from."""
     indptr, indices, receiver, sender, x, weight, slope = kept
     of_receiver, of_sender, of_x = found
     heads, width = x.shape[1], x.shape[2]
@@ -208,7 +208,7 @@ def _additive_gradients(kept: Kept, out: np.ndarray, found: tuple[np.ndarray, np
 def _product_scores(
     indptr: np.ndarray, indices: np.ndarray, query: np.ndarray, key: np.ndarray, share: float, out: np.ndarray
 ) -> None:
-    """Scores less the largest one of their row, so that the exponential stays below one."""
+    """Computes scores less the largest one of their row, so that the exponential stays below one."""
     nodes, heads, width = query.shape
     for i in range(nodes):
         for h in range(heads):
@@ -226,7 +226,7 @@ def _product_scores(
 
 @numba.njit(cache=True, fastmath=FAST)
 def _product_gradients(kept: Kept, out: np.ndarray, found: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-    """From the gradient `out` of the sums those of everything that they were made from, added to zeros."""
+    """Computes, from the gradient `out` of the sums, those of everything they were made from, added to zeros."""
     indptr, indices, query, key, value, weight, share = kept
     of_query, of_key, of_value = found
     nodes, heads, width = query.shape

@@ -12,7 +12,7 @@ from shoal.algorithms.models.layers.dropout import drop, transform
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
-# Of ReLU, for Xavier-uniform weights.
+# The gain of ReLU, for Xavier-uniform weights.
 GAIN = math.sqrt(2)
 
 
@@ -37,7 +37,7 @@ class Output(NamedTuple):
 
 
 def undrawn(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-    """A linear layer that draws nothing, on the default device: its parameters are set before use.
+    """Makes a linear layer that draws nothing, on the default device: its parameters are set before use.
 
     `torch.nn.utils.skip_init` makes the same, but loads sympy, which takes a third of a second of every process.
     """
@@ -106,7 +106,7 @@ class Head(nn.Module):
             self.messages.reset_parameters()  # type: ignore[operator]
 
     def first_weights(self) -> list[nn.Parameter]:
-        """The weight, `[H, F]`, that the input is multiplied by."""
+        """Returns the weight, `[H, F]`, that the input is multiplied by."""
         return [self.linears[0].get_parameter("weight")]
 
     @property
@@ -115,17 +115,17 @@ class Head(nn.Module):
         return self.linears[0].weight.dtype  # type: ignore[return-value]
 
     def forward(self, x_NF: Features) -> Output:
-        """Logits `[N, C]` and last hidden activation `[N, H]` of rows `[N, F]` of any floating type."""
+        """Computes logits `[N, C]` and last hidden activation `[N, H]` of rows `[N, F]` of any floating type."""
         x = x_NF.float() if isinstance(x_NF, FeatureMatrix) else x_NF.to(self.dtype)
-        return self.after_first(self.transformed(x), x)
+        return self.after_first(self.first_layer(x), x)
 
-    def transformed(self, x_NF: Features) -> Tensor:
-        """Output of the first linear layer, before its activation."""
+    def first_layer(self, x_NF: Features) -> Tensor:
+        """Computes the output of the first linear layer, before its activation."""
         first: Any = self.linears[0]
         return first(x_NF) if isinstance(x_NF, Tensor) else transform(x_NF, first.weight, first.bias)
 
     def after_first(self, x: Tensor, embedding: Features | None = None) -> Output:
-        """What becomes of the first layer's output; its input is the embedding where no other layer follows."""
+        """Computes the output from that of the first layer; its input is the embedding where no other layer follows."""
         for number, linear in enumerate(list(self.linears)[1:], start=2):
             embedding = F.relu(x) if self.prelu is None else self.prelu(x)
             drops = number < len(self.linears) or (self.drops_embedding and not self.pooled)

@@ -1,4 +1,4 @@
-"""What is put over a backbone of nodes: readouts of graphs, embeddings of pairs, and adapters to another width.
+"""Modules over a backbone of nodes: readouts of graphs, embeddings of pairs, and adapters to another width.
 
 Axes: N nodes of G graphs that lie behind one another, or of M pairs; H width of the embedding.
 """
@@ -33,7 +33,7 @@ class Adapted(nn.Module):
         self.head.reset_parameters()
 
     def forward(self, inputs: Inputs) -> Output:
-        """Output for what the backbone reads; the embedding is the adapter's, `[N, D]`."""
+        """Computes the output for the backbone's inputs; the embedding is the adapter's, `[N, D]`."""
         embedding_ND = self.backbone(inputs).logits_NC
         read_ND = drop(embedding_ND, self.dropout, self.training) if self.head.drops_embedding else embedding_ND
         return Output(self.head(read_ND).logits_NC, embedding_ND)
@@ -60,15 +60,15 @@ class OverNodes(nn.Module):
     def reset_parameters(self) -> None:
         self.backbone.reset_parameters()
 
-    def classified(self, embedding: Tensor) -> Output:
-        """Output for items from their embeddings, a row each."""
+    def classify_items(self, embedding: Tensor) -> Output:
+        """Classifies items by their embeddings, a row each."""
         drops = self.head.drops_embedding
         read = drop(embedding, self.dropout, self.training) if drops else embedding
         return Output(self.head.linears[-1](read), embedding)
 
 
 def embedded_nodes(backbone: Any, batch: ItemBatch) -> Tensor:
-    """Embeddings of all nodes of a batch by a backbone, float32 `[N, H]`."""
+    """Embeds all nodes of a batch by a backbone, float32 `[N, H]`."""
     if isinstance(backbone, Coupled):
         (x_NF,) = batch.hops
         return backbone.embed(x_NF, batch.operators, *batch.beside)
@@ -79,11 +79,11 @@ class PairEmbedding(OverNodes):
     """The product z_u * z_v of the embeddings of both ends, entry by entry (node2vec, KDD 2016, table 1: Hadamard)."""
 
     def forward(self, batch: PairBatch) -> Output:
-        """Output for every pair of a batch; the embedding is the product, `[M, H]`."""
-        return self.classified(self.join(embedded_nodes(self.backbone, batch), batch.ends))
+        """Computes the output for every pair of a batch; the embedding is the product, `[M, H]`."""
+        return self.classify_items(self.join(embedded_nodes(self.backbone, batch), batch.ends))
 
     def join(self, z_NH: Tensor, ends_M2: Tensor) -> Tensor:
-        """Embeddings of pairs, `[M, H]`, from those of nodes and the numbers of both ends, int64."""
+        """Embeds pairs, `[M, H]`, by the embeddings of nodes and the numbers of both ends, int64."""
         first_M, second_M = ends_M2.unbind(1)
         return z_NH.index_select(0, first_M) * z_NH.index_select(0, second_M)
 
@@ -114,33 +114,33 @@ class Readout(OverNodes):
             self.own.reset_parameters()  # type: ignore[operator]
 
     def forward(self, batch: GraphBatch) -> Output:
-        """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
-        return self.classified(self.pooled(batch))
+        """Computes the output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
+        return self.classify_items(self.embed_graphs(batch))
 
-    def pooled(self, batch: GraphBatch) -> Tensor:
-        """Embeddings of the graphs of a batch, `[G, H]`."""
+    def embed_graphs(self, batch: GraphBatch) -> Tensor:
+        """Embeds the graphs of a batch, `[G, H]`."""
         return self.pool(embedded_nodes(self.backbone, batch), batch.first)
 
     def pool(self, z_NH: Tensor, first: Tensor) -> Tensor:
-        """Embeddings of graphs, `[G, H]`, from those of nodes and `GraphBatch.first`; every graph has a node."""
+        """Pools embeddings of nodes to those of graphs, `[G, H]`, by `GraphBatch.first`; every graph has a node."""
         if self.own is not None:
             return self.own(z_NH, first)
         if self.readout == "max":
             return _Highest.apply(z_NH, first)
         if self.gate is None:
-            return _reduced(z_NH, first, self.readout)
+            return _reduce(z_NH, first, self.readout)
         score_N1 = self.gate(z_NH)
-        highest_G1 = _reduced(score_N1.detach(), first, "max")
+        highest_G1 = _reduce(score_N1.detach(), first, "max")
         weight_N1 = (score_N1 - _spread(highest_G1, first)).exp()
-        return _reduced(weight_N1 * z_NH, first, "sum") / _reduced(weight_N1, first, "sum")
+        return _reduce(weight_N1 * z_NH, first, "sum") / _reduce(weight_N1, first, "sum")
 
 
-def _reduced(rows_NH: Tensor, first: Tensor, how: str) -> Tensor:
+def _reduce(rows_NH: Tensor, first: Tensor, how: str) -> Tensor:
     return torch.segment_reduce(rows_NH, how, offsets=first, axis=0)
 
 
 def _spread(z_GH: Tensor, first: Tensor) -> Tensor:
-    """What every node has of its graph, `[N, H]`."""
+    """Gives every node the row of its graph, `[N, H]`."""
     return z_GH.repeat_interleave(first.diff(), dim=0)
 
 
@@ -152,7 +152,7 @@ class _Highest(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z_NH: Tensor, first: Tensor) -> Tensor:
-        highest_GH = _reduced(z_NH, first, "max")
+        highest_GH = _reduce(z_NH, first, "max")
         ctx.save_for_backward(z_NH, first, highest_GH)
         return highest_GH
 
@@ -160,27 +160,27 @@ class _Highest(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         z_NH, first, highest_GH = ctx.saved_tensors
         largest_NH = (z_NH == _spread(highest_GH, first)).to(z_NH.dtype)
-        return largest_NH * _spread(gradients[0] / _reduced(largest_NH, first, "sum"), first), None
+        return largest_NH * _spread(gradients[0] / _reduce(largest_NH, first, "sum"), first), None
 
 
 # A share of a count that is a whole number but for rounding, as 0.07 of 100, is that number.
 ROUNDING = 1e-9
-# Of the numbers of 32 bits.
+# The largest number of 32 bits.
 LARGEST = 2**31 - 1
 
 
 def ceil_of(share: float, counts: Tensor) -> Tensor:
-    """The smallest whole numbers that are at least a share of counts, int64."""
+    """Computes the smallest whole numbers that are at least a share of counts, int64."""
     return (share * counts.double() - ROUNDING).ceil().long()
 
 
 def floor_of(share: float, counts: Tensor) -> Tensor:
-    """The largest whole numbers that are at most a share of counts, int64."""
+    """Computes the largest whole numbers that are at most a share of counts, int64."""
     return (share * counts.double() + ROUNDING).floor().long()
 
 
 def highest(score_N: Tensor, group_N: Tensor, wanted_G: Tensor) -> Tensor:
-    """Rows of the `wanted_G` highest scores of every group, or all, int64, ascending; of equal ones the first."""
+    """Selects the `wanted_G` highest scores of every group, or all: rows int64, ascending; of equal ones the first."""
     # One sort of whole numbers: the group above, below it the bits of the score, which are in the order of floats once
     # those of negative ones are turned around. Adding zero makes one zero of two.
     bits_N = (score_N + 0.0).view(torch.int32)

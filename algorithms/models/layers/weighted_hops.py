@@ -24,7 +24,7 @@ COLUMNS = 16
 
 
 def weighted_hops(hops: Sequence[Features], head: Head, vectors_RF: Tensor) -> "DenseHops | SparseHops":
-    """The hops in the form that a head needs: a single layer gives its input as embedding, which is dense.
+    """Puts the hops into the form that a head needs: a single layer gives its dense input as embedding.
 
     Scores are sums of their products with some of the vectors. Beside a dense hop, sparse ones are written out, too,
     which takes less time and no more memory than the dense one.
@@ -36,7 +36,7 @@ def weighted_hops(hops: Sequence[Features], head: Head, vectors_RF: Tensor) -> "
 
 
 def joined_factors(weight_HF: Tensor, vectors_RF: Tensor) -> Tensor:
-    """Columns that are all products of a sparse hop at once, `[F, W]`: a weight's, vectors, and zeros behind them."""
+    """Joins factors whose product with a sparse hop is one: `[F, W]`, a weight's, vectors, and zeros behind them."""
     factors = [weight_HF.t(), vectors_RF.t()]
     width = len(weight_HF) + len(vectors_RF)
     return torch.cat([*factors, weight_HF.new_zeros(weight_HF.shape[1], -width % COLUMNS)], dim=1)
@@ -47,25 +47,25 @@ class DenseHops:
 
     def __init__(self, hops: Sequence[Tensor], head: Head, vectors_RF: Tensor) -> None:
         self._vectors_RF = vectors_RF
-        # The one copy of the inputs; it makes scores and weighted sum one product each instead of one a hop.
+        # This is the only copy of the inputs; it makes scores and weighted sum one product each instead of one a hop.
         self._hops_NKF = torch.stack(tuple(hops), dim=1).to(head.dtype)
         n, k, f = self._hops_NKF.shape
         self.shape = n, k, f
 
     def scores_NK(self, r: int) -> Tensor:
-        """Product of every hop with vector r."""
+        """Multiplies every hop by vector r."""
         return (self._hops_NKF.flatten(0, 1) @ self._vectors_RF[r]).view(self.shape[:2])
 
     def first_N(self) -> Tensor:
-        """Product of hop 0 with vector 0."""
+        """Multiplies hop 0 by vector 0."""
         return self._hops_NKF[:, 0] @ self._vectors_RF[0]
 
     def all_N(self) -> Tensor:
-        """Sum of the products of hop k with vector k."""
+        """Sums the products of hop k with vector k."""
         return self._hops_NKF.flatten(1) @ self._vectors_RF[: self.shape[1]].flatten()
 
     def output(self, weights_NK: Tensor, head: Head) -> Output:
-        """The head on the weighted sum of the hops."""
+        """Computes the head on the weighted sum of the hops."""
         return head(torch.bmm(weights_NK.unsqueeze(1), self._hops_NKF).squeeze(1))
 
 
@@ -101,19 +101,19 @@ class Hops(NamedTuple):
     others: dict[int, Features]
 
     @property
-    def read(self) -> Read:
-        """The summed ones as the kernels read them, and their numbers."""
+    def kernel_inputs(self) -> Read:
+        """The summed hops as the kernels read them, and their numbers."""
         if not self.summed:
             return (np.empty((0, 0), np.float32),), np.zeros(1, np.int64)
         return tuple(hop.contiguous().numpy() for hop in self.summed.values()), np.array(list(self.summed))
 
-    def referred(self, references: int) -> list[int]:
-        """Those of them that all hops are compared with, if the first ones of all hops are, so many."""
+    def reference_hops(self, references: int) -> list[int]:
+        """Returns the summed hops that all are compared with, if the first `references` of all hops are."""
         return [k for k in self.summed if k < references]
 
 
 def apart(hops: Sequence[Features]) -> Hops:
-    """Dense ones are summed if there are several."""
+    """Separates the hops: dense ones are summed if there are several."""
     dense = {k: hop for k, hop in enumerate(hops) if isinstance(hop, Tensor)}
     summed = dense if len(dense) > 1 else {}
     return Hops(summed, {k: hop for k, hop in enumerate(hops) if k not in summed})
@@ -134,25 +134,25 @@ def weigh_hops(
         gate_NK = module.theta.detach().repeat(rows, 1)
     else:
         own_F, reference_KF = score_vectors(module.score.weight.detach(), module.head.linears[0].in_features)
-        reference_RF = reference_KF[hops.referred(len(reference_KF))]
+        reference_RF = reference_KF[hops.reference_hops(len(reference_KF))]
         gate_NK, shared_N = torch.zeros(rows, count), module.score.bias.detach().repeat(rows)
         for place, score_NR in scores.items():
             gate_NK[:, place] = score_NR[:, -1]
             if place < len(reference_KF):
                 shared_N += score_NR[:, place]
     vectors, weights = (own_F.numpy(), reference_RF.numpy()), (gate_NK.numpy(), weight_NK.numpy())
-    weigh(hops.read, vectors, shared_N.numpy(), weights, sum_NF.numpy())
+    weigh(hops.kernel_inputs, vectors, shared_N.numpy(), weights, sum_NF.numpy())
     return gate_NK, weight_NK
 
 
 def score_vectors(weight: Tensor, features: int) -> tuple[Tensor, Tensor]:
-    """What every hop is multiplied by for its score, `[F]`, and what those are that all are compared with."""
+    """Returns the vector of a hop's score, `[F]`, and those of the hops that all are compared with."""
     rows = weight.view(-1, features)
     return rows[-1], rows[:-1]
 
 
-def evaluated(module: Any, hops: Sequence[Features]) -> Output:
-    """The output of a GAMLP as `weigh_hops` takes it, without gradients, for rows of all hops."""
+def evaluate_gamlp(module: Any, hops: Sequence[Features]) -> Output:
+    """Evaluates a GAMLP as `weigh_hops` takes it, without gradients, for rows of all hops."""
     head: Head = module.head
     if len(head.linears) == 1:
         dense = [hop.to_dense() for hop in hops]
@@ -161,19 +161,19 @@ def evaluated(module: Any, hops: Sequence[Features]) -> Output:
         parts = apart([hop.float() for hop in hops])
     first: Any = head.linears[0]
     sum_NF = torch.empty(len(hops[0]), first.in_features if parts.summed else 0)
-    found: dict[int, Tensor] = {}
+    product_of: dict[int, Tensor] = {}
     if parts.others:
         factors_FW = joined_factors(first.weight, module.vectors_RF())
-        found = dict(zip(parts.others, products(list(parts.others.values()), factors_FW)))
+        product_of = dict(zip(parts.others, products(list(parts.others.values()), factors_FW)))
     last = first.out_features + len(module.vectors_RF())
-    scores = {k: product_NW[:, first.out_features : last] for k, product_NW in found.items()}
+    scores = {k: product_NW[:, first.out_features : last] for k, product_NW in product_of.items()}
     _, weight_NK = weigh_hops(module, parts, scores, len(hops), sum_NF)
-    if not found:
+    if not product_of:
         return head(sum_NF)
     out = first.bias.repeat(len(sum_NF), 1)
     if parts.summed:
         out.addmm_(sum_NF, first.weight.t())
-    for k, product_NW in found.items():
+    for k, product_NW in product_of.items():
         out.addcmul_(product_NW[:, : first.out_features], weight_NK[:, k : k + 1])
     return head.after_first(out)
 
@@ -191,8 +191,8 @@ def weigh(
         shared: The part of all scores that is not of these hops, `[N]`.
         weights: That part of each hop's score, which gives way to its sigmoid, and the weights; `total` is `[N, F]`.
     """
-    (hops, places), (own, reference), (gate, weight) = read, vectors, weights
-    reads = len(own) > 0
+    (hops, places), (hop_vector, reference), (gate, weight) = read, vectors, weights
+    reads = len(hop_vector) > 0
     for n in range(len(shared)):
         common = shared[n]
         for d in range(len(hops)):
@@ -200,7 +200,7 @@ def weigh(
             if reads:
                 score = np.float32(0)
                 for column in range(x.shape[1]):
-                    score += x[n, column] * own[column]
+                    score += x[n, column] * hop_vector[column]
                 gate[n, places[d]] += score
             if d < len(reference):
                 part = np.float32(0)
@@ -225,7 +225,7 @@ def weigh(
 def unweigh(
     read: Read, of_total: np.ndarray, weights: Weights, of_score: np.ndarray, vectors: tuple[np.ndarray, np.ndarray]
 ) -> None:
-    """The gradients of scores, and of what summed hops are multiplied by, from that of their sum.
+    """Computes the gradients of scores, and of the factors of summed hops, from that of their sum.
 
     Arguments are those of `weigh`, or what it gave, and gradients: `of_total` that of the weighted sum, `[N, F]`;
     `of_score` that of the weights of other hops, 0 for these, which gives way to that of all scores, `[N, K]`; those of

@@ -46,12 +46,12 @@ class Prompted(nn.Module):
         self.prompt.reset_parameters()
 
     def forward(self, batch: GraphBatch) -> Output:
-        """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
-        return self.backbone.classified(self.answer(self.prompt(batch)))
+        """Computes the output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
+        return self.backbone.classify_items(self.answer(self.prompt(batch)))
 
     def answer(self, graphs: PlainGraphs) -> Tensor:
-        """Embeddings of graphs by the GNN and its readout, `[G, H]`: what a server computes in split learning."""
-        return self.backbone.pooled(batch_of(graphs, self.backbone.backbone))
+        """Embeds graphs by the GNN and its readout, `[G, H]`: a server computes this in split learning."""
+        return self.backbone.embed_graphs(batch_of(graphs, self.backbone.backbone))
 
 
 class Unchanged(nn.Module):
@@ -64,11 +64,11 @@ class Unchanged(nn.Module):
         """There is nothing to draw."""
 
     def forward(self, batch: GraphBatch) -> PlainGraphs:
-        """The graphs, their features changed."""
-        return PlainGraphs(self.changed(features_of(batch)), pairs_of(batch), batch.first)
+        """Changes the features of graphs."""
+        return PlainGraphs(self.change(features_of(batch)), pairs_of(batch), batch.first)
 
-    def changed(self, x_NF: Tensor) -> Tensor:
-        """What becomes of features."""
+    def change(self, x_NF: Tensor) -> Tensor:
+        """Changes features; here it leaves them."""
         return x_NF
 
 
@@ -85,7 +85,7 @@ class GPF(Unchanged):
         """Draws p anew, Xavier-uniform."""
         nn.init.xavier_uniform_(self.added)
 
-    def changed(self, x_NF: Tensor) -> Tensor:
+    def change(self, x_NF: Tensor) -> Tensor:
         return x_NF + self.added
 
 
@@ -104,7 +104,7 @@ class GPFPlus(Unchanged):
         nn.init.kaiming_uniform_(self.scored, a=math.sqrt(5))
         nn.init.xavier_uniform_(self.added)
 
-    def changed(self, x_NF: Tensor) -> Tensor:
+    def change(self, x_NF: Tensor) -> Tensor:
         return x_NF + (x_NF @ self.scored.t()).softmax(1) @ self.added
 
 
@@ -136,7 +136,7 @@ class SUPT(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, batch: GraphBatch) -> PlainGraphs:
-        """The graphs, their features changed."""
+        """Changes the features of graphs."""
         x_NF = features_of(batch)
         starts, columns, _ = batch.operators[0].parts()
         averaged = operator_over("symmetric", starts.cpu().numpy(), columns.cpu().numpy()).to(starts.device)
@@ -168,7 +168,7 @@ class WithAdded:
     graph_N: Tensor
 
     def joins(self, joined_NK: Tensor) -> Tensor:
-        """Rows of nodes and of the new nodes of their graph that they are joined to, int32 `[2, E]`, where true."""
+        """Lists rows of nodes and of the new nodes of their graph that they are joined to, int32 `[2, E]`."""
         node, new = joined_NK.nonzero(as_tuple=True)
         return torch.stack([self.own_N[node], self.added_GK[self.graph_N[node], new]]).int()
 
@@ -204,14 +204,16 @@ class AllInOne(nn.Module):
         nn.init.kaiming_uniform_(self.tokens)
 
     def forward(self, batch: GraphBatch) -> PlainGraphs:
-        """The graphs with tokens."""
+        """Adds tokens to the graphs."""
         x_NF, tokens = features_of(batch), self.tokens.detach()
         added = with_added(x_NF, batch.first, self.tokens)
         nodes, senders = added.joins(x_NF @ tokens.t() >= self.cross)
-        own: Tensor = added.own_N.int()[pairs_of(batch).long()]
+        between_nodes: Tensor = added.own_N.int()[pairs_of(batch).long()]
         left, right = (tokens @ tokens.t() >= self.inner).triu(1).nonzero(as_tuple=True)
         inner = torch.stack([added.added_GK[:, left].flatten(), added.added_GK[:, right].flatten()]).int()
-        return PlainGraphs(added.x_MF, torch.cat([own, inner], dim=1), added.first, torch.stack([senders, nodes]))
+        return PlainGraphs(
+            added.x_MF, torch.cat([between_nodes, inner], dim=1), added.first, torch.stack([senders, nodes])
+        )
 
 
 class VPG(nn.Module):
@@ -274,7 +276,7 @@ class VPG(nn.Module):
             nn.init.uniform_(p, -bound, bound)
 
     def forward(self, batch: GraphBatch) -> PlainGraphs:
-        """The smaller graphs."""
+        """Makes the smaller graphs."""
         x_NF, pairs, first = features_of(batch), pairs_of(batch).long(), batch.first
         sizes_G, graph_E = first.diff(), graphs_of_rows(first)[pairs[0]]
         if self.candidates is not None:
@@ -284,7 +286,7 @@ class VPG(nn.Module):
             joined = added.joins(above_NK if self.join == "above" else ~above_NK)
             pairs = torch.cat([added.own_N[pairs], joined.long()], dim=1)
             x_NF, first = added.x_MF, added.first
-        # Sums of rows, whose numbers do not depend on which graphs are in a batch.
+        # Sums by rows do not depend on which other graphs are in a batch.
         w_N = (x_NF * self.direction).sum(1) / self.direction.norm().clamp(min=SHORTEST)
         graph_N = graphs_of_rows(first)
         wanted_G = ceil_of(self.nodes, sizes_G if self.shares == "original" else first.diff())
@@ -301,7 +303,7 @@ class VPG(nn.Module):
         return PlainGraphs(x_NF, place_N[pairs].int(), torch.cat([ends.new_zeros(1), ends]))
 
     def _highest(self, pairs: Tensor, w_N: Tensor, graph_N: Tensor, count_G: Tensor) -> Tensor:
-        """Of the pairs `[2, E]` of every graph the share `edges` of a count that comes first by the rule."""
+        """Selects the share `edges` of a count of the pairs `[2, E]` of every graph, the first ones by the rule."""
         apart = (w_N[pairs[0]] - w_N[pairs[1]]).abs()
         rows = highest(apart if self.rule == "high" else -apart, graph_N[pairs[0]], floor_of(self.edges, count_G))
         return pairs[:, rows]

@@ -18,7 +18,7 @@ from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMat
 from shoal.storage.user_code.user_code import UserCode
 
 KEY, READOUT_KEY = "model.name", "model.readout"
-# What the engine passes to a constructor that asks for it by name.
+# The engine passes these to a constructor that asks for them by name.
 PASSED = ("features", "hops", "dropout")
 
 
@@ -57,7 +57,7 @@ class Backbone(nn.Module):
 
 
 def user_model(code: UserCode) -> type[nn.Module]:
-    """The class by which the engine builds a user's model, the same for the same texts; a ShoalError names a line."""
+    """Returns the class that builds a user's model, the same for the same texts; a ShoalError names a line."""
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Backbone):
         named = f"a class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
@@ -76,7 +76,7 @@ def user_model(code: UserCode) -> type[nn.Module]:
 
 
 def _options(code: UserCode, cls: type[Backbone]) -> list[inspect.Parameter]:
-    """The options of a model, its keyword-only parameters; a parameter that is not passed is refused."""
+    """Lists the options of a model, its keyword-only parameters; refuses a parameter that is not passed."""
     options = []
     for parameter in inspect.signature(cls).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
@@ -84,15 +84,15 @@ def _options(code: UserCode, cls: type[Backbone]) -> list[inspect.Parameter]:
                 raise code.fault(KEY, f"{cls.__name__}: option {parameter.name} needs a type and a default")
             options.append(parameter)
         elif parameter.name not in PASSED:
-            known = ", ".join(PASSED)
+            choices = ", ".join(PASSED)
             raise code.fault(
-                KEY, f"{cls.__name__}: nothing is given for {parameter.name}; take {known}, and options behind a *"
+                KEY, f"{cls.__name__}: nothing is given for {parameter.name}; take {choices}, and options behind a *"
             )
     return options
 
 
 class _UserModel(nn.Module):
-    """What users' models have in common: the texts of a user's code, and the class that it defines."""
+    """A user's model, with the texts of the user's code and the class that it defines."""
 
     code: ClassVar[UserCode]
     made: ClassVar[type[Backbone]]
@@ -118,9 +118,9 @@ class _UserModel(nn.Module):
             )
         for name, p in self.inner.named_parameters():
             if isinstance(p, UninitializedParameter) or p.dtype != torch.float32 or p.is_quantized:
-                found = "has no shape yet" if isinstance(p, UninitializedParameter) else "has numbers of another type"
+                fault = "has no shape yet" if isinstance(p, UninitializedParameter) else "has numbers of another type"
                 raise self.code.fault(
-                    KEY, f"{self.made.__name__}: the parameter {name} {found}; expected float32, made from `features`"
+                    KEY, f"{self.made.__name__}: the parameter {name} {fault}; expected float32, made from `features`"
                 )
         self.dropout = dropout
         self.head = Head(width, width, classes, 1, dropout)
@@ -133,8 +133,8 @@ class _UserModel(nn.Module):
         _copy_parameters(fresh, self.inner)
         self.head.reset_parameters()
 
-    def embedded(self, *received: Any, rows: int) -> Tensor:
-        """What the user's code gives, float32 `[rows, H]`; a ShoalError names the line of something else."""
+    def embed_rows(self, *received: Any, rows: int) -> Tensor:
+        """Runs the user's code, float32 `[rows, H]`; a ShoalError names the line of something else."""
         with self.code.at_work(KEY):
             z_NH = self.inner(*received)
         return _require_rows(z_NH, [rows, self.inner.width], self.code, KEY, f"{self.made.__name__}.forward")
@@ -158,7 +158,7 @@ class UserCoupled(_UserModel, Coupled):
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         x = x_NF.to_dense() if isinstance(x_NF, FeatureMatrix) else x_NF.float()
         weights = (operators[0].parts()[2],) if self.weighs_edges else ()
-        return self.embedded(x, _edge_index(operators[0]), *weights, rows=len(x))
+        return self.embed_rows(x, _edge_index(operators[0]), *weights, rows=len(x))
 
 
 class UserDecoupled(_UserModel):
@@ -169,9 +169,9 @@ class UserDecoupled(_UserModel):
         self.inputs = tuple(range(hops + 1))
 
     def forward(self, hops: Sequence[Features]) -> Output:
-        """Output for rows of all hops, `[N, F]` each."""
+        """Computes the output for rows of all hops, `[N, F]` each."""
         dense = [x.to_dense() if isinstance(x, FeatureMatrix) else x.float() for x in hops]
-        z_NH = self.embedded(dense, rows=len(dense[0]))
+        z_NH = self.embed_rows(dense, rows=len(dense[0]))
         drops = self.head.drops_embedding and not self.head.pooled and self.training and self.dropout
         return Output(self.head(nn.functional.dropout(z_NH, self.dropout) if drops else z_NH).logits_NC, z_NH)
 
@@ -197,18 +197,18 @@ class UserReadout(nn.Module):
         super().__init__()
         self.code, self.cls, self.width = code, cls, width
         with torch.random.fork_rng(devices=[]):
-            self.inner = self._made()
+            self.inner = self._make_inner()
 
-    def _made(self) -> nn.Module:
+    def _make_inner(self) -> nn.Module:
         with self.code.at_work(READOUT_KEY):
             return self.cls(self.width) if inspect.signature(self.cls).parameters else self.cls()
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew from torch's default generator, as the user's constructor does."""
-        _copy_parameters(self._made(), self.inner)
+        _copy_parameters(self._make_inner(), self.inner)
 
     def forward(self, z_NH: Tensor, first: Tensor) -> Tensor:
-        """Embeddings of graphs, float32 `[G, H]`, from those of nodes and `GraphBatch.first`."""
+        """Embeds graphs, float32 `[G, H]`, by the embeddings of nodes and `GraphBatch.first`."""
         graphs = len(first) - 1
         with self.code.at_work(READOUT_KEY):
             z_GH = self.inner(z_NH, graphs_of_rows(first), dim_size=graphs)
@@ -222,10 +222,10 @@ def _copy_parameters(drawn: nn.Module, into: nn.Module) -> None:
 
 
 def _require_rows(z: Any, shape: list[int], code: UserCode, key: str, function: str) -> Tensor:
-    """What a user's function gave, in float32; a tensor of another shape is refused."""
+    """Returns the result of a user's function in float32; refuses a tensor of another shape."""
     if not isinstance(z, Tensor) or list(z.shape) != shape or z.is_complex():
-        found = f"{z.dtype} {list(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
-        raise code.fault(key, f"{function} must give a tensor {shape}, found {found}")
+        got = f"{z.dtype} {list(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
+        raise code.fault(key, f"{function} must give a tensor {shape}, found {got}")
     return z.float()
 
 

@@ -1,4 +1,4 @@
-"""Which models are trained by the formulas of their gradients."""
+"""The choice of models that are trained by the formulas of their gradients."""
 
 from typing import Protocol
 
@@ -25,7 +25,7 @@ class AnalyticGradient(Protocol):
 
 
 def analytic(model: FlatModel) -> AnalyticGradient:
-    """The gradients of a model for which `needed_for_analytic` gives None."""
+    """Makes the gradients of a model for which `needed_for_analytic` gives None."""
     name = name_of(model.module)
     if name in HEADS:
         return HeadGradients(model)
@@ -40,7 +40,7 @@ def analytic(model: FlatModel) -> AnalyticGradient:
 
 
 def at_once(model: FlatModel) -> SmallModel | None:
-    """What trains small clients of such a model in one call; None: nothing does."""
+    """Returns the object that trains small clients of such a model in one call; None: nothing does."""
     if is_small_head(model):
         return SmallHead(model)
     if model.coupled is None or not model.sparse:
@@ -51,13 +51,13 @@ def at_once(model: FlatModel) -> SmallModel | None:
 
 
 def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:
-    """What is missing to train a model by formulas of its gradients; None: nothing."""
+    """Says what is missing to train a model by formulas of its gradients; None: nothing."""
     if model.reads_items:
         return "a node task (task: node)"
     name = name_of(model.module)
     if name is None:
         return "a model that is not adapted to another width"
-    # Said by the class itself: what derives from it may compute something else.
+    # The class itself says so: a class that derives from it may compute something else.
     if not vars(type(model.module)).get("has_gradient_formulas"):
         return f"a model with formulas of its gradients, which {name} is not"
     if getattr(model.module, "attention", None) == "recursive":

@@ -22,7 +22,7 @@ from shoal.algorithms.models.layers.weighted_hops import (
     weigh_hops,
 )
 from shoal.algorithms.training.analytic.layers import Buffers, to_gradient, weight_gradient
-from shoal.storage.graph.sparse_matrix import SparseMatrix, stored
+from shoal.storage.graph.sparse_matrix import SparseMatrix, require_stored
 
 
 class GAMLPGradients:
@@ -46,7 +46,7 @@ class GAMLPGradients:
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
         """See `AnalyticGradient`; the inputs are rows of all hops."""
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
-        hops = apart([stored(hop).float() for hop in inputs])
+        hops = apart([require_stored(hop).float() for hop in inputs])
         first = self._linears[0]
         products = self._products(hops)
         scores = {k: score_NR for k, (_, score_NR) in products.items()}
@@ -79,28 +79,30 @@ class GAMLPGradients:
         return loss
 
     def _products(self, hops: Hops) -> dict[int, tuple[Tensor, Tensor]]:
-        """Of every hop that is not summed its products with the first weight, `[N, H]`, and with vectors, `[N, R]`."""
+        """Multiplies every hop that is not summed by the first weight, `[N, H]`, and by vectors, `[N, R]`."""
         if not hops.others:
             return {}
         weight, vectors_RF = self._linears[0].weight, self._module.vectors_RF()
         factors_FW, width = joined_factors(weight, vectors_RF), len(weight)
         products = {}
         for k, features in hops.others.items():
-            hop = stored(features)
+            hop = require_stored(features)
             out = self._buffers(f"product {k}", len(hop), factors_FW.shape[1])
-            found = hop.times(factors_FW, out) if isinstance(hop, SparseMatrix) else torch.mm(hop, factors_FW, out=out)
-            products[k] = found[:, :width], found[:, width : width + len(vectors_RF)]
+            product_NW = (
+                hop.times(factors_FW, out) if isinstance(hop, SparseMatrix) else torch.mm(hop, factors_FW, out=out)
+            )
+            products[k] = product_NW[:, :width], product_NW[:, width : width + len(vectors_RF)]
         return products
 
     def _backwards(self, hops: Hops, gradient: Tensor, weight_NK: Tensor, of_score_NK: Tensor) -> Tensor:
-        """The gradients of what `_products` multiplies by, `[F, W]`, of all these hops together."""
+        """Computes the gradients of the factors of `_products`, `[F, W]`, for all these hops together."""
         width, vectors = gradient.shape[1], len(self._module.vectors_RF())
         columns = width + vectors + -(width + vectors) % COLUMNS
         of_product_NW = self._buffers("of product", len(gradient), columns)
         found_FW = self._buffers("of factors", len(self._linears[0].weight.t()), columns)
         everyone_N = of_score_NK.sum(1)
         for number, (k, features) in enumerate(hops.others.items()):
-            hop = stored(features)
+            hop = require_stored(features)
             torch.mul(gradient, weight_NK[:, k : k + 1], out=of_product_NW[:, :width])
             of_product_NW[:, width:] = 0
             if vectors:
@@ -114,7 +116,7 @@ class GAMLPGradients:
         return found_FW
 
     def _forward(self, out: Tensor) -> tuple[list[tuple[Tensor, Tensor | None, Tensor]], Tensor]:
-        """Of every hidden layer its output, dropout's factors and what it hands on; and the logits."""
+        """Computes output, dropout's factors and activation of every hidden layer; and the logits."""
         head = self._module.head
         layers = []
         for linear in self._linears[1:]:
@@ -154,10 +156,10 @@ class GAMLPGradients:
         else:
             features = self._linears[0].in_features
             of_own_F, of_reference_KF = score_vectors(module.score.weight.grad.zero_(), features)
-            referred = hops.referred(len(of_reference_KF))
+            referred = hops.reference_hops(len(of_reference_KF))
             of_reference_RF = torch.zeros(len(referred), len(of_own_F))
         weights, vectors = (gate_NK.numpy(), weight_NK.numpy()), (of_own_F.numpy(), of_reference_RF.numpy())
-        unweigh(hops.read, of_sum_NF.numpy(), weights, of_score_NK.numpy(), vectors)
+        unweigh(hops.kernel_inputs, of_sum_NF.numpy(), weights, of_score_NK.numpy(), vectors)
         if module.attention == "simple":
             torch.sum(of_score_NK, 0, out=module.theta.grad)
             return module.theta.new_empty(0, len(self._linears[0].weight.t()))

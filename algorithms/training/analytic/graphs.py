@@ -25,31 +25,31 @@ from shoal.algorithms.training.analytic.layers import (
     to_gradient,
     weight_gradient,
 )
-from shoal.storage.graph.sparse_matrix import StoredFeatures, stored
+from shoal.storage.graph.sparse_matrix import StoredFeatures, require_stored
 
 
 class Body(ABC):
     """Layers in training mode; dropout draws from torch's default generator what the model itself would draw."""
 
     def __init__(self, model: Coupled) -> None:
-        """Of a model whose gradients share memory with its parameters' `grad`."""
+        """Takes a model whose gradients share memory with its parameters' `grad`."""
         self.model = model
         self.buffers = Buffers(model.head.linears[0].get_parameter("weight").detach())
 
     @abstractmethod
     def forward(self, around: Neighbourhood) -> Tensor:
-        """Embedding of all nodes, `[N, H]`; it is read by `backward`."""
+        """Embeds all nodes, `[N, H]`; `backward` reads the embedding."""
 
     @abstractmethod
     def backward(self, gradient_NH: Tensor) -> None:
         """Writes the gradients of all layers' parameters, given that of the embedding, which is overwritten."""
 
     def factor(self) -> float:
-        """Dropout's, of the entries that it keeps."""
+        """Returns dropout's factor of the entries that it keeps."""
         return 1 / (1 - self.model.dropout)
 
-    def dropped(self, x: Tensor) -> Tensor:
-        """Dropout in place."""
+    def drop_out(self, x: Tensor) -> Tensor:
+        """Applies dropout in place."""
         if not self.model.dropout:
             return x
         kept = fill_kept(self.buffers("kept", *x.shape), self.model.dropout)
@@ -65,10 +65,10 @@ class Layers(Body):
 
     def forward(self, around: Neighbourhood) -> Tensor:
         first, *others = zip(self._layers, around.operators)
-        out = first[0].forward(first[1], stored(around.x_NF))
+        out = first[0].forward(first[1], require_stored(around.x_NF))
         self._inputs = []
         for layer, operator in others:
-            self._inputs.append(self.dropped(out.relu_()))
+            self._inputs.append(self.drop_out(out.relu_()))
             out = layer.forward(operator, out)
         return out
 
@@ -86,7 +86,7 @@ class JumpingLayers(Layers):
     """ReLU after every layer; the embedding is the largest output by entry, of equal ones the first's, as autograd."""
 
     def forward(self, around: Neighbourhood) -> Tensor:
-        x = stored(around.x_NF)
+        x = require_stored(around.x_NF)
         self._steps: list[tuple[Layer, StoredFeatures, Tensor]] = []
         for number, (layer, operator) in enumerate(zip(self._layers, around.operators)):
             out = layer.forward(operator, x).relu_()
@@ -94,7 +94,7 @@ class JumpingLayers(Layers):
             x = out
             # The maximum needs the output as it is; what follows the last one is the head's to drop.
             if self.model.dropout and number < len(self._layers) - 1:
-                x = self.dropped(self.buffers(f"read{number}", *out.shape).copy_(out))
+                x = self.drop_out(self.buffers(f"read{number}", *out.shape).copy_(out))
         embedding_NH, self._from_NH = torch.stack([out[: len(x)] for _, _, out in self._steps]).max(0)
         return embedding_NH
 
@@ -102,12 +102,12 @@ class JumpingLayers(Layers):
         asked = len(gradient_NH)
         passed: Tensor | None = None
         for number, (layer, x, out) in reversed([*enumerate(self._steps)]):
-            own = self.buffers("own", *out.shape)
-            torch.mul(gradient_NH, self._from_NH == number, out=own[:asked])
-            own[asked:] = 0
+            of_layer = self.buffers("own", *out.shape)
+            torch.mul(gradient_NH, self._from_NH == number, out=of_layer[:asked])
+            of_layer[asked:] = 0
             if passed is not None:
-                own.add_(passed)
-            passed = layer.backward(let_through(own, out), number > 0)
+                of_layer.add_(passed)
+            passed = layer.backward(let_through(of_layer, out), number > 0)
             if self.model.dropout and passed is not None:
                 assert isinstance(x, Tensor)
                 let_through(passed, x).mul_(self.factor())
@@ -121,7 +121,7 @@ class GCNIIBody(Body):
         assert lift is not None
         self._around = around
         width = len(lift.weight)
-        first = product(stored(around.x_NF), lift.weight, self.buffers("first", len(around.x_NF), width))
+        first = product(require_stored(around.x_NF), lift.weight, self.buffers("first", len(around.x_NF), width))
         self._first = first.add_(lift.bias).relu_()
         self._layers = []
         x = first
@@ -129,7 +129,7 @@ class GCNIIBody(Body):
         for number, conv in enumerate(convs):
             operator, read = around.operators[number], x
             if self.model.dropout:
-                read = self.dropped(self.buffers(f"read{number}", *x.shape).copy_(x))
+                read = self.drop_out(self.buffers(f"read{number}", *x.shape).copy_(x))
             mixed = operator.times(read, self.buffers(f"mixed{number}", len(operator), width))
             mixed.lerp_(first[: len(operator)], conv.alpha)
             out = self.buffers(f"out{number}", *mixed.shape)
@@ -153,14 +153,14 @@ class GCNIIBody(Body):
                 let_through(gradient_NH, read).mul_(self.factor())
         let_through(of_first.add_(gradient_NH), self._first)
         torch.sum(of_first, 0, out=lift.bias.grad)
-        weight_gradient(lift.weight, stored(self._around.x_NF), of_first)
+        weight_gradient(lift.weight, require_stored(self._around.x_NF), of_first)
 
 
 LAYERS: dict[str, type[Layer]] = {"gcn": GCNLayer, "sage": SAGELayer, "gin": GINLayer, "gat": GATLayer}
 
 
 def classifier_of(model: Coupled) -> Any:
-    """Parameters of a classifier that passes messages, under the names of PyG's layer."""
+    """Returns the parameters of a classifier that passes messages, under the names of PyG's layer."""
     linear: Any = model.head.linears[-1]
     messages = model.head.messages
     if messages is None:
@@ -200,11 +200,11 @@ class GraphGradients:
         return loss
 
     def _by_rows(self, embedding: Tensor, around: Neighbourhood, label_N: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and the gradient of the embedding of all nodes, `[N, H]`."""
+        """Computes the loss, and the gradient of the embedding of all nodes, `[N, H]`."""
         head, buffers = self._head, self._body.buffers
-        read = self._asked(embedding, around.rows)
+        read = self._select_rows(embedding, around.rows)
         if self._drops:
-            self._body.dropped(read)
+            self._body.drop_out(read)
         logits = torch.addmm(head.bias, read, head.weight.t(), out=buffers("logits", len(read), len(head.bias)))
         loss = to_gradient(logits, label_N)
         gradient = logits.div_(len(read))
@@ -216,14 +216,14 @@ class GraphGradients:
         return loss, self._everywhere(passed, len(embedding), around.rows)
 
     def _by_messages(self, embedding: Tensor, around: Neighbourhood, label_N: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of a classifier that passes messages; the embedding is overwritten by what the classifier reads."""
+        """Does the same for a classifier that passes messages; its input overwrites the embedding."""
         classifier = self._classifier
         assert classifier is not None
         read = embedding.relu_()
         if self._drops:
-            self._body.dropped(read)
+            self._body.drop_out(read)
         of_all = classifier.forward(around.operators[-1], read)
-        logits = self._asked(of_all, around.rows)
+        logits = self._select_rows(of_all, around.rows)
         loss = to_gradient(logits, label_N)
         gradient = self._everywhere(logits.div_(len(logits)), len(of_all), around.rows)
         passed = classifier.backward(gradient, True)
@@ -231,14 +231,14 @@ class GraphGradients:
         let_through(passed, read)
         return loss, passed.mul_(self._body.factor()) if self._drops else passed
 
-    def _asked(self, of_all: Tensor, rows: Tensor | None) -> Tensor:
-        """Some rows, in a buffer; all of them as they are."""
+    def _select_rows(self, of_all: Tensor, rows: Tensor | None) -> Tensor:
+        """Copies some rows to a buffer; returns all of them as they are."""
         if rows is None:
             return of_all
         return torch.index_select(of_all, 0, rows, out=self._body.buffers("asked", len(rows), of_all.shape[1]))
 
     def _everywhere(self, gradient: Tensor, nodes: int, rows: Tensor | None) -> Tensor:
-        """The gradient of all rows from that of some."""
+        """Spreads the gradient of some rows to all rows."""
         if rows is None:
             return gradient
         everywhere = self._body.buffers("everywhere", nodes, gradient.shape[1]).zero_()

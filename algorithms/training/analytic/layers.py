@@ -44,7 +44,7 @@ class Buffers:
 
 
 def let_through(gradient: Tensor, output: Tensor) -> Tensor:
-    """The gradient before ReLU, in place: entries stay where the output, dropped or not, is above zero."""
+    """Computes the gradient before ReLU, in place: entries stay where the output, dropped or not, is above zero."""
     return torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
 
 
@@ -58,23 +58,23 @@ def cross_entropy(logits: np.ndarray, label: np.ndarray) -> float:
     rows, classes = logits.shape
     total = 0.0
     for n in range(rows):
-        row, own = logits[n], label[n]
-        if not 0 <= own < classes:
+        row, true_class = logits[n], label[n]
+        if not 0 <= true_class < classes:
             raise IndexError("expected labels below the number of logits")
         highest = _maximum(row)
-        of_label = row[own] - highest
+        of_label = row[true_class] - highest
         mass = _exponentials(row, highest)
         scale = np.float32(1) / mass
         for c in range(classes):
             row[c] *= scale
-        row[own] -= np.float32(1)
+        row[true_class] -= np.float32(1)
         total += math.log(mass) - of_label
     return total / rows if rows else math.nan
 
 
 @numba.njit(cache=True, nogil=True)
 def _maximum(row: np.ndarray) -> np.float32:
-    """By integers in the order of floats, of which LLVM makes vector code."""
+    """Finds the maximum by integers in the order of floats, of which LLVM makes vector code."""
     highest = np.int32(-(2**31))
     for c in range(len(row)):
         bits = np.float32(row[c]).view(np.int32)
@@ -104,7 +104,7 @@ def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:
 
 
 def product(x: StoredFeatures, weight: Tensor, out: Tensor) -> Tensor:
-    """x W', `[m, H]`."""
+    """Computes x W', `[m, H]`."""
     return x.times(weight.t(), out) if isinstance(x, SparseMatrix) else torch.mm(x, weight.t(), out=out)
 
 
@@ -125,7 +125,7 @@ class Layer(ABC):
 
     @abstractmethod
     def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
-        """Output `[n, H]` for `[m, F]`, in a buffer of the layer; it and `x` must stay until `backward`."""
+        """Computes the output `[n, H]` for `[m, F]`, in the layer's buffer; it and `x` must stay until `backward`."""
 
     @abstractmethod
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
@@ -154,31 +154,31 @@ class SAGELayer(Layer):
 
     def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
         self._operator, self._x = operator, x
-        neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
-        messages = product(x, neighbours, self.buffers("messages", len(x), len(own)))
+        neighbour_weight, self_weight = self.conv.lin_l.weight, self.conv.lin_r.weight
+        messages = product(x, neighbour_weight, self.buffers("messages", len(x), len(self_weight)))
         # A sparse matrix without its last rows would have another transpose.
         read = x if isinstance(x, SparseMatrix) else x[: len(operator)]
-        out = product(read, own, self.buffers("out", len(read), len(own)))[: len(operator)]
+        out = product(read, self_weight, self.buffers("out", len(read), len(self_weight)))[: len(operator)]
         return operator.times(messages, out.add_(self.conv.lin_l.bias), beta=1.0)
 
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
-        neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
+        neighbour_weight, self_weight = self.conv.lin_l.weight, self.conv.lin_r.weight
         x, receivers = self._x, len(gradient)
         torch.sum(gradient, 0, out=self.conv.lin_l.bias.grad)
         if isinstance(x, SparseMatrix) and receivers < len(x):
             # The output's memory is free.
-            everywhere = self.buffers("out", len(x), len(own))
+            everywhere = self.buffers("out", len(x), len(self_weight))
             everywhere[:receivers] = gradient
             everywhere[receivers:] = 0
-            weight_gradient(own, x, everywhere)
+            weight_gradient(self_weight, x, everywhere)
         else:
-            weight_gradient(own, x if isinstance(x, SparseMatrix) else x[:receivers], gradient)
-        messages = self._operator.times_transposed(gradient, self.buffers("messages", len(x), len(own)))
-        weight_gradient(neighbours, x, messages)
+            weight_gradient(self_weight, x if isinstance(x, SparseMatrix) else x[:receivers], gradient)
+        messages = self._operator.times_transposed(gradient, self.buffers("messages", len(x), len(self_weight)))
+        weight_gradient(neighbour_weight, x, messages)
         if not wanted:
             return None
-        passed = torch.mm(messages, neighbours, out=self.buffers("in", *x.shape))
-        passed[:receivers].addmm_(gradient, own)
+        passed = torch.mm(messages, neighbour_weight, out=self.buffers("in", *x.shape))
+        passed[:receivers].addmm_(gradient, self_weight)
         return passed
 
 
@@ -287,11 +287,11 @@ class HeadGradients:
         return loss
 
     def _operand(self, name: str, values: Tensor) -> Tensor:
-        """A matrix as products read it: itself, or a copy of their type in memory of this name."""
+        """Returns a matrix as products read it: itself, or a copy of their type in memory of this name."""
         return values if values.dtype == self._dtype else self._operands(name, *values.shape).copy_(values)
 
     def _forward(self, x: StoredFeatures) -> tuple[list[StoredFeatures], list[Tensor]]:
-        """Inputs of all layers, the hidden ones without dropout's factor, and their outputs."""
+        """Computes inputs of all layers, the hidden ones without dropout's factor, and their outputs."""
         inputs: list[StoredFeatures] = []
         outputs: list[Tensor] = []
         for number, linear in enumerate(self._linears):
@@ -307,7 +307,7 @@ class HeadGradients:
             if number < len(self._linears) - 1:
                 output.relu_()
                 if self._dropout:
-                    # Until the way back the memory of the gradient is free for the mask.
+                    # The memory of the gradient is free for the mask until the way back.
                     output.mul_(fill_kept(self._operands(f"gradient {number}", *shape), self._dropout))
             outputs.append(output)
             x = output
@@ -335,5 +335,5 @@ class HeadGradients:
                 scale *= self._factor(number)
 
     def _factor(self, number: int) -> float:
-        """Dropout's factor, which the input of a layer, as it is kept, lacks."""
+        """Returns dropout's factor, which the input of a layer, as it is kept, lacks."""
         return 1 / (1 - self._dropout) if number else 1.0

@@ -29,7 +29,7 @@ class SmallGraph(SmallModel):
     """A layer of messages, and a classifier that passes messages, on the part of a graph that training rows read."""
 
     def __init__(self, model: FlatModel) -> None:
-        """Of a model for which `is_small_graph` holds."""
+        """Takes a model for which `is_small_graph` holds."""
         module: Any = model.coupled
         (conv,), last = module.convs, module.head.linears[-1]
         self.classes, self.hidden = last.weight.shape
@@ -41,7 +41,7 @@ class SmallGraph(SmallModel):
             parameters += [conv.lin_r.weight, last.weight]
         start = model.w.data_ptr()
         places = [(p.data_ptr() - start) // p.element_size() for p in parameters]
-        # Where parameters lie: first weight, bias, last weight, bias; those of a node itself, or -1.
+        # Places of parameters: first weight, bias, last weight, bias; those of a node itself, or -1.
         self._places = tuple([*places, -1, -1][:6])
 
     def takes(self, inputs: Inputs, options: TrainOptions) -> bool:
@@ -134,7 +134,7 @@ def _train(
 
 @numba.njit(cache=True, nogil=True)
 def _product(matrix: Csr, x: np.ndarray, out: np.ndarray, beta: np.float32) -> None:
-    """out = A x + beta out; `x` begins with the other factor, row by row."""
+    """Computes out = A x + beta out; `x` begins with the other factor, row by row."""
     addresses = np.int64(x.ctypes.data), np.int64(out.ctypes.data)
     multiply(matrix[0], matrix[1], matrix[2], addresses[0], addresses[1], out.shape[1], ONE, beta)
 
@@ -151,7 +151,7 @@ def _hidden(x: np.ndarray, bias: np.ndarray, kept: np.ndarray, factor: np.float3
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _times(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
-    """out = x W'; `w` begins with W, row by row."""
+    """Computes out = x W'; `w` begins with W, row by row."""
     width = x.shape[1]
     for n in range(len(out)):
         for c in range(out.shape[1]):
@@ -175,7 +175,7 @@ def _back(out: np.ndarray, x: np.ndarray, w: np.ndarray, gradient: np.ndarray, b
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _through(gradient: np.ndarray, x: np.ndarray, factor: np.float32) -> None:
-    """What ReLU and dropout let through, of which x is the result."""
+    """Multiplies the gradient by what ReLU and dropout let through; x is their result."""
     for n in range(len(x)):
         for h in range(x.shape[1]):
             gradient[n, h] = gradient[n, h] * factor if x[n, h] > 0 else ZERO

@@ -24,7 +24,7 @@ from shoal.algorithms.training.analytic.layers import HEADS, cross_entropy
 FAST = {"reassoc", "contract", "nsz"}
 # Products of a step's forward pass up to which one call takes less time than torch's calls (`benchmarks/visits.py`).
 MOST_PRODUCTS = 2**18
-# Of Adam, as torch has them by default.
+# Constants of Adam, as torch has them by default.
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 NO_STEP, NO_MOMENT = np.empty((0, 0, 0), dtype=np.float32), np.empty(0, dtype=np.float32)
 
@@ -47,11 +47,11 @@ class SmallModel(ABC):
 
     @abstractmethod
     def dropped_rows(self, inputs: Inputs) -> int:
-        """Hidden rows of which a step drops entries."""
+        """Counts the hidden rows of which a step drops entries."""
 
     @abstractmethod
     def train(self, inputs: Inputs, label_N: Tensor, *trained: Any) -> tuple[float, float]:
-        """The compiled call, see `fit`.
+        """Makes the compiled call, see `fit`.
 
         Behind labels come parameters, both moments `[P]`, empty for SGD, what dropout keeps `[E, N, H]`, of no step
         where nothing is dropped, E, Adam's steps before, dropout, rate and decay.
@@ -91,7 +91,7 @@ class SmallHead(SmallModel):
     """A head of one or two layers."""
 
     def __init__(self, model: FlatModel) -> None:
-        """Of a model for which `is_small_head` holds."""
+        """Takes a model for which `is_small_head` holds."""
         head: Any = model.module.head
         first, *others = head.linears
         super().__init__(head.dropout if others else 0.0)
@@ -171,7 +171,7 @@ def _train(
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _linear(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
-    """out = x W' + b; `w` has W row by row and then b."""
+    """Computes out = x W' + b; `w` has W row by row and then b."""
     width, (rows, outputs) = x.shape[1], out.shape
     for n in range(rows):
         for c in range(outputs):
@@ -219,7 +219,7 @@ def sgd(w: np.ndarray, gradient: np.ndarray, lr: np.float32, weight_decay: np.fl
 def adam(
     w: np.ndarray, gradient: np.ndarray, mean: np.ndarray, square: np.ndarray, step: int, lr: float, weight_decay: float
 ) -> None:
-    """Step `step`, from 1, of Adam with the decay in the gradient (Kingma and Ba, 2015, algorithm 1)."""
+    """Takes step `step`, from 1, of Adam with the decay in the gradient (Kingma and Ba, 2015, algorithm 1)."""
     # Differences in float64, as torch has them: in float32 1 - beta2, and so every square, is off by 1.3e-5.
     of_mean, of_square = np.float32(1 - BETA1), np.float32(1 - BETA2)
     beta2, decay = np.float32(BETA2), np.float32(weight_decay)

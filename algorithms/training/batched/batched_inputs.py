@@ -1,4 +1,4 @@
-"""What models of several clients read at once: rows of hops, or whole graphs, padded to those of the longest.
+"""Inputs of several clients' models at once: rows of hops, or whole graphs, padded to those of the longest.
 
 Axes: B clients, N rows or nodes of the longest of them, T training rows of the one that has most, F features.
 """
@@ -11,24 +11,24 @@ from torch import Tensor
 
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, require_stored
 
 # Bytes of a group of clients, at most; and those up to which padding costs less than one more call of a device.
 MOST, NO_MATTER = 2**31, 2**24
 
 
-def joined(matrices: Sequence[Tensor], rows: int, columns: int) -> Tensor:
-    """Matrices in CSR as blocks on the diagonal of one, each of so many rows and columns, `[B rows, B columns]`."""
+def block_diagonal(matrices: Sequence[Tensor], rows: int, columns: int) -> Tensor:
+    """Joins matrices in CSR as blocks on a diagonal, each of so many rows and columns, `[B rows, B columns]`."""
     clients = len(matrices)
     starts, places, values = zip(*((m.crow_indices(), m.col_indices(), m.values()) for m in matrices))
-    # Of every row its end within its own client; rows beyond have that of the last one.
-    pieces = [piece for own in starts for piece in (own[1:], own[-1:].expand(rows - len(own) + 1))]
-    entries_B = torch.cat([own[-1:] for own in starts])
+    # Every row has its end within its own client; rows beyond have that of the last one.
+    pieces = [piece for part in starts for piece in (part[1:], part[-1:].expand(rows - len(part) + 1))]
+    entries_B = torch.cat([part[-1:] for part in starts])
     before_B = (entries_B.cumsum(0) - entries_B).to(entries_B.dtype)
     ends_N = (torch.cat(pieces).view(clients, rows) + before_B[:, None]).flatten()
     device = ends_N.device
     shift_B = torch.arange(clients, dtype=entries_B.dtype, device=device) * columns
-    total = sum(len(own) for own in places)
+    total = sum(len(part) for part in places)
     shifted = torch.cat(places) + torch.repeat_interleave(shift_B, entries_B.long(), output_size=total)
     row_starts, size = torch.cat([ends_N.new_zeros(1), ends_N]), (clients * rows, clients * columns)
     return torch.sparse_csr_tensor(
@@ -45,9 +45,9 @@ class JoinedMatrices:
     def __init__(self, matrices: Sequence[SparseMatrix]) -> None:
         rows, columns = (max(matrix.shape[axis] for matrix in matrices) for axis in (0, 1))
         self._rows = rows
-        csr = joined([matrix.csr for matrix in matrices], rows, columns)
+        csr = block_diagonal([matrix.csr for matrix in matrices], rows, columns)
         symmetric = all(matrix.transposed is matrix.csr for matrix in matrices)
-        transposed = csr if symmetric else joined([matrix.transposed for matrix in matrices], columns, rows)
+        transposed = csr if symmetric else block_diagonal([matrix.transposed for matrix in matrices], columns, rows)
         self.matrix = SparseMatrix(csr, transposed)
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: the product inside of `vmap` knows its own gradient."""
+        """Keeps nothing: the product inside of `vmap` knows its own gradient."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], dense: Tensor, matrix: SparseMatrix) -> tuple[Tensor, int]:
@@ -76,12 +76,12 @@ class _Product(torch.autograd.Function):
         return (matrix @ dense_BNH.flatten(0, 1)).view(len(dense_BNH), -1, dense_BNH.shape[2]), 0
 
 
-def padded(parts: Sequence[StoredFeatures], filling: int) -> Tensor:
-    """Rows of every client, and the filling as often as others have more, `[B, N, …]`."""
+def pad(parts: Sequence[StoredFeatures], filling: int) -> Tensor:
+    """Pads the rows of every client by the filling to the most that a client has, `[B, N, …]`."""
     rows = [part.to_dense() if isinstance(part, SparseMatrix) else part for part in parts]
     most = max(map(len, rows))
     filling_N = rows[0].new_full((most, *rows[0].shape[1:]), filling)
-    pieces = [piece for own in rows for piece in (own, filling_N[len(own) :])]
+    pieces = [piece for part in rows for piece in (part, filling_N[len(part) :])]
     return torch.cat(pieces).unflatten(0, (len(rows), most))
 
 
@@ -89,49 +89,49 @@ class BatchedRows:
     """Rows of hops, for decoupled models: `tensors`, by client along the first axis."""
 
     def __init__(self, gathered: Sequence[Sequence[StoredFeatures]]) -> None:
-        self.tensors: Sequence[Tensor] = [padded(list(parts), 0) for parts in zip(*gathered)]
-        self._rows = [len(own[0]) for own in gathered]
+        self.tensors: Sequence[Tensor] = [pad(list(parts), 0) for parts in zip(*gathered)]
+        self._rows = [len(inputs[0]) for inputs in gathered]
 
     def of_one(self, tensors: Sequence[Tensor]) -> Inputs:
-        """What the model reads, from one client's part of the tensors, inside `torch.vmap`."""
+        """Returns the model's inputs from one client's part of the tensors, inside `torch.vmap`."""
         return list(tensors)
 
     def example(self) -> Inputs:
-        """A small input of the same kind, for a look at what the model does."""
+        """Makes a small input of the same kind, for a look at what the model does."""
         return [hop[0, :1] for hop in self.tensors]
 
     def lengths(self, seen: int) -> Sequence[int]:
-        """How many rows every client has where the model has so many rows of the example."""
+        """Returns the rows that every client has where the model has so many rows of the example."""
         return self._rows
 
 
 class BatchedGraphs:
     """Graphs, for coupled models, and the rows that are asked for; otherwise as `BatchedRows`.
 
-    Sparse features are made dense. Nodes that are padded hear nobody and are heard by nobody.
+    Sparse features are made dense. Padded nodes have no neighbours.
     """
 
     def __init__(self, gathered: Sequence[Neighbourhood]) -> None:
-        rows = [own.rows for own in gathered if own.rows is not None]
-        # Without rows that are asked for the model answers for all nodes of the last layer.
+        rows = [graph.rows for graph in gathered if graph.rows is not None]
+        # The model answers for all nodes of the last layer if no rows are asked for.
         self.tensors: Sequence[Tensor] = [
-            padded([stored(own.x_NF) for own in gathered], 0),
-            *([padded(rows, 0)] if rows else []),
+            pad([require_stored(graph.x_NF) for graph in gathered], 0),
+            *([pad(rows, 0)] if rows else []),
         ]
-        layers = [*zip(*(own.operators for own in gathered))]
+        layers = [*zip(*(graph.operators for graph in gathered))]
         # One matrix serves several layers.
         made = {id(layer[0]): JoinedMatrices(layer) for layer in layers}
         self._operators = tuple(made[id(layer[0])] for layer in layers)
         # Nodes of every client by layer, the input first, and its rows that are asked for.
-        counts = [[len(own.x_NF) for own in gathered], *([*map(len, layer)] for layer in layers)]
-        counts += [[len(own) for own in rows]] if rows else []
+        counts = [[len(graph.x_NF) for graph in gathered], *([*map(len, layer)] for layer in layers)]
+        counts += [[len(asked) for asked in rows]] if rows else []
         self._counts = dict(zip(range(len(counts), 0, -1), counts))
 
     def of_one(self, tensors: Sequence[Tensor]) -> Inputs:
         return Neighbourhood(tensors[0], self._operators, *tensors[1:])  # type: ignore[arg-type]
 
     def example(self) -> Inputs:
-        """A graph of which every layer has one node less than the one below; each receives from itself alone."""
+        """Makes a graph in which every layer has one node less than the one below; each receives from itself alone."""
         x_BNF, *asked = self.tensors
         nodes, layers = len(self._counts), len(self._operators)
         ones, places = x_BNF.new_ones(nodes), torch.arange(nodes, dtype=torch.int32, device=x_BNF.device)
@@ -148,15 +148,15 @@ BatchedInputs = BatchedRows | BatchedGraphs
 
 
 def batched_inputs(gathered: Sequence[Inputs]) -> BatchedInputs:
-    """Of what the model of every client gathered for its training rows."""
+    """Batches what the model of every client gathered for its training rows."""
     if isinstance(gathered[0], Neighbourhood):
-        return BatchedGraphs([one for one in gathered if isinstance(one, Neighbourhood)])
-    rows = [one for one in gathered if not isinstance(one, Neighbourhood | ItemBatch)]
-    return BatchedRows([[stored(hop) for hop in hops] for hops in rows])
+        return BatchedGraphs([inputs for inputs in gathered if isinstance(inputs, Neighbourhood)])
+    rows = [inputs for inputs in gathered if not isinstance(inputs, Neighbourhood | ItemBatch)]
+    return BatchedRows([[require_stored(hop) for hop in hops] for hops in rows])
 
 
 def numbers_of_row(inputs: Inputs, coupled: Coupled | None) -> tuple[int, int]:
-    """Rows that are padded, and about how many numbers each takes in training, what is computed from it included."""
+    """Counts rows that are padded, and about how many numbers each takes in training, computed ones included."""
     if coupled is None or not isinstance(inputs, Neighbourhood):
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         return len(inputs[0]), 3 * sum(part.shape[1] for part in inputs)

@@ -18,7 +18,7 @@ from shoal.algorithms.models.layers.dropout import fill_kept, masks
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import MODEL, moments_key
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.batched.batched_inputs import BatchedInputs, batched_inputs, padded
+from shoal.algorithms.training.batched.batched_inputs import BatchedInputs, batched_inputs, pad
 from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
 
 NO_LABEL = -100
@@ -26,7 +26,7 @@ MOMENTS = moments_key(MODEL)
 
 
 def needed_to_batch(method: Algorithm, model: FlatModel, options: TrainOptions) -> str | None:
-    """What is missing to train several clients of a model in one batch; None: nothing."""
+    """Says what is missing to train several clients of a model in one batch; None: nothing."""
     if model.reads_items:
         return "a node task (task: node)"
     if model.prompted or (model.coupled is not None and not model.coupled.stacks):
@@ -39,27 +39,27 @@ def needed_to_batch(method: Algorithm, model: FlatModel, options: TrainOptions) 
 
 
 def logits_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Tensor:
-    """Logits `[N, C]` by a model in its present mode, with other parameters than its own."""
+    """Computes logits `[N, C]` by a model in its present mode, with other parameters than its own."""
     return output_of(model, w_P, inputs).logits_NC
 
 
 def output_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Output:
-    """Logits `[N, C]` and embeddings `[N, H]`, in the same way."""
+    """Computes logits `[N, C]` and embeddings `[N, H]`, in the same way."""
     names = (name for name, _ in model.module.named_parameters())
     out: Output = functional_call(model.module, dict(zip(names, model.parts(w_P))), (inputs,))
     return out
 
 
 def outputs(model: FlatModel, w_BP: Tensor, inputs: BatchedInputs) -> Output:
-    """Logits `[B, N, C]` and embeddings `[B, N, H]` of all clients in evaluation mode, without gradients."""
+    """Computes logits `[B, N, C]` and embeddings `[B, N, H]` of all clients in evaluation mode, without gradients."""
     model.module.eval()
     with torch.no_grad(), model.precision():
         out: Output = vmap(lambda w_P, tensors: output_of(model, w_P, inputs.of_one(tensors)))(w_BP, inputs.tensors)
     return out
 
 
-def evaluated(model: FlatModel, w_BP: Tensor, hops: Sequence[Tensor]) -> Tensor:
-    """Logits `[B, N, C]` of all clients in evaluation mode, without gradients; of hops `[B, N, F]`, float32."""
+def evaluate_models(model: FlatModel, w_BP: Tensor, hops: Sequence[Tensor]) -> Tensor:
+    """Evaluates all clients' models without gradients on hops `[B, N, F]`, float32: logits `[B, N, C]`."""
     model.module.eval()
     with torch.no_grad(), model.precision():
         return vmap(lambda w_P, *parts: logits_of(model, w_P, parts))(w_BP, *hops).float()
@@ -93,7 +93,7 @@ class BatchedTrainer:
             gathered = [client.model.gathered("train") for client in clients]
         device = w_BP.device
         inputs = batched_inputs(gathered)
-        label_BN = padded([client.data.train_label for client in clients], NO_LABEL)
+        label_BN = pad([client.data.train_label for client in clients], NO_LABEL)
         # A number that is sent to a device is a copy that it waits for.
         count_B = (label_BN != NO_LABEL).sum(1).float()
         generators = [client.rng("train") for client in clients]
@@ -118,7 +118,7 @@ class BatchedTrainer:
             ]
             with self.model.precision():
                 logits_BNC = vmap(partial(self._logits, inputs))(stack_BP, kept_BNH, inputs.tensors).float()
-            # One operator for all clients, outside `vmap`.
+            # All clients share one operator, outside `vmap`.
             loss_BN = F.cross_entropy(
                 logits_BNC.flatten(0, 1), label_BN.flatten(), ignore_index=NO_LABEL, reduction="none"
             ).view_as(label_BN)
@@ -134,26 +134,26 @@ class BatchedTrainer:
     def _logits(
         self, inputs: BatchedInputs, w_P: Tensor, kept_NH: Sequence[Tensor], tensors: Sequence[Tensor]
     ) -> Tensor:
-        """Logits `[N, C]` of one client's training rows."""
+        """Computes logits `[N, C]` of one client's training rows."""
         received = iter(kept_NH)
         with masks(lambda x, p: next(received)):
             return logits_of(self.model, w_P, inputs.of_one(tensors))
 
     def _look(self, inputs: BatchedInputs) -> list[tuple[int, int, float]]:
-        """Rows of an example, width and probability of every dropout of a step, in the order of calls."""
-        found: list[tuple[int, int, float]] = []
+        """Records rows of an example, width and probability of every dropout of a step, in the order of calls."""
+        dropouts: list[tuple[int, int, float]] = []
 
         def look(x: Tensor, p: float) -> Tensor:
-            found.append((len(x), x.shape[1], p))
+            dropouts.append((len(x), x.shape[1], p))
             return x.new_ones(())
 
         with torch.no_grad(), masks(look):
             self.model.module(inputs.example())
-        return found
+        return dropouts
 
 
 def _masks(zeros_BNH: Tensor, rows: Sequence[int], p: float, generators: Sequence[torch.Generator]) -> Tensor:
-    """Every client's mask as it would draw it alone, written into the zeros; padded rows keep theirs."""
+    """Draws every client's mask as it would alone, written into the zeros; padded rows keep theirs."""
     for zeros_NH, count, generator in zip(zeros_BNH, rows, generators):
         fill_kept(zeros_NH[:count], p, generator)
     return zeros_BNH.div_(1 - p)

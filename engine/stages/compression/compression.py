@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.protocol import COMPRESSION, Upload
-from shoal.engine.config.round_sections import CommunicationOptions
+from shoal.engine.config.config import Config
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.changes import like
 from shoal.engine.rounds.stage import AtClient, Stage
+from shoal.engine.stages.compression.section import COMPRESSION as COMPRESSION_SECTION
+from shoal.engine.stages.compression.section import CommunicationOptions
 
 if TYPE_CHECKING:
     from shoal.engine.rounds.sampling import Plan
@@ -88,6 +90,11 @@ def compressed_bytes(options: CommunicationOptions, numbers: int, itemsize: int)
     return numbers + itemsize
 
 
+def describe_run(config: Config, parameters: Sequence[int]) -> dict[str, str]:
+    """Returns a line where no model is compressed."""
+    return {"compression": sent_whole(COMPRESSION_SECTION.of(config), parameters)}
+
+
 def sent_whole(options: CommunicationOptions, parameters: Sequence[int]) -> str:
     """Returns a line where no model, of so many float32 parameters each, is compressed; else an empty one."""
     size = torch.float32.itemsize
@@ -100,9 +107,9 @@ def sent_whole(options: CommunicationOptions, parameters: Sequence[int]) -> str:
     return f"{kept}for tensors of fewer than {LEAST} numbers are sent whole, and a model has {max(parameters)}"
 
 
-def make(job: Job, plan: "Plan | None") -> Stage:
+def make(job: Job, plan: "Plan | None") -> list[Stage]:
     """Returns the stage of a job."""
-    return Compression(job.stages["communication"])
+    return [Compression(job.stages["communication"])]
 
 
 def largest_of(change: Tensor, count: int) -> Tensor:

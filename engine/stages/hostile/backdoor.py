@@ -8,9 +8,9 @@ import numpy as np
 
 from shoal.algorithms.base import Received
 from shoal.algorithms.client import Client, ClientModel
-from shoal.engine.config.sections import BACKDOOR
 from shoal.engine.rounds.scoring import PARTS, kept_of_own, scores_of
 from shoal.engine.rounds.stage import Opened
+from shoal.engine.stages.hostile.section import BACKDOOR
 
 if TYPE_CHECKING:
     from shoal.storage.store.trigger import Trigger

@@ -5,7 +5,7 @@ name in this visit, in a download or its inbox, or the entry itself where it rec
 `Reduce.MEAN` are changed; weights are as they were. Axis: N numbers of a tensor.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,14 @@ from shoal.algorithms.client import Client
 from shoal.algorithms.protocol import Reduce, Upload
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
-from shoal.engine.config.names import own_among
-from shoal.engine.config.round_sections import AttackOptions
+from shoal.engine.config.names import own_among, shown_name
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.changes import changes_of
 from shoal.engine.rounds.protocol_checks import named
 from shoal.engine.rounds.stage import AtClient, Opened, Phase, Stage, require_means
+from shoal.engine.sections.sections import options_of
 from shoal.engine.stages.hostile.backdoor import with_rates
-from shoal.engine.stages.robust.robust import require_enough
+from shoal.engine.stages.hostile.section import HOSTILE, AttackOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.user_code.user_code import UserCode
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from shoal.engine.rounds.sampling import Plan
 
 KIND = "attack.kind"
+# Numbers of hostile clients that are shown.
+MOST_NAMED = 20
 # Attacks on the data of hostile clients; all others are on what they send.
 ON_DATA = ("label_flip", "backdoor")
 Change = Callable[[Tensor, float, torch.Generator], Tensor]
@@ -50,23 +52,31 @@ def hostile_clients(options: AttackOptions, clients: int, seed: int) -> frozense
 
 
 def require_possible(config: Config, cohort: int) -> None:
-    """Raises a ShoalError if no client would be hostile, an attack is none, or a cohort is too small."""
-    clients, attack, hostile = config.partition.clients, config.attack.kind, frozenset[int]()
-    if attack != "none":
-        hostile = hostile_clients(config.attack, clients, config.seed)
-        if attack == "backdoor" and (why := _no_backdoor(config)):
-            raise ShoalError(KIND, f"backdoor attaches nodes to whole graphs of nodes, {why}")
-        for code in own_among(KIND, [attack]).values():
-            own_change(code)
-    require_enough(config.aggregation, cohort)
-    root = config.aggregation.root
-    if config.aggregation.kind != "fltrust":
-        return
-    if root in hostile or not root < clients:
-        why = "is hostile with this seed" if root in hostile else f"is none of 0 to {clients - 1}"
-        raise ShoalError("aggregation.root", f"client {root} {why}; trust another one")
-    if cohort < clients:
-        raise ShoalError("aggregation.kind", f"fltrust trusts client {root} in every round; take participation.ratio=1")
+    """Raises a ShoalError if no client would be hostile, or one that is trusted, or the attack is none."""
+    options = HOSTILE.of(config)
+    hostile = hostile_clients(options, config.partition.clients, config.seed)
+    if options.kind == "backdoor" and (why := _no_backdoor(config)):
+        raise ShoalError(KIND, f"backdoor attaches nodes to whole graphs of nodes, {why}")
+    for code in own_among(KIND, [options.kind]).values():
+        own_change(code)
+    reduction = options_of(config, "aggregation")
+    if reduction is not None and reduction.kind == "fltrust" and reduction.root in hostile:
+        raise ShoalError("aggregation.root", f"client {reduction.root} is hostile with this seed; trust another one")
+
+
+def require_target(config: Config, dataset: str, classes: int) -> None:
+    """Raises a ShoalError if the target of a backdoor is no class of a dataset."""
+    options = HOSTILE.of(config)
+    if options.kind == "backdoor" and options.target >= classes:
+        raise ShoalError("attack.target", f"{options.target}, and classes of '{dataset}' are 0 to {classes - 1}")
+
+
+def describe_run(config: Config, parameters: Sequence[int]) -> dict[str, str]:
+    """Returns how many clients attack, how, and the first of them."""
+    options, clients = HOSTILE.of(config), config.partition.clients
+    hostile = sorted(hostile_clients(options, clients, config.seed))
+    first = ", ".join(map(str, hostile[:MOST_NAMED]))
+    return {"hostile": f"{len(hostile)} of {clients} clients, by {shown_name(options.kind)}: {first}"}
 
 
 def _no_backdoor(config: Config) -> str:
@@ -125,9 +135,9 @@ class Hostile(Stage):
             require_means(self._method, up, KIND, kind, "changes", "label_flip")
 
 
-def make(job: Job, plan: "Plan | None") -> Stage:
+def make(job: Job, plan: "Plan | None") -> list[Stage]:
     """Returns the stage of a job; raises as `Hostile`."""
-    return Hostile(job)
+    return [Hostile(job)]
 
 
 def _gaussian(change: Tensor, scale: float, rng: torch.Generator) -> Tensor:

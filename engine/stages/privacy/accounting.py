@@ -31,7 +31,7 @@ import numpy as np
 
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import PrivacyOptions
+from shoal.engine.stages.privacy.section import PRIVACY, PrivacyOptions
 from shoal.storage.errors import ShoalError
 
 # Noise for an epsilon is looked for to this accuracy, on the side of more noise, and not below.
@@ -184,7 +184,7 @@ def noise_at_clients(config: Config) -> float:
 
     The server knows who sent it, so that no draw of cohorts hides a client: all rounds count as if it took part.
     """
-    return noise_of(config.privacy, 1, 1, releases(config, config.rounds))
+    return noise_of(PRIVACY.of(config), 1, 1, releases(config, config.rounds))
 
 
 def require_noise(options: PrivacyOptions) -> None:

@@ -12,7 +12,7 @@ import torch
 from shoal.algorithms.base import Algorithm, overrides
 from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree, Upload
 from shoal.algorithms.rng import key
-from shoal.engine.config.round_sections import ParticipationOptions, PrivacyOptions
+from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.changes import bound_norm, changes_of, like
@@ -21,6 +21,7 @@ from shoal.engine.stages.privacy import adaptive_clip, banded
 from shoal.engine.stages.privacy.accounting import noise_of
 from shoal.engine.stages.privacy.hidden_uploads import NoisyUploads, norms_of, with_rows
 from shoal.engine.stages.privacy.privacy import bands_of, counted_as, draws_hide
+from shoal.engine.stages.privacy.section import PrivacyOptions
 from shoal.storage.errors import ShoalError
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class HiddenClients(Stage):
 
     Noise is at clients or at the server (`privacy.where`). Its note is the clip of the round, where that adapts.
     """
+
+    bounds = True
 
     def __init__(self, job: Job, plan: "Plan | None") -> None:
         """Prepares the noise; on a host there is no plan. Raises ShoalError as `Release`."""
@@ -77,9 +80,9 @@ class HiddenClients(Stage):
         return self._release.of(replies, phase.ask, phase.round, phase.kept)
 
 
-def make(job: Job, plan: "Plan | None") -> Stage:
+def make(job: Job, plan: "Plan | None") -> list[Stage]:
     """Returns the stage of a job that hides clients; raises a ShoalError as `HiddenClients`."""
-    return HiddenClients(job, plan)
+    return [HiddenClients(job, plan)]
 
 
 class Release:

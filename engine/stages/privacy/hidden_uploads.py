@@ -20,10 +20,10 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.losses.prototypes import unpack
 from shoal.algorithms.method_errors import ProtocolError, code_of
 from shoal.algorithms.protocol import Reduce, Tree, Upload
-from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.changes import like
 from shoal.engine.rounds.stage import AtClient, Stage
+from shoal.engine.stages.privacy.section import PrivacyOptions
 from shoal.storage.errors import ShoalError
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ class CountOnce(Stage):
         return once(upload, with_rows(at.received, upload.entries), at.cell)
 
 
-def make(job: "Job", plan: "Plan | None") -> Stage:
+def make(job: "Job", plan: "Plan | None") -> list[Stage]:
     """Returns the stage of a job that hides clients."""
-    return CountOnce()
+    return [CountOnce()]
 
 
 class NoisyUploads:

@@ -15,7 +15,9 @@ from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL, TO_COMPAR
 from shoal.algorithms.models.names import READ_HOPS
 from shoal.engine.config.config import Config
 from shoal.engine.stages.privacy.accounting import epsilon_after, noise_of, require_noise
+from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.storage.errors import ShoalError
+from shoal.storage.store.store import Store
 
 DEGREE = "propagation.max_degree"
 
@@ -32,7 +34,7 @@ def moved_by(degree: int, hops: int, r: float) -> int:
 
 def require_bounded(config: Config, method: Algorithm) -> None:
     """Raises a ShoalError, which names the key: noise is not given once, or no bound of a node is known."""
-    options, name = config.privacy, config.algorithm.name
+    options, name = PRIVACY.of(config), config.algorithm.name
     require_noise(options)
     hops = any(model.name in READ_HOPS for model in config.models()) and config.propagation.hops > 0
     for place, bounded, why in (
@@ -62,13 +64,24 @@ def require_small_delta(config: Config, nodes: Sequence[int] | np.ndarray) -> No
 
     To publish one node of n at random has that delta, with epsilon 0.
     """
-    delta, largest = config.privacy.delta, int(np.argmax(nodes))
-    if config.privacy.unit == "node" and delta * nodes[largest] >= 1:
+    delta, largest = PRIVACY.of(config).delta, int(np.argmax(nodes))
+    if PRIVACY.of(config).unit == "node" and delta * nodes[largest] >= 1:
         raise ShoalError(
             "privacy.delta",
             f"{delta:g} lets client {largest} publish one of its {nodes[largest]} nodes; take less than "
             f"1/{nodes[largest]}",
         )
+
+
+def clipped_rows_of(config: Config, store: Store) -> tuple[float | None, float] | None:
+    """Returns clip and noise of training rows of a run that hides nodes; None: it hides clients.
+
+    Raises ShoalError: as `require_small_delta` and `noise_of_node`.
+    """
+    if PRIVACY.of(config).unit != "node":
+        return None
+    require_small_delta(config, store.manifest.clients.count("nodes"))
+    return PRIVACY.of(config).clip, noise_of_node(config)
 
 
 def _moved(config: Config) -> int:
@@ -79,19 +92,19 @@ def _moved(config: Config) -> int:
 
 def noise_of_node(config: Config) -> float:
     """z, as it is given, or the least for epsilon with a client in every round; raises as `noise_of`."""
-    found = noise_of(config.privacy, 1, 1, config.rounds * config.train.epochs)
-    return found if config.privacy.noise is not None else found * _moved(config) / 2
+    found = noise_of(PRIVACY.of(config), 1, 1, config.rounds * config.train.epochs)
+    return found if PRIVACY.of(config).noise is not None else found * _moved(config) / 2
 
 
 def epsilon_of_node(config: Config, rounds: int) -> float:
     """Epsilon after a client took part in so many rounds; raises as `epsilon_after`."""
     noise = 2 * noise_of_node(config) / _moved(config)
-    return epsilon_after(noise, config.privacy.delta, 1, 1, rounds * config.train.epochs)
+    return epsilon_after(noise, PRIVACY.of(config).delta, 1, 1, rounds * config.train.epochs)
 
 
 def bound_of_node(config: Config, rounds: int) -> str:
     """What hides a node, and epsilon after so many rounds with its unit; raises as `epsilon_after`."""
-    options, most = config.privacy, config.propagation.max_degree
+    options, most = PRIVACY.of(config), config.propagation.max_degree
     among = "" if most is None else f", among graphs of degree {most}"
     return (
         f"epsilon {epsilon_of_node(config, rounds):.3g} of one node of a client (features, label and edges "

@@ -18,16 +18,20 @@ are would tell the classes of all. The stage is in `shoal.engine.stages.privacy.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import ParticipationOptions, PrivacyOptions
+from shoal.engine.config.round_sections import ParticipationOptions
+from shoal.engine.sections.sections import options_of
 from shoal.engine.stages.privacy import adaptive_clip
-from shoal.engine.stages.privacy.accounting import epsilon_after, noise_of, releases, require_noise
+from shoal.engine.stages.privacy.accounting import epsilon_after, noise_at_clients, noise_of, releases, require_noise
 from shoal.engine.stages.privacy.hidden_uploads import norms_of
+from shoal.engine.stages.privacy.section import PRIVACY, PrivacyOptions
 from shoal.storage.errors import ShoalError
 
 
@@ -70,10 +74,29 @@ def bands_of(options: PrivacyOptions, participation: ParticipationOptions, clien
     return bands
 
 
-def require_possible(config: Config) -> None:
+def options_on_hosts(config: Config) -> PrivacyOptions | None:
+    """Returns the options of a run that hides clients, with the noise of each upload where noise is there.
+
+    Returns None where nodes are hidden: then nothing happens to uploads.
+    """
+    options = PRIVACY.of(config)
+    if options.unit != "client":
+        return None
+    return options if options.where == "server" else replace(options, noise=noise_at_clients(config), epsilon=None)
+
+
+def describe_run(config: Config, parameters: Sequence[int]) -> dict[str, str]:
+    """Returns what hides a client or a node, and epsilon after all rounds."""
+    return {"privacy": bound_of(config, config.rounds)}
+
+
+def require_possible(config: Config, cohort: int) -> None:
     """Raises a ShoalError, which names the key: noise is not given once, or what else is chosen has no bound."""
-    options, (drawn, clients) = config.privacy, drawn_of(config)
+    options, (drawn, clients) = PRIVACY.of(config), drawn_of(config)
+    if options.unit != "client":
+        return
     method, at_clients = load(describe(config.algorithm.name, config.algorithm.options)), options.where == "client"
+    secure = options_of(config, "secure") is not None
     require_noise(options)
     if options.delta * clients >= 1:
         raise ShoalError("privacy.delta", f"{options.delta:g} of {clients} clients; take less than {1 / clients:g}")
@@ -86,7 +109,7 @@ def require_possible(config: Config) -> None:
         ),
         ("participation.without", not config.participation.without, "clients are left out; take an empty list"),
         ("data.newcomers", not config.data.newcomers, "newcomers are never drawn; take 0"),
-        ("aggregation.kind", config.aggregation.kind == "mean", "privacy.unit bounds means; take mean"),
+        ("aggregation.kind", options_of(config, "aggregation") is None, "privacy.unit bounds means; take mean"),
         (
             "participation",
             not method.sends_once or drawn == clients,
@@ -94,19 +117,18 @@ def require_possible(config: Config) -> None:
         ),
         (
             "engine.on_client_error",
-            config.engine.on_client_error == "fail"
-            or not (at_clients or method.sends_once or config.secure.kind != "none"),
+            config.engine.on_client_error == "fail" or not (at_clients or method.sends_once or secure),
             "it shows which client failed; take fail",
         ),
         (
             "communication.upload",
-            not at_clients or config.communication.upload == "none",
+            not at_clients or options_of(config, "communication") is None,
             "noise at clients is of all numbers; take none",
         ),
     ):
         if not idle:
             raise ShoalError(place, f"has no bound with privacy.unit=client: {why}")
-    if config.secure.kind != "none" and draws_one_alone(config):
+    if secure and draws_one_alone(config):
         raise ShoalError(
             "secure.kind",
             "skips rounds of one client, which poisson draws too often for privacy.delta; take participation.draw="
@@ -127,32 +149,32 @@ def draws_one_alone(config: Config) -> bool:
     such a round at most, which adds (1 + e^epsilon) p to delta.
     """
     drawn, clients = drawn_of(config)
-    if config.participation.draw != "poisson" or config.privacy.where == "client":
+    if config.participation.draw != "poisson" or PRIVACY.of(config).where == "client":
         return False
     if drawn == clients:
         return clients < 3
     # A neighbour has a client less.
     share, others = drawn / clients, clients - 2
     chance = math.log(config.rounds * drawn) + others * math.log1p(-share)
-    return chance + np.logaddexp(0, epsilon_of(config, config.rounds)) > math.log(config.privacy.delta / 100)
+    return chance + np.logaddexp(0, epsilon_of(config, config.rounds)) > math.log(PRIVACY.of(config).delta / 100)
 
 
 def epsilon_of(config: Config, rounds: int) -> float:
     """Epsilon of a client or a node after so many rounds of a run; raises as `epsilon_after`."""
-    if config.privacy.unit == "node":
+    if PRIVACY.of(config).unit == "node":
         from shoal.engine.stages.privacy.node_privacy import epsilon_of_node
 
         return epsilon_of_node(config, rounds)
-    return epsilon_after(_noise(config), config.privacy.delta, *_counted(config, rounds))
+    return epsilon_after(_noise(config), PRIVACY.of(config).delta, *_counted(config, rounds))
 
 
 def bound_of(config: Config, rounds: int) -> str:
     """What hides a client or a node, and epsilon after so many rounds with its unit; raises as `epsilon_after`."""
-    if config.privacy.unit == "node":
+    if PRIVACY.of(config).unit == "node":
         from shoal.engine.stages.privacy.node_privacy import bound_of_node
 
         return bound_of_node(config, rounds)
-    options, participation, once = config.privacy, config.participation, releases(config, 2) == 1
+    options, participation, once = PRIVACY.of(config), config.participation, releases(config, 2) == 1
     poisson, at_clients = participation.draw == "poisson", options.where == "client"
     neighbours = "with or without it" if poisson and not at_clients else "all its data replaced"
     bands = bands_of(options, participation, config.partition.clients)
@@ -168,12 +190,12 @@ def bound_of(config: Config, rounds: int) -> str:
 
 
 def _noise(config: Config) -> float:
-    return noise_of(config.privacy, *_counted(config, config.rounds))
+    return noise_of(PRIVACY.of(config), *_counted(config, config.rounds))
 
 
 def _counted(config: Config, rounds: int) -> tuple[int, int, int, bool]:
     rounds = releases(config, rounds)
-    if config.privacy.where == "client":
+    if PRIVACY.of(config).where == "client":
         return 1, 1, rounds, False
     return counted_as(config.participation, config.partition.clients, rounds, draws_hide(config.train))
 
@@ -181,5 +203,5 @@ def _counted(config: Config, rounds: int) -> tuple[int, int, int, bool]:
 def _could_be_drawn(config: Config) -> bool:
     """Returns whether epsilon would be less if clients kept nothing."""
     drawn, clients = drawn_of(config)
-    is_drawn = drawn < clients and config.participation.draw != "cyclic" and config.privacy.where == "server"
+    is_drawn = drawn < clients and config.participation.draw != "cyclic" and PRIVACY.of(config).where == "server"
     return is_drawn and not draws_hide(config.train)

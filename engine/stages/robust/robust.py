@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.protocol import Replies, Tree, Upload
-from shoal.engine.config.round_sections import AggregationOptions
+from shoal.engine.config.config import Config
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.changes import bound_norm, changes_of, like
-from shoal.engine.rounds.reduction import TILE, require_one_shape
-from shoal.engine.rounds.stage import AtClient, Phase, Stage, require_means
+from shoal.engine.rounds.reduction import TILE
+from shoal.engine.rounds.stage import AtClient, Phase, Stage, require_means, rows_of
+from shoal.engine.stages.robust.section import ROBUST, AggregationOptions
 from shoal.storage.errors import ShoalError
 
 if TYPE_CHECKING:
@@ -53,6 +54,20 @@ def require_enough(options: AggregationOptions, clients: int) -> None:
         )
 
 
+def require_possible(config: Config, cohort: int) -> None:
+    """Raises a ShoalError if a cohort is too small for a reduction, or lacks the client that it trusts."""
+    options, clients = ROBUST.of(config), config.partition.clients
+    require_enough(options, cohort)
+    if options.kind != "fltrust":
+        return
+    if not options.root < clients:
+        raise ShoalError("aggregation.root", f"client {options.root} is none of 0 to {clients - 1}; trust another one")
+    if cohort < clients:
+        raise ShoalError(
+            "aggregation.kind", f"fltrust trusts client {options.root} in every round; take participation.ratio=1"
+        )
+
+
 class _OfMeans(Stage):
     """A reduction of means, which protects nothing else."""
 
@@ -78,22 +93,15 @@ class Robust(_OfMeans):
 
     def reduce(self, outcomes: Sequence[Outcome], phase: Phase) -> Replies:
         """Returns the reduced means; raises a ShoalError if clients' shapes differ, or too few have weight."""
-        ids = [client for outcome in outcomes for client in outcome.ids]
-        order = sorted(range(len(ids)), key=ids.__getitem__)
-        rows: dict[str, list[Tensor]] = {}
-        weights: dict[str, list[Tensor]] = {}
-        for entry in outcomes[0].tensors:
-            require_one_shape(entry, [(o.ids[0], o.tensors[entry].shape[1:]) for o in outcomes])
-            pairs = [pair for outcome in outcomes for pair in zip(outcome.tensors[entry], outcome.lists[entry])]
-            rows[entry], weights[entry] = ([pairs[place][part] for place in order] for part in (0, 1))
+        ids, rows, weights = rows_of(outcomes)
         totals = {entry: torch.stack(torch.broadcast_tensors(*of)).sum(0) for entry, of in weights.items()}
-        return Replies(sorted(ids), reduce_rows(self._options, rows, weights, sorted(ids), phase.ask.shared), totals)
+        return Replies(ids, reduce_rows(self._options, rows, weights, ids, phase.ask.shared), totals)
 
 
-def make(job: Job, plan: "Plan | None") -> Stage:
+def make(job: Job, plan: "Plan | None") -> list[Stage]:
     """Returns the stage of a job."""
     options = job.stages["aggregation"]
-    return (NormBound if options.kind == "norm_bound" else Robust)(options, job.method_name)
+    return [(NormBound if options.kind == "norm_bound" else Robust)(options, job.method_name)]
 
 
 def reduce_rows(

@@ -8,10 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import SecureOptions
 from shoal.engine.rounds.stage import SkipRound
-from shoal.storage.errors import ShoalError
+from shoal.engine.stages.secure.section import SecureOptions
 
 # Key of `Answers` in the line of a round.
 SECURE = "secure"
@@ -43,23 +41,6 @@ class Answers(NamedTuple):
         """Raises SkipRound if the sum is not read."""
         if not self.enough:
             raise SkipRound(self.columns)
-
-
-def require_possible(config: Config) -> None:
-    """Raises a ShoalError, which names the key: no round can have enough answers."""
-    clients, participation = config.partition.clients, config.participation
-    size = min(participation.size(clients), clients)
-    drawn = min(math.ceil(size * participation.over_selection - 1e-9), clients)
-    most = min(size, clients - len(participation.without))
-    if most < 2:
-        raise ShoalError("secure.kind", "a sum hides a client among others, found one alone; raise participation")
-    needed = Answers.of(config.secure, drawn, most).needed
-    if most < needed:
-        raise ShoalError(
-            "secure.threshold",
-            f"{config.secure.threshold:g} of {drawn} clients drawn are {needed}, and a round takes {most} answers at "
-            "most; lower it, or participation.over_selection",
-        )
 
 
 def in_words(answers: Mapping[str, int]) -> str:

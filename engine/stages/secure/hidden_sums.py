@@ -4,20 +4,43 @@ Asked are all clients that were drawn: those that drop out, are late, not needed
 of them answer is skipped: it changes nothing, as one without clients, and the run goes on.
 """
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shoal.algorithms.protocol import Replies
-from shoal.engine.config.round_sections import SecureOptions
+from shoal.engine.config.config import Config
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.stage import Phase, Round, Stage, ToHosts, require_means
 from shoal.engine.stages.secure.answers import Answers
-from shoal.engine.stages.secure.homomorphic import Homomorphic, KeyHolder
+from shoal.engine.stages.secure.homomorphic import Homomorphic, KeyHolder, require_tenseal
 from shoal.engine.stages.secure.masks import Masks
+from shoal.engine.stages.secure.section import SECURE, SecureOptions
 from shoal.engine.stages.secure.secure import Secure
+from shoal.storage.errors import ShoalError
 
 if TYPE_CHECKING:
     from shoal.engine.rounds.sampling import Plan
+
+
+def require_possible(config: Config, cohort: int) -> None:
+    """Raises a ShoalError, which names the key: no round can have enough answers."""
+    options = SECURE.of(config)
+    if options.kind == "homomorphic":
+        require_tenseal()
+    clients, participation = config.partition.clients, config.participation
+    size = min(participation.size(clients), clients)
+    drawn = min(math.ceil(size * participation.over_selection - 1e-9), clients)
+    most = min(size, clients - len(participation.without))
+    if most < 2:
+        raise ShoalError("secure.kind", "a sum hides a client among others, found one alone; raise participation")
+    needed = Answers.of(options, drawn, most).needed
+    if most < needed:
+        raise ShoalError(
+            "secure.threshold",
+            f"{options.threshold:g} of {drawn} clients drawn are {needed}, and a round takes {most} answers at "
+            "most; lower it, or participation.over_selection",
+        )
 
 
 class SecureSums(Stage):
@@ -26,6 +49,8 @@ class SecureSums(Stage):
     Asked are clients that can answer, and those that were drawn and are lost or failed by now; where the method chooses
     among the cohort, of these only those of its choice.
     """
+
+    hides = True
 
     def __init__(self, options: SecureOptions, seed: int, method: str, without: Iterable[int] = ()) -> None:
         """Prepares the sums of a run, in which clients `without` are never asked."""
@@ -67,7 +92,7 @@ class SecureSums(Stage):
         return Homomorphic(self._options, clients, self._holder.public, self._holder)
 
 
-def make(job: Job, plan: "Plan | None") -> Stage:
+def make(job: Job, plan: "Plan | None") -> list[Stage]:
     """Returns the stage of a job."""
     without = () if plan is None else plan.participation.without
-    return SecureSums(job.stages["secure"], job.seed, job.method_name, without)
+    return [SecureSums(job.stages["secure"], job.seed, job.method_name, without)]

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Upload
-from shoal.engine.config.round_sections import SecureOptions
 from shoal.engine.messages.cell import PartialSum
 from shoal.engine.rounds.reduction import counted, require_one_shape
 from shoal.engine.stages.secure.answers import Answers
+from shoal.engine.stages.secure.section import SecureOptions
 from shoal.storage.errors import ShoalError
 
 if TYPE_CHECKING:

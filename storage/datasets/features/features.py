@@ -19,7 +19,7 @@ DENSE_NODES = 1000
 
 
 def compact(x: np.ndarray) -> Any:
-    """Features `[N, F]` as float32: SciPy CSR if that gains (`gains_sparse`), else dense."""
+    """Converts features `[N, F]` to float32: SciPy CSR if that gains (`gains_sparse`), else dense."""
     x = np.asarray(x, dtype=np.float32)
     return csr_of(x) if gains_sparse(x.shape, entries_of(x), np.float32) else x
 
@@ -39,7 +39,7 @@ def check_finite(x: Any, where: str) -> None:
 
 
 def row_normalized(x: Any, where: str) -> Any:
-    """Features `[N, F]` in memory, rows summing to 1, or zeros; a ShoalError names `where`: one is negative."""
+    """Scales rows of features `[N, F]` to sum to 1, or zeros; a ShoalError names `where` if one is negative."""
     if sp.issparse(x):
         scaled = x.copy()
         _require_none_negative(x.data, where)
@@ -74,7 +74,7 @@ def _require_none_negative(values: np.ndarray, where: str) -> None:
 
 
 def made_features(indptr: np.ndarray, indices: np.ndarray, options: MadeFeatures, memory_limit: int) -> Any:
-    """Features `[N, F]`, float32, of a graph as CSR: SciPy CSR for `degree` and `one-hot`, else an array.
+    """Makes features `[N, F]`, float32, of a graph in CSR: SciPy CSR for `degree` and `one-hot`, else an array.
 
     A ShoalError names the key: there are too many nodes, or too few, or they take more than `memory_limit` bytes.
     """
@@ -102,7 +102,7 @@ def made_features(indptr: np.ndarray, indices: np.ndarray, options: MadeFeatures
 
 
 def _spectral(indptr: np.ndarray, indices: np.ndarray, width: int) -> np.ndarray:
-    """Eigenvectors of D^(-1/2) A D^(-1/2) for its largest eigenvalues, in their order, float32 `[N, width]`.
+    """Computes eigenvectors of D^(-1/2) A D^(-1/2) for its largest eigenvalues, in order, float32 `[N, width]`.
 
     Each has mean square 1, and its entry of the largest absolute value (the first of equal ones) is positive. A node
     without edges has a row and a column of zeros in the matrix.
@@ -115,14 +115,14 @@ def _spectral(indptr: np.ndarray, indices: np.ndarray, width: int) -> np.ndarray
     values = np.repeat(scale, np.diff(indptr)) * scale[indices]
     matrix = sp.csr_array((values, indices, indptr), shape=(nodes, nodes))
     if nodes <= DENSE_NODES or width >= nodes:
-        found, vectors = np.linalg.eigh(matrix.toarray())
+        eigenvalues, vectors = np.linalg.eigh(matrix.toarray())
     else:
         start = np.random.default_rng(0).standard_normal(nodes)
         try:
-            found, vectors = eigsh(matrix, k=width, which="LA", v0=start)
+            eigenvalues, vectors = eigsh(matrix, k=width, which="LA", v0=start)
         except ArpackError as error:
             raise ShoalError("data.features", f"spectral does not converge ({error}); take another width") from error
-    vectors = vectors[:, np.argsort(-found, kind="stable")[:width]]
+    vectors = vectors[:, np.argsort(-eigenvalues, kind="stable")[:width]]
     largest = np.abs(vectors).argmax(axis=0)
     signs = np.where(vectors[largest, np.arange(width)] < 0, -1.0, 1.0)
     return (vectors * signs * np.sqrt(nodes)).astype(np.float32)

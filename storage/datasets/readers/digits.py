@@ -10,7 +10,7 @@ NODES, CLASSES = 1797, 10
 
 
 def load_digits(name: str, options: DataSource) -> Graph:
-    """1797 images of 8 x 8 pixels, 10 classes; each joined with its `options.neighbors` nearest (Euclidean).
+    """Loads 1797 images of 8 x 8 pixels, 10 classes; each is joined with its `options.neighbors` nearest (Euclidean).
 
     x is float32 `[1797, 64]`, pixels scaled to 0..1. Of equally distant images the lower id is taken, and
     squared distances of whole grey values are exact, so the graph is the same on every machine. Source: UCI

@@ -6,7 +6,7 @@ import numpy as np
 import scipy.io
 import scipy.sparse as sp
 
-from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, reading
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
@@ -22,7 +22,7 @@ LINKX = {
     "johnshopkins55": "facebook100/Johns%20Hopkins55.mat",
     "genius": "genius.mat",
 }
-# Of what is known of a student; 0: it is not.
+# This column of a student's data is the gender; 0: it is not known.
 GENDER = 1
 
 
@@ -34,7 +34,7 @@ def load_archive(name: str, options: DataSource) -> Graph:
     and 5,578 papers of six areas. Source: Shen et al., "Adversarial Deep Network Embedding for Cross-Network Node
     Classification", AAAI 2020.
     """
-    (path,) = published(options, [ARCHIVES[name]], lambda file: f"{ARCHIVES_URL}/{file}")
+    (path,) = fetch_published(options, [ARCHIVES[name]], lambda file: f"{ARCHIVES_URL}/{file}")
     with reading(path, AGAIN):
         arrays = scipy.io.loadmat(path)
         group, x = np.asarray(arrays["group"]), sp.csr_array(arrays["attrb"]).astype(np.float32)
@@ -47,13 +47,13 @@ def load_archive(name: str, options: DataSource) -> Graph:
         edges = number[np.stack([network.row, network.col])]
         edges = edges[:, (edges >= 0).all(0)]
         y = (group[kept] != 0).argmax(1)
-    found = {"edge_index": edges, "x": x[kept], "y": y}
-    graph = graph_from_arrays(name, found, dict.fromkeys(found, str(path)))
+    arrays_of_graph = {"edge_index": edges, "x": x[kept], "y": y}
+    graph = graph_from_arrays(name, arrays_of_graph, dict.fromkeys(arrays_of_graph, str(path)))
     return graph.without_nodes(len(group) - len(kept))
 
 
 def linkx_path(name: str) -> Path:
-    """The published file of a graph, below the data root."""
+    """Returns the published file of a graph, below the data root."""
     return Path(name) / "raw" / "data.mat"
 
 
@@ -65,7 +65,7 @@ def load_linkx(name: str, options: DataSource) -> Graph:
     marked or not. Source: Lim et al., "Large Scale Learning on Non-Homophilous Graphs: New Benchmarks and Strong Simple
     Methods", NeurIPS 2021.
     """
-    (path,) = published(options, [linkx_path(name)], lambda _: f"{LINKX_URL}/{LINKX[name]}")
+    (path,) = fetch_published(options, [linkx_path(name)], lambda _: f"{LINKX_URL}/{LINKX[name]}")
     with reading(path, AGAIN):
         file = scipy.io.loadmat(path)
         if name == "genius":
@@ -76,22 +76,22 @@ def load_linkx(name: str, options: DataSource) -> Graph:
 
 
 def _students(file: dict[str, np.ndarray]) -> dict[str, object]:
-    friends, known = sp.coo_array(file["A"]), file["local_info"].astype(np.int64)
-    if not friends.shape[0] == friends.shape[1] == len(known):
-        raise ValueError(f"{len(known)} students in a graph of {friends.shape[0]} by {friends.shape[1]}")
-    others = np.delete(known, GENDER, axis=1)
+    friends, info = sp.coo_array(file["A"]), file["local_info"].astype(np.int64)
+    if not friends.shape[0] == friends.shape[1] == len(info):
+        raise ValueError(f"{len(info)} students in a graph of {friends.shape[0]} by {friends.shape[1]}")
+    others = np.delete(info, GENDER, axis=1)
     return {
         "edge_index": np.stack([friends.row, friends.col]),
         "x": sp.hstack([_one_hot(column) for column in others.T], format="csr"),
-        "y": known[:, GENDER] - 1,
+        "y": info[:, GENDER] - 1,
     }
 
 
 def _one_hot(values: np.ndarray) -> sp.csr_array:
-    """A column for every value, in ascending order, float32 `[N, values]`."""
-    found, columns = np.unique(values, return_inverse=True)
+    """Makes a column for every value, in ascending order, float32 `[N, values]`."""
+    distinct, columns = np.unique(values, return_inverse=True)
     ones = np.ones(len(values), dtype=np.float32)
-    return sp.csr_array((ones, columns, np.arange(len(values) + 1)), shape=(len(values), len(found)))
+    return sp.csr_array((ones, columns, np.arange(len(values) + 1)), shape=(len(values), len(distinct)))
 
 
 DATASETS = (

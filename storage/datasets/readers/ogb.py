@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.storage.datasets.sources.derived import DerivedChecksums, derived, synthetic_identity
-from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.derived import DerivedChecksums, open_derived, synthetic_identity
+from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root, derived_root
 from shoal.storage.datasets.sources.streams import NpzMember, column_count, csv_blocks, number_in
 from shoal.storage.errors import ShoalError
@@ -71,30 +71,30 @@ class Raw(NamedTuple):
 
 
 def load_ogb(name: str, options: DataSource) -> Graph:
-    """`ogbn-arxiv`, `ogbn-products` or `ogbn-papers100m`, from OGB's own layout below the data root.
+    """Loads `ogbn-arxiv`, `ogbn-products` or `ogbn-papers100m`, from OGB's own layout below the data root.
 
     Memory stays below `options.memory_limit`, the interpreter not counted; the first call writes the clean adjacency,
     features, labels and split to `ogb-derived/<name>`, and goes on there if it was killed. x is float32 or float16
     `[N, F]` as `feature_dtype` says. Files that are missing are downloaded, except the 57 GB of ogbn-papers100m. Files
     that `write_ogb_layout` wrote give a synthetic graph with the name of the twin.
     """
-    known = PUBLISHED[name]
+    spec = PUBLISHED[name]
     identity = _twin_in_place(options)
-    files = _files(options, known, identity)
+    files = _files(options, spec, identity)
     dtype = np.dtype(_feature_dtype(options))
     limit = options.memory_limit
     contents = {part: input_digest(path) for part, path in files.items()}
-    with derived(derived_root(options) / "ogb-derived" / name, contents) as folder:
+    with open_derived(derived_root(options) / "ogb-derived" / name, contents) as folder:
         names = f"x-{dtype.name}.npy", "y.npy", "split.npy"
         csr, (x, y, split) = folder / "csr", (folder / name for name in names)
         checksums = DerivedChecksums(folder, [*(f"csr/{name}" for name in FILES), *names])
         if not all(path.exists() for path in (csr, x, y, split)):
             block_bytes = min(MAX_BLOCK_BYTES, max(MIN_BLOCK_BYTES, limit // 16))
-            raw = (_open_npz if known.binary else _open_csv)(files, block_bytes)
+            raw = (_open_npz if spec.binary else _open_csv)(files, block_bytes)
             external_csr(raw.edge_columns, raw.nodes, raw.edges, csr, limit, raw.where[0])
             features = partial(_checked_features, raw, dtype)
             write_rows(x, (raw.nodes, raw.features), dtype, features, limit, raw.where[1])
-            labels = partial(_checked_labels, raw, known.classes)
+            labels = partial(_checked_labels, raw, spec.classes)
             write_rows(y, (raw.nodes,), np.dtype(np.int64), labels, limit, raw.where[2])
             _write_split(split, raw.nodes, {code: files[part] for code, part in PARTS.items()}, block_bytes)
         checksums.require()
@@ -102,24 +102,24 @@ def load_ogb(name: str, options: DataSource) -> Graph:
         x, y, split = (np.load(path, mmap_mode="r", allow_pickle=False) for path in (x, y, split))
     synthetic = identity is not None
     name = identity["dataset"] if identity else name
-    return Graph(name, indptr, indices, x, y, known.classes, split=split, cleaning=cleaning, synthetic=synthetic)
+    return Graph(name, indptr, indices, x, y, spec.classes, split=split, cleaning=cleaning, synthetic=synthetic)
 
 
 def _twin_in_place(options: DataSource) -> dict[str, Any] | None:
-    """Identity of the twin whose files are in the folder of the original; None if they are the original's."""
+    """Returns the identity of the twin in the folder of the original; None if the files are the original's."""
     return synthetic_identity(data_root(options.root) / PUBLISHED[options.key].folder)
 
 
 def _feature_dtype(options: DataSource) -> str:
-    """Type of stored features: `float32` or `float16`."""
-    found = options.feature_dtype or PUBLISHED[options.key].feature_dtype
-    if found not in ("float32", "float16"):
-        raise ShoalError("data.options.feature_dtype", f"'{found}' must be float32 or float16")
-    return found
+    """Returns the type of stored features: `float32` or `float16`."""
+    dtype = options.feature_dtype or PUBLISHED[options.key].feature_dtype
+    if dtype not in ("float32", "float16"):
+        raise ShoalError("data.options.feature_dtype", f"'{dtype}' must be float32 or float16")
+    return dtype
 
 
 def raw_files(known: Published) -> dict[str, Path]:
-    """Path below the data root of every published file, by what it holds."""
+    """Returns the path below the data root of every published file, by what it holds."""
     inside = {"data": "raw/data.npz", "node-label": "raw/node-label.npz"}
     if not known.binary:
         inside = {part: f"raw/{part}.csv.gz" for part in CSV}
@@ -128,10 +128,10 @@ def raw_files(known: Published) -> dict[str, Path]:
 
 
 def _files(options: DataSource, known: Published, identity: dict[str, Any] | None) -> dict[str, Path]:
-    """Files by what they hold; all are there."""
+    """Returns files by what they hold; all are there."""
     root, address = data_root(options.root), f"{URL}/{known.archive}"
     if not known.binary and identity is None:
-        published(options, list(raw_files(known).values()), lambda file: address, nested=True)
+        fetch_published(options, list(raw_files(known).values()), lambda file: address, nested=True)
     files = {part: root / file for part, file in raw_files(known).items()}
     missing = next((path for path in files.values() if not path.is_file()), None)
     if missing is not None and identity is not None:
@@ -174,8 +174,8 @@ def _open_npz(files: dict[str, Path], block_bytes: int) -> Raw:
     )
     label = NpzMember(files["node-label"], "node_label", ADVICE)
     if count.shape != (1,) or count.dtype.kind not in "iu":
-        found = f"{count.dtype} {list(count.shape)}"
-        raise ShoalError(count.where, f"must be the number of nodes, found {found}; {ADVICE}")
+        form = f"{count.dtype} {list(count.shape)}"
+        raise ShoalError(count.where, f"must be the number of nodes, found {form}; {ADVICE}")
     nodes = int(next(iter(count.values(0, 1)))[0])
     for member, kinds, holds in (
         (edge, "iu", len(edge.shape) == 2 and edge.shape[0] == 2),
@@ -183,8 +183,8 @@ def _open_npz(files: dict[str, Path], block_bytes: int) -> Raw:
         (label, "iuf", label.shape in ((nodes,), (nodes, 1))),
     ):
         if not holds or member.dtype.kind not in kinds:
-            found = f"{member.dtype} {list(member.shape)}"
-            raise ShoalError(member.where, f"not what a graph of {nodes} nodes has, found {found}; {ADVICE}")
+            form = f"{member.dtype} {list(member.shape)}"
+            raise ShoalError(member.where, f"not what a graph of {nodes} nodes has, found {form}; {ADVICE}")
     pair, row = 2 * edge.dtype.itemsize, feature.dtype.itemsize * feature.shape[1]
     return Raw(
         nodes,
@@ -198,9 +198,9 @@ def _open_npz(files: dict[str, Path], block_bytes: int) -> Raw:
 
 
 def _checked_features(raw: Raw, dtype: np.dtype, first: int) -> Iterator[np.ndarray]:
-    """Features as they are kept."""
+    """Yields features as they are kept."""
     for block in raw.feature_rows(first):
-        # a value too large for float16 becomes infinity, and is refused below
+        # A value too large for float16 becomes infinity, and is refused below.
         with np.errstate(over="ignore"):
             kept = block.astype(dtype)
         finite = np.isfinite(kept).all(axis=1)
@@ -212,11 +212,11 @@ def _checked_features(raw: Raw, dtype: np.dtype, first: int) -> Iterator[np.ndar
 
 
 def _checked_labels(raw: Raw, classes: int, first: int) -> Iterator[np.ndarray]:
-    """Labels as they are kept: -1 where there is none."""
+    """Yields labels as they are kept: -1 where there is none."""
     for block in raw.label_rows(first):
-        known = ~np.isnan(block)
-        label = np.where(known, block, -1).astype(np.int64)
-        invalid = known & ((label != block) | (label < 0) | (label >= classes))
+        labelled = ~np.isnan(block)
+        label = np.where(labelled, block, -1).astype(np.int64)
+        invalid = labelled & ((label != block) | (label < 0) | (label >= classes))
         if invalid.any():
             at = int(invalid.argmax())
             raise ShoalError(
@@ -249,7 +249,7 @@ def _write_split(path: Path, nodes: int, files: dict[int, Path], block_bytes: in
 
 
 def _content(options: DataSource) -> dict[str, Any]:
-    """Type of stored features, and the twin whose files are in the folder of the original."""
+    """Describes the type of stored features, and the twin whose files are in the folder of the original."""
     twin = _twin_in_place(options)
     return {"feature_dtype": _feature_dtype(options)} | ({} if twin is None else {"synthetic": twin})
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource
 from shoal.storage.datasets.sources.streams import column_count, csv_blocks
 from shoal.storage.errors import ShoalError
@@ -46,7 +46,7 @@ ATOM_FEATURES = {
 
 
 def paths(name: str) -> list[Path]:
-    """The published files that are read of a dataset, below the data root."""
+    """Lists the published files that are read of a dataset, below the data root."""
     folder = Path(name.replace("-", "_"))
     raw = [folder / "raw" / f"{part}.csv.gz" for part in RAW]
     return raw + [folder / "split/scaffold" / f"{part}.csv.gz" for part in SPLIT.values()]
@@ -60,8 +60,8 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
     ways, published one way; their features (type, stereo, conjugation) are not used. The split is the published one,
     by scaffolds.
     """
-    found = published(options, paths(name), lambda file: f"{URL}/{ARCHIVES[name]}.zip", nested=True)
-    raw, parts = dict(zip(RAW, found)), dict(zip(SPLIT, found[len(RAW) :]))
+    files = fetch_published(options, paths(name), lambda file: f"{URL}/{ARCHIVES[name]}.zip", nested=True)
+    raw, parts = dict(zip(RAW, files)), dict(zip(SPLIT, files[len(RAW) :]))
     atoms = _table(raw[ATOMS], np.int64, len(ATOM_FEATURES), "the features of an atom")
     pairs = _table(raw[EDGES], np.int64, 2, "the ends of a bond")
     y = _labels(raw[LABELS])
@@ -82,26 +82,26 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
 
 
 def _table(path: Path, dtype: type, columns: int, what: str) -> np.ndarray:
-    """All rows of a file, `[lines, columns]`."""
-    found = column_count(path, AGAIN)
-    if found != columns:
-        raise ShoalError(path, f"a line must have {columns} fields, {what}, found {found}; {AGAIN}")
+    """Reads all rows of a file, `[lines, columns]`."""
+    fields = column_count(path, AGAIN)
+    if fields != columns:
+        raise ShoalError(path, f"a line must have {columns} fields, {what}, found {fields}; {AGAIN}")
     return np.concatenate(list(csv_blocks(path, dtype, BLOCK_BYTES, AGAIN)))
 
 
 def _labels(path: Path) -> np.ndarray:
-    """Label of every graph, int64 `[G]`."""
+    """Reads the label of every graph, int64 `[G]`."""
     label = _table(path, np.float64, 1, "the label of a graph")[:, 0]
     wrong = ~np.isin(label, range(CLASSES))
     if wrong.any():
         graph = int(wrong.argmax())
-        found = "no label" if np.isnan(label[graph]) else f"label {label[graph]:g}"
-        raise ShoalError(path, f"graph {graph} has {found}, every graph has 0 or 1; {AGAIN}")
+        label_given = "no label" if np.isnan(label[graph]) else f"label {label[graph]:g}"
+        raise ShoalError(path, f"graph {graph} has {label_given}, every graph has 0 or 1; {AGAIN}")
     return label.astype(np.int64)
 
 
 def _counts(path: Path, least: int, graphs: int, rows: int, of: str) -> np.ndarray:
-    """Rows of another file that every graph has, int64 `[G]`."""
+    """Reads how many rows of another file every graph has, int64 `[G]`."""
     count = _table(path, np.int64, 1, "how many a graph has")[:, 0]
     if len(count) != graphs:
         raise ShoalError(path, f"{len(count)} rows, and {LABELS}.csv.gz has {graphs}; {AGAIN}")
@@ -115,24 +115,24 @@ def _counts(path: Path, least: int, graphs: int, rows: int, of: str) -> np.ndarr
 
 
 def _joined_ends(pairs: np.ndarray, graph: np.ndarray, sizes: np.ndarray, path: Path) -> np.ndarray:
-    """Ends of bonds `[E, 2]`, counted from the first atom of all; published they count from the first of the graph."""
+    """Numbers ends of bonds `[E, 2]` from the first atom of all; published they count from that of the graph."""
     outside = ((pairs < 0) | (pairs >= sizes[graph][:, None])).any(1)
     if outside.any():
         row = int(outside.argmax())
-        one, other = pairs[row]
+        atom, other = pairs[row]
         atoms = sizes[graph[row]]
-        raise ShoalError(path, f"row {row} joins {one} and {other}, graph {graph[row]} has {atoms} atoms; {AGAIN}")
+        raise ShoalError(path, f"row {row} joins {atom} and {other}, graph {graph[row]} has {atoms} atoms; {AGAIN}")
     return pairs + (np.cumsum(sizes) - sizes)[graph][:, None]
 
 
 def _one_hot(atoms: np.ndarray, path: Path) -> sp.csr_array:
-    """A one for every feature of every atom, float32 `[N, 174]`."""
+    """Makes a one for every feature of every atom, float32 `[N, 174]`."""
     widths = np.array(list(ATOM_FEATURES.values()))
     outside = (atoms < 0) | (atoms >= widths)
     if outside.any():
         row, column = (int(place[0]) for place in np.nonzero(outside))
-        known = f"column {column} ({list(ATOM_FEATURES)[column]})"
-        raise ShoalError(path, f"row {row}, {known} is {atoms[row, column]}, not in 0..{widths[column] - 1}; {AGAIN}")
+        feature = f"column {column} ({list(ATOM_FEATURES)[column]})"
+        raise ShoalError(path, f"row {row}, {feature} is {atoms[row, column]}, not in 0..{widths[column] - 1}; {AGAIN}")
     rows, features = atoms.shape
     places = (atoms + np.cumsum(widths) - widths).ravel()
     starts = np.arange(0, rows * features + 1, features)
@@ -140,7 +140,7 @@ def _one_hot(atoms: np.ndarray, path: Path) -> sp.csr_array:
 
 
 def _codes(files: dict[int, Path], graphs: int) -> np.ndarray:
-    """The part of every graph, int8 `[G]`."""
+    """Reads the part of every graph, int8 `[G]`."""
     code = np.full(graphs, UNASSIGNED, dtype=np.int8)
     for part, file in files.items():
         numbers = _table(file, np.int64, 1, "the number of a graph")[:, 0]

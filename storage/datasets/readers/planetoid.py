@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.storage.datasets.features.features import compact
-from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, reading
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import open_plain
@@ -16,7 +16,7 @@ from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 URL = "https://github.com/kimiyoung/planetoid/raw/master/data"
 FOLDERS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
-# Of the files as published at `URL`: a pickle of any other content could run code.
+# Digests of the files as published at `URL`: a pickle of any other content could run code.
 SHA256 = {
     "ind.cora.x": "23cfa55d91c6f624233f5eb7b6e3f141f1bd2b2ae39608a63cf5d084bb27baab",
     "ind.cora.tx": "b9afbaa4a400df991f6f02ef677e1e44da55ffc04801fd02f9e673987829226a",
@@ -46,19 +46,19 @@ SHA256 = {
 
 
 def paths(name: str) -> list[Path]:
-    """The published files of a graph, below the data root."""
+    """Lists the published files of a graph, below the data root."""
     return [Path("planetoid") / FOLDERS[name] / "raw" / f"ind.{name}.{part}" for part in PARTS]
 
 
 def load_planetoid(name: str, options: DataSource) -> Graph:
-    """A citation graph: words of papers (x, CSR if sparse), field of a paper (y), who cites whom (edges).
+    """Loads a citation graph: words of papers (x, CSR if sparse), field of a paper (y), who cites whom (edges).
 
     PyG's reader parses `<data root>/planetoid/<name>/raw`; it drops loops and duplicates itself, so
     `cleaning` counts what was left to do. These files are pickles, and only the published ones are opened, by
     their SHA-256. Source: Yang, Cohen and Salakhutdinov, "Revisiting Semi-Supervised Learning with Graph
     Embeddings", ICML 2016.
     """
-    files = published(options, paths(name), lambda file: f"{URL}/{file}")
+    files = fetch_published(options, paths(name), lambda file: f"{URL}/{file}")
     folder = files[0].parent
     for path in files:
         _require_published(path)
@@ -77,8 +77,8 @@ def load_planetoid(name: str, options: DataSource) -> Graph:
 def _require_published(path: Path) -> None:
     advice = "delete it, and it is downloaded again; or give a graph of your own as data.dataset=files"
     with reading(path, advice), open_plain(path) as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != SHA256[path.name]:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != SHA256[path.name]:
         raise ShoalError(path, f"not the published file, and a pickle is opened if it is that only; {advice}")
 
 

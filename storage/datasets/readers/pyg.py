@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shoal.storage.datasets.features.features import compact
-from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, data_root, reading
 from shoal.storage.datasets.user.user_dataset import checked_options
 from shoal.storage.errors import ShoalError
@@ -34,8 +34,8 @@ class _RawFiles(Exception):
     """Carries the paths of a dataset's raw files out of its constructor."""
 
 
-def _opened(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None = None, listed: bool = False) -> Any:
-    """A dataset of PyG over raw files that are there, `files` or those that the class needs.
+def _open(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None = None, listed: bool = False) -> Any:
+    """Opens a dataset of PyG over raw files that are there, `files` or those that the class needs.
 
     Nothing is downloaded, or written beside them. `listed` raises `_RawFiles` with their paths, and reads none. Raises
     FileNotFoundError with the path of one that is missing; damaged ones raise whatever PyG does.
@@ -68,7 +68,7 @@ def _opened(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None 
 
 
 def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
-    """The graph of a dataset of PyG: of its one `Data`, or of many small ones; of several splits the first."""
+    """Makes the graph of a dataset of PyG, of its one `Data` or of many small ones; of several splits the first."""
     import torch
     from torch_geometric.data import Data
 
@@ -96,12 +96,12 @@ def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
 
 
 def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
-    """The class that `pyg:CLASS/NAME` names, and its arguments."""
+    """Finds the class that `pyg:CLASS/NAME` names, and its arguments."""
     import torch_geometric.datasets as known
 
-    found = PYG_NAME.fullmatch(options.dataset)
-    assert found is not None
-    title, name = found.groups()
+    match = PYG_NAME.fullmatch(options.dataset)
+    assert match is not None
+    title, name = match.groups()
     if title not in known.__all__:
         raise ShoalError(
             "data.dataset", f"torch_geometric.datasets has no class {title}{did_you_mean_name(title, known.__all__)}"
@@ -118,12 +118,12 @@ def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
         if not isinstance(folder, str) or Path(folder).is_absolute() or ".." in Path(folder).parts:
             raise ShoalError("data.options.root", f"expected a folder below the data root, got {folder!r}")
         arguments["root"] = str(data_root(options.root) / folder)
-    hints = {key: each.annotation for key, each in parameters.items() if key not in OF_PYG}
+    hints = {key: parameter.annotation for key, parameter in parameters.items() if key not in OF_PYG}
     return cls, arguments | checked_options(chosen, hints, title)
 
 
 def load_pyg(name: str, options: DataSource) -> Graph:
-    """A dataset class of `torch_geometric.datasets`, over raw files that are there.
+    """Loads a dataset class of `torch_geometric.datasets`, over raw files that are there.
 
     `data.options` are keyword arguments of its constructor; `root` is a folder below the data root, by default the
     name of the class in lower case. Its graphs have one kind of nodes and one class each.
@@ -131,7 +131,7 @@ def load_pyg(name: str, options: DataSource) -> Graph:
     cls, arguments = _constructor(options)
     try:
         with reading(name, f"see torch_geometric.datasets.{cls.__name__} for what it reads"):
-            dataset = _opened(cls, arguments)
+            dataset = _open(cls, arguments)
     except ShoalError as error:
         if isinstance(error.__cause__, FileNotFoundError) and isinstance(error.__cause__.args[0], Path):
             raise ShoalError(
@@ -145,12 +145,12 @@ def load_pyg(name: str, options: DataSource) -> Graph:
 
 
 def _raw_files(options: DataSource) -> list[Path]:
-    """The raw files of a class of PyG, as paths below the data root."""
+    """Lists the raw files of a class of PyG, as paths below the data root."""
     cls, arguments = _constructor(options)
     # Loading it reports other faults.
     with suppress(Exception):
         try:
-            _opened(cls, arguments, listed=True)
+            _open(cls, arguments, listed=True)
         except _RawFiles as found:
             return [path.relative_to(data_root(options.root)) for path in found.args[0]]
     return []
@@ -177,18 +177,18 @@ class _Published:
     compacted: bool = False
 
     def load(self, name: str, options: DataSource) -> Graph:
-        """The graph; of several published splits the first."""
+        """Loads the graph; of several published splits the first."""
         import torch_geometric.datasets as known
 
         cls = getattr(known, self.title)
-        paths = published(options, self.files, partial(self.url, cls))
+        paths = fetch_published(options, self.files, partial(self.url, cls))
         folder = paths[0].parent
         for path in paths:
             _require_sound(path, whole=False)
         arguments = {"root": str(data_root(options.root) / self.root), **self.arguments}
         try:
             with reading(folder, f"replace the raw files of dataset '{name}'"):
-                dataset = _opened(cls, arguments, [path.name for path in paths])
+                dataset = _open(cls, arguments, [path.name for path in paths])
         except ShoalError:
             for path in paths:
                 _require_sound(path, whole=True)
@@ -228,7 +228,7 @@ GEOM_GCN = {"cornell": "cornell", "texas": "texas", "wisconsin": "wisconsin", "a
 
 
 def _of_geom_gcn(name: str, word: str) -> _Published:
-    """One of four graphs; PyG reads all of ten splits, here the first is enough."""
+    """Describes one of four graphs; PyG reads all of ten splits, here the first is enough."""
 
     def url(cls: Any, file: str) -> str:
         return f"{cls.url}/splits/{file}" if file.endswith(".npz") else f"{cls.url}/new_data/{word}/{file}"

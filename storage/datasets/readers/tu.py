@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 from pyarrow import csv as arrow_csv
 
-from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, data_root, reading
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import MOST_OF_A_BYTE, require_free
@@ -17,12 +17,12 @@ from shoal.storage.files.reading import open_plain
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
 
-# Of a text: its bytes twice, and a number of eight for every two of them.
+# Bytes of memory for each byte of a text: the text twice, and a number of eight bytes for every two.
 OF_A_BYTE = 6
 
 
 def read_dgcnn_text(path: Path, member: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Edges int64 `[2, E]`, the graph of every node int64 `[N]`, and the label of every graph int64 `[G]`.
+    """Reads edges int64 `[2, E]`, the graph of every node int64 `[N]`, and the label of every graph int64 `[G]`.
 
     The text is numbers: how many graphs; of each how many nodes, and its label; of each node a tag, which is left, how
     many neighbours, and these, counted from 0 in their graph. Source: Zhang et al., "An End-to-End Deep Learning
@@ -30,10 +30,10 @@ def read_dgcnn_text(path: Path, member: str) -> tuple[np.ndarray, np.ndarray, np
     MemoryError that it is larger than the free memory; a damaged .zip raises what `zipfile` does.
     """
     with open_plain(path) as file, zipfile.ZipFile(file) as archive:
-        found = archive.getinfo(member)
-        if found.file_size > MOST_OF_A_BYTE * (found.compress_size + 1):
-            raise ValueError(f"{member}: {found.file_size} bytes cannot come from {found.compress_size}")
-        require_free(OF_A_BYTE * found.file_size)
+        info = archive.getinfo(member)
+        if info.file_size > MOST_OF_A_BYTE * (info.compress_size + 1):
+            raise ValueError(f"{member}: {info.file_size} bytes cannot come from {info.compress_size}")
+        require_free(OF_A_BYTE * info.file_size)
         text = archive.read(member)
     if text.translate(None, b"-0123456789 \t\r\n"):
         raise ValueError(f"{member}: more than whole numbers")
@@ -41,7 +41,7 @@ def read_dgcnn_text(path: Path, member: str) -> tuple[np.ndarray, np.ndarray, np
 
 
 def _graphs_in(numbers: np.ndarray, member: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `read_dgcnn_text` gives, of all numbers of a text."""
+    """Reads the graphs of `read_dgcnn_text` from all numbers of a text."""
     sizes, labels, degrees, near, at = [], [], [], [], 1
     try:
         for _ in range(numbers[0]):
@@ -69,14 +69,14 @@ def _graphs_in(numbers: np.ndarray, member: str) -> tuple[np.ndarray, np.ndarray
 URL = "https://www.chrsmrrs.com/graphkerneldatasets"
 NAMES = {"nci1": "NCI1", "proteins": "PROTEINS", "imdb-binary": "IMDB-BINARY", "collab": "COLLAB"}
 EDGES, GRAPHS, LABELS = "A", "graph_indicator", "graph_labels"
-# What is known of nodes, beside their edges.
+# Files with labels and attributes of nodes.
 OF_NODE, ATTRIBUTES = "node_labels", "node_attributes"
 OF_NODES = {"nci1": (OF_NODE,), "proteins": (OF_NODE, ATTRIBUTES)}
 MOST_LABELS = 1 << 16
 
 
 def paths(options: DataSource) -> list[Path]:
-    """The published files of a dataset, below the data root; the text of DGCNN's authors where only that is there."""
+    """Lists the published files of a dataset below the data root; the text of DGCNN's authors if only that is there."""
     name, root = options.key, data_root(options.root)
     theirs = NAMES[name]
     folder = Path("tu") / theirs / "raw"
@@ -86,20 +86,20 @@ def paths(options: DataSource) -> list[Path]:
 
 
 def _option(name: str) -> str | None:
-    """The option that changes a dataset, if there is one."""
+    """Names the option that changes a dataset, if there is one."""
     if name not in OF_NODES:
         return "degree_cap"
     return "node_attributes" if len(OF_NODES[name]) > 1 else None
 
 
 def _content(options: DataSource) -> dict[str, Any]:
-    """The option that changes a dataset, where it is set."""
+    """Returns the option that changes a dataset, where it is set."""
     option = _option(options.key)
     return {option: getattr(options, option)} if option and getattr(options, option) else {}
 
 
 def load_tu(name: str, options: DataSource) -> Graph:
-    """Graphs with one label each: molecules (nci1), proteins, circles of actors (imdb-binary) and of authors (collab).
+    """Loads graphs with one label each: molecules (nci1), proteins, circles of actors (imdb-binary), authors (collab).
 
     x are the labels of nodes, one-hot, as in PyG's TUDataset, and before them with `options.node_attributes` their
     measured attributes; where nodes have neither, their degrees, one-hot. Columns have names, by which datasets are
@@ -111,23 +111,23 @@ def load_tu(name: str, options: DataSource) -> Graph:
         text = data_root(options.root) / files[0]
         with reading(text, "put the file back as it was published"):
             edges, graph, y = read_dgcnn_text(text, f"{NAMES[name]}/{NAMES[name]}.txt")
-        found = {"edge_index": edges, "graph": graph, "y": y}
-        return _graph(name, options, found, {}, dict.fromkeys((EDGES, GRAPHS, LABELS), str(text)))
-    paths_of = published(options, files, lambda file: f"{URL}/{NAMES[name]}.zip")
+        arrays = {"edge_index": edges, "graph": graph, "y": y}
+        return _graph(name, options, arrays, {}, dict.fromkeys((EDGES, GRAPHS, LABELS), str(text)))
+    paths_of = fetch_published(options, files, lambda file: f"{URL}/{NAMES[name]}.zip")
     where = {file.stem.removeprefix(f"{NAMES[name]}_"): str(file) for file in paths_of}
     columns: dict[str, np.ndarray] = {}
     for part, file in where.items():
         with reading(file, AGAIN):
             columns[part] = _columns(file, whole=part != ATTRIBUTES)
-    found = {"edge_index": columns.pop(EDGES).T - 1, "graph": columns.pop(GRAPHS)[:, 0] - 1}
-    found["y"] = columns.pop(LABELS)[:, 0]
-    return _graph(name, options, found, columns, where)
+    arrays = {"edge_index": columns.pop(EDGES).T - 1, "graph": columns.pop(GRAPHS)[:, 0] - 1}
+    arrays["y"] = columns.pop(LABELS)[:, 0]
+    return _graph(name, options, arrays, columns, where)
 
 
 def _graph(
     name: str, options: DataSource, arrays: dict[str, Any], of_nodes: dict[str, np.ndarray], where: dict[str, str]
 ) -> Graph:
-    """The clean graph: with what is known of nodes, or, where there is nothing, with their degrees up to a cap."""
+    """Makes the clean graph: with what is known of nodes, or, where that is nothing, their degrees up to a cap."""
     for part, rows in of_nodes.items():
         if len(rows) != len(arrays["graph"]):
             raise ShoalError(where[part], f"{len(rows)} rows for {len(arrays['graph'])} nodes; {AGAIN}")
@@ -141,8 +141,8 @@ def _graph(
         arrays["vocabulary"] = np.array([column for _, names in parts for column in names])
     else:
         arrays["x"] = sp.csr_array((len(arrays["graph"]), 1), dtype=np.float32)
-    own = {"edge_index": where[EDGES], "graph": where[GRAPHS], "y": where[LABELS]}
-    made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **own})
+    places = {"edge_index": where[EDGES], "graph": where[GRAPHS], "y": where[LABELS]}
+    made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **places})
     if parts:
         return made
     degree, cap = np.diff(made.indptr), options.degree_cap
@@ -152,7 +152,7 @@ def _graph(
 
 
 def _one_hot(labels: np.ndarray, what: str) -> tuple[sp.csr_array, list[str]]:
-    """Every column of labels `[N, L]` one-hot from its lowest to its highest, and names of columns."""
+    """Makes every column of labels `[N, L]` one-hot from its lowest to its highest, and names the columns."""
     blocks, names = [], []
     for number, column in enumerate(labels.T):
         low, high = int(column.min()), int(column.max())
@@ -164,18 +164,18 @@ def _one_hot(labels: np.ndarray, what: str) -> tuple[sp.csr_array, list[str]]:
 
 
 def _ones(column: np.ndarray, width: int) -> sp.csr_array:
-    """A one in the given column of every row, float32 `[N, width]`."""
+    """Puts a one into the given column of every row, float32 `[N, width]`."""
     rows = len(column)
     return sp.csr_array((np.ones(rows, np.float32), column, np.arange(rows + 1)), shape=(rows, width))
 
 
 def _columns(path: str, whole: bool) -> np.ndarray:
-    """Numbers, one row a line, separated by commas: int64 `[lines, columns]`, or, where not `whole`, float32."""
+    """Reads numbers, a row a line, separated by commas: int64 `[lines, columns]`, or, where not `whole`, float32."""
     table = arrow_csv.read_csv(path, arrow_csv.ReadOptions(autogenerate_column_names=True))
-    found = np.stack([column.to_numpy() for column in table.columns], axis=1)
-    if found.dtype.kind not in ("i" if whole else "if"):
+    numbers = np.stack([column.to_numpy() for column in table.columns], axis=1)
+    if numbers.dtype.kind not in ("i" if whole else "if"):
         raise ValueError(f"its lines are no {'whole ' if whole else ''}numbers")
-    return found if whole else found.astype(np.float32)
+    return numbers if whole else numbers.astype(np.float32)
 
 
 DATASETS = tuple(

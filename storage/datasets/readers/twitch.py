@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse as sp
 from pyarrow import csv as arrow_csv
 
-from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, reading
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
@@ -29,7 +29,7 @@ LABELS = {"False": 0, "True": 1}
 
 
 def paths(name: str) -> list[Path]:
-    """The published files of a graph, below the data root: edges, features, labels."""
+    """Lists the published files of a graph, below the data root: edges, features, labels."""
     code = CODES[name]
     return [Path("musae/twitch") / code / f"{code}_{part}" for part in ("edges.csv", "features.json", "target.csv")]
 
@@ -47,7 +47,7 @@ def load_twitch(name: str, options: DataSource) -> Graph:
         f"{code}_features.json": f"{URL}/features/{code}.json",
         f"{code}_target.csv": f"{URL}/target/{code}_target.csv",
     }
-    edges_file, features_file, target_file = published(options, paths(name), urls.__getitem__)
+    edges_file, features_file, target_file = fetch_published(options, paths(name), urls.__getitem__)
     with reading(target_file, AGAIN):
         y = _labels(target_file)
     with reading(features_file, AGAIN):
@@ -60,7 +60,7 @@ def load_twitch(name: str, options: DataSource) -> Graph:
 
 
 def _labels(path: Path) -> np.ndarray:
-    """Label of every node, by `new_id`; an id that is there twice must have the same both times."""
+    """Reads the label of every node, by `new_id`; an id that is there twice must have the same both times."""
     label_of: dict[int, int] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -82,7 +82,7 @@ def _features(path: Path, nodes: int) -> sp.csr_array:
     if len(columns) and not 0 <= columns.min() <= columns.max() < FEATURES:
         raise ValueError(f"names a feature beyond the {FEATURES} of all languages")
     x = sp.csr_array((np.ones(len(columns), dtype=np.float32), columns, indptr), shape=(nodes, FEATURES))
-    # What is named twice counts once.
+    # A game that is named twice counts once.
     x.sum_duplicates()
     x.data[:] = 1
     return x

@@ -18,23 +18,23 @@ from shoal.storage.files.reading import read_bytes
 from shoal.storage.progress import step
 
 SOURCE, NOTE = "source.json", "contents.json"
-# Stands beside generated files, by which a graph that is read from them is known to be synthetic.
+# This note stands beside generated files, and marks a graph that is read from them as synthetic.
 SYNTHETIC = "SYNTHETIC.json"
 
 
 @contextmanager
-def derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
-    """Gives the folder, made and locked; it holds what an earlier call made from the same identity, or nothing.
+def open_derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
+    """Makes and locks the folder; it holds what an earlier call made from the same identity, or nothing.
 
     A ShoalError says that it is in use, cannot be made, has a damaged note, or holds files that were not made here.
     """
     with writing(folder):
         note = folder / SOURCE
-        # the lock file is there already
+        # The lock file is there already.
         others = [path for path in folder.iterdir() if path.name not in (SOURCE, ".lock")]
         if not note.exists() and any(not path.name.endswith(".unfinished") for path in others):
             raise ShoalError(folder, f"holds {others[0].name}, which is not Shoal's; set data.options.scratch")
-        if _read(note) != dict(identity):
+        if _read_note(note) != dict(identity):
             for path in others:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             with replacing(note) as unfinished:
@@ -43,7 +43,7 @@ def derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def identity_digest(identity: Mapping[str, Any]) -> str:
-    """8 hexadecimal digits over an identity, for the name of a folder."""
+    """Computes 8 hexadecimal digits over an identity, for the name of a folder."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -53,13 +53,13 @@ class DerivedChecksums:
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
         """Reads what was noted of those that are there; a ShoalError says that the note is damaged."""
         self._folder, self._files = folder, files
-        noted = _read(folder / NOTE) or {}
+        noted = _read_note(folder / NOTE) or {}
         # One that was deleted is made again, and noted anew.
         self._noted = {name: noted[name] for name in files if name in noted and (folder / name).exists()}
 
     def require(self) -> None:
         """Compares all files that were noted, and notes the others; raises ShoalError if one is not as it was made."""
-        found = dict(self._noted)
+        digests = dict(self._noted)
         with step(f"checking {self._folder.name}", len(self._files), "files") as advance:
             for name in self._files:
                 path = self._folder / name
@@ -67,14 +67,14 @@ class DerivedChecksums:
                     now = file_digest(path)
                 except OSError as error:
                     raise ShoalError(path, f"cannot be read: {error.strerror}") from error
-                if now != found.setdefault(name, now):
+                if now != digests.setdefault(name, now):
                     raise ShoalError(
                         path, f"not as it was made; delete the folder {self._folder}, and it is made again"
                     )
                 advance(1)
-        if found != self._noted:
+        if digests != self._noted:
             with replacing(self._folder / NOTE) as unfinished:
-                unfinished.write_text(sealed(found))
+                unfinished.write_text(sealed(digests))
 
 
 def mark_synthetic(folder: Path, identity: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ def mark_synthetic(folder: Path, identity: Mapping[str, Any]) -> None:
 
 
 def synthetic_identity(folder: Path) -> dict[str, Any] | None:
-    """Content of the note, or None if there is none; a ShoalError says that it cannot be read."""
+    """Reads the note, or gives None if there is none; raises a ShoalError if it cannot be read."""
     note = folder / SYNTHETIC
     if not note.exists():
         return None
@@ -93,8 +93,8 @@ def synthetic_identity(folder: Path) -> dict[str, Any] | None:
         return {"dataset": str(identity["dataset"]), **identity}
 
 
-def _read(note: Path) -> Any:
-    """A sealed note; None if there is none yet."""
+def _read_note(note: Path) -> Any:
+    """Reads a sealed note; None if there is none yet."""
     try:
         return unsealed(read_bytes(note))
     except FileNotFoundError:

@@ -19,10 +19,10 @@ from shoal.storage.files.names import name_fault
 PATIENCE_SECONDS = 20.0
 
 
-def published(
+def fetch_published(
     options: DataSource, files: Sequence[Path], url: Callable[[str], str], nested: bool = False
 ) -> list[Path]:
-    """Paths of a dataset's files, below the data root, each downloaded first if it is not there.
+    """Downloads a dataset's files that are not there, and returns the paths of all, below the data root.
 
     `url` is the address of a file by name; that of a .zip is unpacked, all its files into the folder of the file, or,
     if the .zip is `nested`, its one folder into the first one below the data root. A ShoalError says that a download
@@ -46,8 +46,8 @@ def published(
 
 
 def _download(url: str, path: Path, tree: Path | None) -> None:
-    with _open(url) as answer, _copied(answer, path) as part:
-        # http.client raises nothing where a body is cut off
+    with _open(url) as answer, _copy(answer, path) as part:
+        # `http.client` raises nothing where a body is cut off.
         announced = answer.headers.get("Content-Length")
         if announced is not None and part.stat().st_size != int(announced):
             raise OSError(f"ended after {part.stat().st_size} of {announced} bytes")
@@ -67,13 +67,13 @@ def _unpack(archive: Path, folder: Path, tree: Path | None) -> None:
             if member.is_dir() or name_fault(inner.as_posix()) is not None:
                 continue
             target = folder / inner.name if tree is None else tree.joinpath(*inner.parts[1:])
-            with files.open(member) as source, _copied(source, target) as part:
+            with files.open(member) as source, _copy(source, target) as part:
                 part.replace(target)
 
 
 @contextmanager
-def _copied(source: Any, path: Path) -> Iterator[Path]:
-    """A file beside `path`, with all that a stream holds; removed at the end, if it was not renamed."""
+def _copy(source: Any, path: Path) -> Iterator[Path]:
+    """Writes all that a stream holds into a file beside `path`, and removes it at the end, if it was not renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -85,7 +85,7 @@ def _copied(source: Any, path: Path) -> Iterator[Path]:
 
 
 def _open(url: str) -> Any:
-    """`urlopen` with a bound on all of it: a socket's timeout leaves out the look-up of the host's name."""
+    """Calls `urlopen` with a bound on all of it: a socket's timeout leaves out the look-up of the host's name."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def ask() -> None:

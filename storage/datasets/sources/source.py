@@ -17,7 +17,7 @@ from shoal.storage.options.types import FilePath, Flag, Number, Whole, is_own
 if TYPE_CHECKING:
     from shoal.storage.graph.graph import Graph
 
-# What to do about a damaged published file.
+# The way out of a damaged published file.
 AGAIN = "delete it, and it is downloaded again"
 # Nodes are numbered with 31 bits.
 Count = Annotated[Whole, Field(lt=2**31)]
@@ -104,7 +104,7 @@ class DataSource:
 
     @property
     def name(self) -> str:
-        """Of the graph among several: that of the dataset, or of the file or folder of the user's own graph."""
+        """The name of the graph among several: the dataset's, or that of the file or folder of the user's graph."""
         if self.dataset.startswith(PYG):
             return self.dataset.removeprefix(PYG).replace("/", "-")
         if is_own(self.dataset):
@@ -149,17 +149,17 @@ class DatasetSpec:
     weighted: bool = False
 
     def published_files(self, options: DataSource) -> Sequence[Path]:
-        """The published files that these options read, as paths below the data root."""
+        """Lists the published files that these options read, as paths below the data root."""
         return self.files(options) if callable(self.files) else self.files
 
 
 def data_root(root: str | None) -> Path:
-    """Absolute folder of published files: `root`, else the variable SHOAL_DATA, else `~/.cache/shoal`."""
+    """Returns the absolute folder of published files: `root`, else SHOAL_DATA, else `~/.cache/shoal`."""
     return Path(root or os.environ.get("SHOAL_DATA") or "~/.cache/shoal").expanduser().resolve()
 
 
 def derived_root(options: DataSource) -> Path:
-    """Absolute folder below which arrays made from published files or drawn at random are kept."""
+    """Returns the absolute folder below which arrays made from published files or drawn at random are kept."""
     return Path(options.scratch).expanduser().resolve() if options.scratch else data_root(options.root)
 
 

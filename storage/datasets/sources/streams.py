@@ -16,7 +16,7 @@ LONGEST_LINE = 1 << 20
 
 
 def csv_blocks(path: Path, dtype: type, block_bytes: int, advice: str, first: int = 0) -> Iterator[np.ndarray]:
-    """Rows from number `first` on, in blocks `[n, columns]` of int64, float32 or float64; an empty field is NaN.
+    """Yields rows from number `first` on, in blocks `[n, columns]` of int64, float32 or float64; empty fields are NaN.
 
     `block_bytes`, the text worked on at a time, are more than a line has. A ShoalError says that the file is damaged,
     cut off, or holds other things than rows of numbers.
@@ -48,7 +48,7 @@ def column_count(path: Path, advice: str) -> int:
 
 
 def number_in(path: Path, advice: str) -> int:
-    """The one number that a file holds, as OGB's counts do, at least 1; a ShoalError says that it is none."""
+    """Reads the one number of a file, as OGB's counts are, at least 1; raises a ShoalError if it is none."""
     with reading(path, advice), gzip.open(path) as file:
         number = int(file.read(64))
         if not 1 <= number < 2**63:
@@ -69,17 +69,17 @@ class NpzMember:
         self._start = header.start
 
     def values(self, first: int, count: int) -> Iterator[np.ndarray]:
-        """Values from number `first` on in the order of the file, in blocks of `count`."""
+        """Yields values from number `first` on in the order of the file, in blocks of `count`."""
         return self._flat(first, int(np.prod(self.shape)), count)
 
     def rows(self, first: int, count: int) -> Iterator[np.ndarray]:
-        """Rows from number `first` on of an array `[N, F]`, in blocks of `count`."""
+        """Yields rows from number `first` on of an array `[N, F]`, in blocks of `count`."""
         rows, width = self.shape
         for block in self._flat(first * width, rows * width, count * width):
             yield block.reshape(-1, width)
 
     def columns(self, first: int, count: int) -> Iterator[np.ndarray]:
-        """Columns from number `first` on of an array `[2, E]`, in blocks of `count`.
+        """Yields columns from number `first` on of an array `[2, E]`, in blocks of `count`.
 
         Stored row by row, the two rows are two streams; of a deflated array each inflates all that comes before it.
         """
@@ -94,7 +94,7 @@ class NpzMember:
             yield np.stack(pair)
 
     def _flat(self, first: int, last: int, count: int) -> Iterator[np.ndarray]:
-        """Values number `first` to `last - 1` in the order of the file, in blocks of `count`."""
+        """Yields values number `first` to `last - 1` in the order of the file, in blocks of `count`."""
         total, size = int(np.prod(self.shape)), self.dtype.itemsize
         with reading(self.where, self._advice), zipfile.ZipFile(self._path) as archive:
             file = archive.open(self._name)
@@ -105,6 +105,6 @@ class NpzMember:
                 if len(data) < wanted:
                     raise EOFError("it ends early")
                 yield np.frombuffer(data, dtype=self.dtype)
-            # reading up to the end compares the checksum
+            # Reading up to the end compares the checksum.
             if last == total and file.read(1):
                 raise ValueError("it is longer than its header says")

@@ -28,8 +28,8 @@ OVERSAMPLES, POWER_ITERATIONS = 10, 4
 BOUND = 4
 
 
-def induced(base: Graph, level: Level, options: DataSource) -> Graph:
-    """Up to `samples` training and as many test graphs of every class, the last 15 % of the former for validation.
+def cut_graphs(base: Graph, level: Level, options: DataSource) -> Graph:
+    """Cuts up to `samples` training and as many test graphs of every class; the last 15 % of the former validate.
 
     `node`: around a node of the class. `edge`: around an edge between two nodes of the class, each edge once. `graph`:
     around 3 to 5 nodes of it, drawn for training graphs from one half of its nodes, for test graphs from the other. Of
@@ -52,21 +52,21 @@ def induced(base: Graph, level: Level, options: DataSource) -> Graph:
     for label in range(base.classes):
         centres, parts = _centres(base, level, label, options)
         for number, around in enumerate(centres):
-            found, block = cutter.cut(around, label, number)
-            nodes.append(found)
+            cut, block = cutter.cut(around, label, number)
+            nodes.append(cut)
             blocks.append(block)
         y.append(np.full(len(centres), label))
         split.append(parts)
     if not nodes:
         raise ShoalError("data.options.base", f"{base.name} has no {level} of any class to cut a graph around")
-    sizes = np.array([len(found) for found in nodes])
+    sizes = np.array([len(cut) for cut in nodes])
     matrix = sp.block_diag(blocks, format="csr")
     matrix.sort_indices()
     return Graph(
         name=f"induced-{level}",
         indptr=matrix.indptr.astype(np.int64),
         indices=matrix.indices.astype(np.int32),
-        x=reduced(base.x, options.width, options.seed)[np.concatenate(nodes)],
+        x=reduce_features(base.x, options.width, options.seed)[np.concatenate(nodes)],
         y=np.concatenate(y),
         classes=base.classes,
         split=np.concatenate(split),
@@ -78,9 +78,9 @@ def induced(base: Graph, level: Level, options: DataSource) -> Graph:
     )
 
 
-def reduced(x: Any, width: int, seed: int) -> np.ndarray:
-    """U S of the `width` largest singular values (Halko et al., 2011), float32 `[N, width]`."""
-    # It takes a second of every process that imports it.
+def reduce_features(x: Any, width: int, seed: int) -> np.ndarray:
+    """Computes U S of the `width` largest singular values (Halko et al., 2011), float32 `[N, width]`."""
+    # The import takes a second of every process that has it.
     from sklearn.utils.extmath import randomized_svd
 
     x = x if sp.issparse(x) else np.asarray(x[:], dtype=np.float32)
@@ -89,9 +89,9 @@ def reduced(x: Any, width: int, seed: int) -> np.ndarray:
         x, rank, n_oversamples=OVERSAMPLES, n_iter=POWER_ITERATIONS, random_state=seed, flip_sign=False
     )
     largest = vt[np.arange(rank), np.abs(vt).argmax(axis=1)]
-    found = np.zeros((x.shape[0], width), dtype=np.float32)
-    found[:, :rank] = u * (s * np.where(largest < 0, -1, 1))
-    return found
+    scaled_u = np.zeros((x.shape[0], width), dtype=np.float32)
+    scaled_u[:, :rank] = u * (s * np.where(largest < 0, -1, 1))
+    return scaled_u
 
 
 def _require(options: DataSource) -> None:
@@ -109,7 +109,7 @@ def _require(options: DataSource) -> None:
 
 
 def _centres(base: Graph, level: Level, label: int, options: DataSource) -> tuple[list[np.ndarray], np.ndarray]:
-    """The nodes that every small graph of a class is around, and its part, int8."""
+    """Draws the nodes that every small graph of a class is around, and its part, int8."""
     rng = np.random.default_rng([options.seed, label, list(HOPS).index(level)])
     members = rng.permutation(np.flatnonzero(base.y == label))
     samples = options.samples
@@ -117,14 +117,14 @@ def _centres(base: Graph, level: Level, label: int, options: DataSource) -> tupl
         halves = members[: -(-len(members) // 2)], members[-(-len(members) // 2) :]
         groups = [list(_groups(half, samples, rng)) for half in halves]
         return groups[0] + groups[1], _split(len(groups[0]), len(groups[1]), options.shots)
-    found = members[:, None] if level == "node" else rng.permutation(_edges_within(base, label))
-    found = found[: 2 * samples]
-    train = 2 * (len(found) // 4)
-    return list(found), _split(train, len(found) - train, options.shots)
+    centres = members[:, None] if level == "node" else rng.permutation(_edges_within(base, label))
+    centres = centres[: 2 * samples]
+    train = 2 * (len(centres) // 4)
+    return list(centres), _split(train, len(centres) - train, options.shots)
 
 
 def _groups(members: np.ndarray, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """`count` groups, which may overlap; none without members."""
+    """Draws `count` groups, which may overlap; none without members."""
     for _ in range(count if len(members) else 0):
         yield rng.choice(members, min(int(rng.integers(GROUP[0], GROUP[1] + 1)), len(members)), replace=False)
 
@@ -137,15 +137,15 @@ def _split(train: int, test: int, shots: int | None) -> np.ndarray:
 
 
 def _edges_within(base: Graph, label: int) -> np.ndarray:
-    """Edges between nodes of a class, each once, `[E, 2]`."""
-    own = base.y == label
-    starts = np.flatnonzero(own)
+    """Lists edges between nodes of a class, each once, `[E, 2]`."""
+    of_class = base.y == label
+    starts = np.flatnonzero(of_class)
     degree = np.diff(base.indptr)[starts]
     rows = np.repeat(starts, degree)
     before = np.cumsum(degree) - degree
     places = np.repeat(base.indptr[starts] - before, degree) + np.arange(len(rows))
     columns = base.indices[places]
-    once = own[columns] & (rows < columns)
+    once = of_class[columns] & (rows < columns)
     return np.stack([rows[once], columns[once]], axis=1)
 
 
@@ -159,9 +159,9 @@ class _Cutter:
         self._by_class = [np.flatnonzero(base.y == label) for label in range(base.classes)]
 
     def cut(self, centres: np.ndarray, label: int, number: int) -> tuple[np.ndarray, Any]:
-        """The nodes of a graph, ascending, and its adjacency, SciPy CSR."""
+        """Cuts out the nodes of a graph, ascending, and its adjacency, SciPy CSR."""
         options, base = self._options, self._base
-        nodes = self._reached(centres)
+        nodes = self._reach(centres)
         count = len(nodes)
         rng = np.random.default_rng([options.seed, list(HOPS).index(self._level), label, number, 1])
         if count > options.largest:
@@ -174,16 +174,16 @@ class _Cutter:
         nodes = np.sort(nodes)
         return nodes, self._adjacency[nodes][:, nodes]
 
-    def _reached(self, centres: np.ndarray) -> np.ndarray:
-        """The nodes that the hops reach, centres first, all in the order in which they are found."""
+    def _reach(self, centres: np.ndarray) -> np.ndarray:
+        """Collects the nodes that the hops reach, centres first, all in the order in which they are met."""
         least, most = HOPS[self._level]
-        found = last = centres
+        reached = last = centres
         for hop in range(most):
-            if hop >= least and len(found) >= self._options.smallest:
+            if hop >= least and len(reached) >= self._options.smallest:
                 break
             near = self._adjacency[last].indices
-            new = near[~np.isin(near, found)]
+            new = near[~np.isin(near, reached)]
             firsts = np.sort(np.unique(new, return_index=True)[1])
-            last = new[firsts][: BOUND * self._options.largest + GROUP[1] - len(found)]
-            found = np.concatenate([found, last])
-        return found
+            last = new[firsts][: BOUND * self._options.largest + GROUP[1] - len(reached)]
+            reached = np.concatenate([reached, last])
+        return reached

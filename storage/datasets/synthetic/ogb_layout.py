@@ -28,9 +28,9 @@ def write_ogb_layout(root: Path, twin: Twin, compress: bool = False) -> Path:
     reads it. The folder, below the data root, is that of the original; `compress` deflates .npz files. A ShoalError
     says that it holds files that are not a twin's, or that the disk is too small.
     """
-    known = PUBLISHED[f"ogbn-{twin.name.removesuffix('-like')}"]
-    folder = root / known.folder
-    paths = [root / file for file in raw_files(known).values()]
+    spec = PUBLISHED[f"ogbn-{twin.name.removesuffix('-like')}"]
+    folder = root / spec.folder
+    paths = [root / file for file in raw_files(spec).values()]
     existing = [path for path in paths if path.exists()]
     if existing and synthetic_identity(folder) is None:
         raise ShoalError(existing[0], f"is there, and not synthetic; choose another root than {root}")
@@ -39,10 +39,10 @@ def write_ogb_layout(root: Path, twin: Twin, compress: bool = False) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
         mark_synthetic(folder, twin.identity)
-        if known.binary and not compress:
+        if spec.binary and not compress:
             require_disk(folder, 16 * twin.edges + twin.nodes * (4 * twin.features + 12), "the raw files")
-        (_write_npz if known.binary else _write_csv)(folder / "raw", twin, compress)
-        _write_split(folder / "split" / known.split, twin)
+        (_write_npz if spec.binary else _write_csv)(folder / "raw", twin, compress)
+        _write_split(folder / "split" / spec.split, twin)
     except OSError as error:
         raise cannot_write(folder, error) from error
     return folder

@@ -15,17 +15,18 @@ FIELDS = ("nodes", "classes", "features", "degree", "seed")
 OPTIONS = (*FIELDS, "homophily", "signal")
 HOMOPHILY, SIGNAL = 0.8, 1.0
 MAX_DRAWS = 20
-# In standard deviations; float32 holds all features below it.
+# The strongest signal, in standard deviations; float32 holds all features below it.
 STRONGEST = 1e6
 # Bytes while graphs are made, beside the features.
 OF_NODE, OF_EDGE, OF_SMALL_ENTRY = 64, 100, 16
-# Of the gamma distribution of sizes: the largest of a thousand graphs has about six times the nodes of the mean.
+# The shape of the gamma distribution of sizes: the largest of a thousand graphs has about six times the nodes of the
+# mean.
 SHAPE = 2.0
 Rule = tuple[str, bool, str]
 
 
 def load_sbm(name: str, options: DataSource) -> Graph:
-    """A stochastic block model with Gaussian features, the same for the same options.
+    """Draws a stochastic block model with Gaussian features, the same for the same options.
 
     Communities (`blocks`) have sizes around `rank ** -0.5` and the class `rank % classes`. Of
     `nodes * degree / 2` distinct edges a share of `homophily` joins two nodes of one community, the rest
@@ -49,8 +50,8 @@ def load_sbm(name: str, options: DataSource) -> Graph:
 
     def inside(count: int) -> tuple[np.ndarray, np.ndarray]:
         source = for_edges.integers(nodes, size=count)
-        own = block[source]
-        return source, members[starts[own] + for_edges.integers(sizes[own])]
+        block_of_source = block[source]
+        return source, members[starts[block_of_source] + for_edges.integers(sizes[block_of_source])]
 
     def across(count: int) -> tuple[np.ndarray, np.ndarray]:
         source, target = for_edges.integers(nodes, size=(2, count))
@@ -66,7 +67,7 @@ def load_sbm(name: str, options: DataSource) -> Graph:
 
 
 def strengths(options: DataSource) -> tuple[float, float]:
-    """Homophily and signal, as given or by default."""
+    """Returns homophily and signal, as given or by default."""
     return (
         HOMOPHILY if options.homophily is None else options.homophily,
         SIGNAL if options.signal is None else options.signal,
@@ -74,7 +75,7 @@ def strengths(options: DataSource) -> tuple[float, float]:
 
 
 def _distinct(draw: Callable[[int], tuple[np.ndarray, np.ndarray]], wanted: int, nodes: int) -> np.ndarray:
-    """Up to `wanted` undirected edges without loops, int64 keys `smaller * nodes + larger`, ascending."""
+    """Draws up to `wanted` undirected edges without loops, int64 keys `smaller * nodes + larger`, ascending."""
     keys = np.empty(0, dtype=np.int64)
     for _ in range(MAX_DRAWS):
         if len(keys) == wanted:
@@ -86,7 +87,7 @@ def _distinct(draw: Callable[[int], tuple[np.ndarray, np.ndarray]], wanted: int,
 
 
 def _class_features(y: np.ndarray, options: DataSource, rng: np.random.Generator) -> np.ndarray:
-    """`signal * centre[y] + N(0, 1)`, float32 `[N, F]`, with class centres of norm 1."""
+    """Draws `signal * centre[y] + N(0, 1)`, float32 `[N, F]`, with class centres of norm 1."""
     centres = rng.standard_normal((options.classes, options.features))
     centres *= strengths(options)[1] / np.linalg.norm(centres, axis=1, keepdims=True)
     x = rng.standard_normal((len(y), options.features), dtype=np.float32)
@@ -95,7 +96,7 @@ def _class_features(y: np.ndarray, options: DataSource, rng: np.random.Generator
 
 
 def load_sbm_graphs(name: str, options: DataSource) -> Graph:
-    """Stochastic block models with one label each, the same for the same options.
+    """Draws stochastic block models with one label each, the same for the same options.
 
     `nodes` are shared among `graphs` by shares of a gamma distribution of shape 2, at least one each. A graph of class
     c has c + 1 communities of equal size; an edge between two nodes is drawn independently, so that a node has
@@ -115,7 +116,7 @@ def load_sbm_graphs(name: str, options: DataSource) -> Graph:
     degrees = np.empty(nodes, dtype=np.int64)
     neighbours = []
     for start, size, label in zip(first.tolist(), sizes.tolist(), y.tolist()):
-        joined = _drawn(size, label + 1, options.degree, homophily, for_edges)
+        joined = _draw_adjacency(size, label + 1, options.degree, homophily, for_edges)
         degrees[start : start + size] = joined.sum(1)
         neighbours.append((np.nonzero(joined)[1] + start).astype(np.int32))
     indptr, indices = np.concatenate([[0], np.cumsum(degrees)]), np.concatenate(neighbours)
@@ -124,13 +125,15 @@ def load_sbm_graphs(name: str, options: DataSource) -> Graph:
     return Graph(name, indptr, indices, x, y, options.classes, synthetic=True, graph_of=graph_of)
 
 
-def _drawn(size: int, communities: int, degree: float, homophily: float, rng: np.random.Generator) -> np.ndarray:
-    """Adjacency of one graph, bool `[size, size]`, symmetric."""
+def _draw_adjacency(
+    size: int, communities: int, degree: float, homophily: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Draws the adjacency of one graph, bool `[size, size]`, symmetric."""
     block = np.arange(size) % communities
     row, column = np.triu_indices(size, 1)
     inside = block[row] == block[column]
     wanted = size * degree / 2
-    # Where one kind of pair cannot have its share, the other has no more for it.
+    # If one kind of pair cannot have its share, the other has no more for it.
     chance = np.where(inside, homophily / max(inside.sum(), 1), (1 - homophily) / max((~inside).sum(), 1))
     if inside.all():
         chance = np.full(len(row), 1 / max(len(row), 1))
@@ -198,8 +201,8 @@ def _require_memory(options: DataSource, section: str, of_edges: int) -> None:
 
 def _content(options: DataSource) -> dict[str, Any]:
     homophily, signal = strengths(options)
-    own = {"blocks": options.blocks or options.classes} if options.key == "sbm" else {"graphs": options.graphs}
-    return {**{key: getattr(options, key) for key in FIELDS}, **own, "homophily": homophily, "signal": signal}
+    counts = {"blocks": options.blocks or options.classes} if options.key == "sbm" else {"graphs": options.graphs}
+    return {**{key: getattr(options, key) for key in FIELDS}, **counts, "homophily": homophily, "signal": signal}
 
 
 DATASETS = (

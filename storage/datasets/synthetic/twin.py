@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.storage.datasets.sources.derived import DerivedChecksums, derived, identity_digest
+from shoal.storage.datasets.sources.derived import DerivedChecksums, identity_digest, open_derived
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, derived_root
 from shoal.storage.datasets.synthetic.sbm import require, rules_of_strength
 from shoal.storage.datasets.synthetic.twin_kernels import (
@@ -70,7 +70,7 @@ ORIGINALS = {
 
 
 def load_twin(name: str, options: DataSource) -> Graph:
-    """The twin of a published graph; edges and labels are drawn once and kept on disk, features when they are read.
+    """Loads the twin of a published graph; edges and labels are drawn once and kept on disk, features when read.
 
     Memory stays below `options.memory_limit`, the interpreter not counted. Edges are made symmetric as those of the
     original would be. No two edges of a twin join the same nodes.
@@ -78,7 +78,7 @@ def load_twin(name: str, options: DataSource) -> Graph:
     twin = Twin.of(name, options)
     limit = options.memory_limit
     identity = twin.identity
-    with derived(derived_root(options) / "twins" / f"{name}-{identity_digest(identity)}", identity) as folder:
+    with open_derived(derived_root(options) / "twins" / f"{name}-{identity_digest(identity)}", identity) as folder:
         checksums = DerivedChecksums(folder, [*(f"csr/{name}" for name in FILES), "y.npy", "split.npy"])
         indptr, indices, cleaning = external_csr(twin.edge_blocks, twin.nodes, twin.edges, folder / "csr", limit, name)
         for array, dtype, blocks in (("y", np.int64, twin.labels), ("split", np.int8, twin.split_codes)):
@@ -133,7 +133,7 @@ class Twin:
 
     @classmethod
     def of(cls, name: str, options: DataSource) -> "Twin":
-        """The twin that options ask for; a ShoalError names one that is out of range."""
+        """Makes the twin that options ask for; a ShoalError names one that is out of range."""
         original = ORIGINALS[name]
         homophily = original.homophily if options.homophily is None else options.homophily
         signal = original.signal if options.signal is None else options.signal
@@ -201,7 +201,7 @@ class Twin:
         return TwinFeatures((self.nodes, self.features), self._features)
 
     def edge_blocks(self, first: int = 0) -> Iterator[np.ndarray]:
-        """Edges from number `first` on, int32 `[2, e]`; `first` is 0 or where a block ends."""
+        """Yields edges from number `first` on, int32 `[2, e]`; `first` is 0 or where a block ends."""
         for start in range(0, self.nodes, NODES_A_BLOCK):
             end = min(start + NODES_A_BLOCK, self.nodes)
             before, after = (self.edges * node // self.nodes for node in (start, end))
@@ -217,12 +217,12 @@ class Twin:
             yield label
 
     def split_codes(self, first: int = 0) -> Iterator[np.ndarray]:
-        """Part of the split of every node from id `first` on, int8 blocks."""
+        """Yields the part of every node from id `first` on, int8 blocks."""
         for start, end in self._ids(first):
             yield self._codes(start, end)
 
     def feature_rows(self, first: int = 0) -> Iterator[np.ndarray]:
-        """Features of every node from id `first` on, float32 blocks `[n, F]`."""
+        """Yields features of every node from id `first` on, float32 blocks `[n, F]`."""
         for start, end in self._ids(first, max(1, FEATURE_BLOCK_BYTES // (4 * self.features))):
             yield self.x[start:end]
 
@@ -231,7 +231,7 @@ class Twin:
             yield start, min(start + step, self.nodes)
 
     def _codes(self, start: int, end: int) -> np.ndarray:
-        """A random permutation begins with the training nodes, then come validation and test."""
+        """Assigns parts along a random permutation: it begins with training nodes, then come validation and test."""
         rank = np.empty(end - start, dtype=np.int64)
         ranks_of(start, self.nodes, self._table.bits, key_of(self.seed, "split"), rank)
         part = np.searchsorted(np.cumsum(self.split_sizes), rank, side="right")

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from shoal.storage.kernels.counter_rng import bits_at, noise_at, permuted, uniform_at, unpermuted
+from shoal.storage.kernels.counter_rng import bits_at, noise_at, permute, uniform_at, unpermute
 
 MAX_LEFT_INSIDE = 1024
 MIN_WEIGHT = 0.1
@@ -59,7 +59,7 @@ def _label(table: Table, place: int, community: int) -> int:
 def labels_of(table: Table, first: int, label: np.ndarray) -> None:
     """Fills the class of every node from id `first` on."""
     for i in range(len(label)):
-        place = unpermuted(first + i, table.nodes, table.bits, table.id_key)
+        place = unpermute(first + i, table.nodes, table.bits, table.id_key)
         label[i] = _label(table, place, _community(table, place))
 
 
@@ -67,7 +67,7 @@ def labels_of(table: Table, first: int, label: np.ndarray) -> None:
 def ranks_of(first: int, count: int, bits: int, key: np.uint64, rank: np.ndarray) -> None:
     """Fills the places of ids from `first` on in a random permutation of `count`."""
     for i in range(len(rank)):
-        rank[i] = permuted(first + i, count, bits, key)
+        rank[i] = permute(first + i, count, bits, key)
 
 
 @numba.njit(cache=True)
@@ -102,7 +102,7 @@ def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges:
     rows = len(degree)
     oldest, high = 0, -1
     for i in range(rows):
-        age = permuted(first + i, nodes, table.bits, table.age_key)
+        age = permute(first + i, nodes, table.bits, table.age_key)
         if age > high:
             oldest, high = i, age
     at = left_inside = left_across = 0
@@ -111,9 +111,9 @@ def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges:
         place = first + i
         community = _community(table, place)
         start, label = table.starts[community], table.label[community]
-        rank, age = place - start, permuted(place, nodes, table.bits, table.age_key)
+        rank, age = place - start, permute(place, nodes, table.bits, table.age_key)
         key = bits_at(table.edge_key, np.uint64(place))
-        source = permuted(place, nodes, table.bits, table.id_key)
+        source = permute(place, nodes, table.bits, table.id_key)
 
         inside = int(within * degree[i] + uniform_at(key, np.uint64(0)))
         across = degree[i] - inside + left_across
@@ -129,7 +129,7 @@ def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges:
         for k in range(taken):
             u = (k + uniform_at(key, np.uint64(1 + k))) / taken
             low = max(low + 1, min(int(rank * (u * u * np.sqrt(u))), rank - taken + k))
-            edges[0, at], edges[1, at] = source, permuted(start + low, nodes, table.bits, table.id_key)
+            edges[0, at], edges[1, at] = source, permute(start + low, nodes, table.bits, table.id_key)
             at += 1
 
         wanted = min(across, age // 2)
@@ -140,14 +140,14 @@ def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges:
             low = max(low + 1, min(int(age * (u * u * np.sqrt(u))), age - wanted + k))
             other = -1
             while low < age:
-                other = unpermuted(low, nodes, table.bits, table.age_key)
+                other = unpermute(low, nodes, table.bits, table.age_key)
                 if table.label[_community(table, other)] != label:
                     break
                 low += 1
             if low >= age:
                 left_across += wanted - k
                 break
-            edges[0, at], edges[1, at] = source, permuted(other, nodes, table.bits, table.id_key)
+            edges[0, at], edges[1, at] = source, permute(other, nodes, table.bits, table.id_key)
             at += 1
     return at
 
@@ -157,7 +157,7 @@ def features_of(table: Table, ids: np.ndarray, centre: np.ndarray, axis: np.ndar
     """Fills features: the centre of the class, its axis with the sign of the community, and noise."""
     features = x.shape[1]
     for i in range(len(ids)):
-        place = unpermuted(ids[i], table.nodes, table.bits, table.id_key)
+        place = unpermute(ids[i], table.nodes, table.bits, table.id_key)
         community = _community(table, place)
         label = _label(table, place, community)
         sign = np.float32(1.0) if bits_at(table.sign_key, np.uint64(community)) & np.uint64(1) else np.float32(-1.0)

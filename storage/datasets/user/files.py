@@ -32,7 +32,7 @@ ADVICE = "write it again with numpy.save or numpy.savez, without objects"
 
 
 def load_files(name: str, options: DataSource) -> Graph:
-    """The graph at `options.path`.
+    """Loads the graph at `options.path`.
 
     An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]`
     (what `coded_labels` takes) and optionally `edge_weight [E]` (positive numbers), `split [N]` (0 none, 1 train, 2
@@ -46,7 +46,7 @@ def load_files(name: str, options: DataSource) -> Graph:
     """
     path = graph_at(options.path)
     made = options.made.made
-    arrays, where = _read(path, made, options.labels, options.beside)
+    arrays, where = _read_arrays(path, made, options.labels, options.beside)
     if "x" not in arrays:
         if not made:
             raise ShoalError(where["x"], "no column is a feature; add some, or set data.features to what is made")
@@ -119,7 +119,7 @@ def keep_graph(graph: Graph, folder: Path) -> Path:
 
 
 def graph_at(path: str | None) -> Path:
-    """Absolute path of the user's file or folder; a ShoalError says that `data.path` is not set."""
+    """Returns the absolute path of the user's file or folder; raises a ShoalError if `data.path` is not set."""
     if not path:
         raise ShoalError("data.path", "not set; dataset 'files' needs an .npz file or a folder of .npy files")
     return Path(path).expanduser().resolve()
@@ -134,7 +134,7 @@ def is_gone(path: Path) -> bool:
 
 
 def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[str, Path]:
-    """File of every array, by the array's name; those of an .npz file are all in the file itself, of tables in two.
+    """Finds the file of every array, by its name; all arrays of an .npz are in one file, those of tables in two.
 
     A ShoalError says that one is missing, but for features that are made and `labels` that are not read, or there
     twice.
@@ -142,7 +142,7 @@ def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[
     if path.is_file():
         if path.name.endswith(KINDS):
             raise ShoalError(path, f"is one table; data.path is the folder of {EDGES} and {NODES}, {path.parent}")
-        # What torch.save writes is an archive, too.
+        # torch.save writes an archive, too.
         if path.suffix in (".pt", ".pth") or not (path.suffix == ".npz" or zipfile.is_zipfile(path)):
             raise ShoalError(path, NO_NPZ)
         return dict.fromkeys(REQUIRED, path)
@@ -151,8 +151,8 @@ def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[
     if (edges := table_of(path, EDGES)) is not None:
         nodes = table_of(path, NODES)
         if nodes is None and (labels or not features_made):
-            found = f"there is {edges.name}, but no {NODES}.csv or {NODES}.parquet"
-            raise ShoalError(path, f"{found}; only with task edge and data.features made it may be missing")
+            missing = f"there is {edges.name}, but no {NODES}.csv or {NODES}.parquet"
+            raise ShoalError(path, f"{missing}; only with task edge and data.features made it may be missing")
         return {"edge_index": edges} if nodes is None else {"edge_index": edges, "x": nodes, "y": nodes}
     files = {array: path / f"{array}.npy" for array in REQUIRED + OPTIONAL}
     sparse = path / "x.npz"
@@ -161,19 +161,19 @@ def parts(path: Path, features_made: bool = False, labels: bool = True) -> dict[
             raise ShoalError(sparse, f"features are also in {files['x'].name}; keep one of the two")
         files["x"] = sparse
     for array in REQUIRED:
-        if not files[array].is_file() and array in _needed(features_made, labels):
+        if not files[array].is_file() and array in _required_arrays(features_made, labels):
             gone = GraphGone if is_gone(path) else ShoalError
             raise gone(files[array], "not found; needed: edge_index.npy, x.npy or x.npz, y.npy")
     return {array: file for array, file in files.items() if file.is_file()}
 
 
-def _needed(features_made: bool, labels: bool) -> tuple[str, ...]:
-    """Arrays that must be there."""
+def _required_arrays(features_made: bool, labels: bool) -> tuple[str, ...]:
+    """Lists the arrays that must be there."""
     return tuple(name for name in REQUIRED if not (features_made and name == "x") and (labels or name != "y"))
 
 
 def _nodes(arrays: dict[str, Any], where: dict[str, str]) -> int:
-    """Number of nodes of a graph without features."""
+    """Counts the nodes of a graph without features."""
     items = arrays.get("graph", arrays.get("y"))
     if items is not None:
         return len(items) if items.ndim else 0
@@ -182,22 +182,22 @@ def _nodes(arrays: dict[str, Any], where: dict[str, str]) -> int:
 
 
 def contents(path: Path, features_made: bool = False, labels: bool = True) -> dict[str, str]:
-    """Digest of every file that would be read, by its name in a folder; wherever they lie, they are the same graph."""
+    """Digests every file that would be read, by its name in a folder; equal files are equal graphs anywhere."""
     if not path.is_dir():
-        found = {"npz": input_digest(parts(path)["x"])}
+        digests = {"npz": input_digest(parts(path)["x"])}
         with reading(path, ADVICE), open_npz(path) as npz:
             # Stores from before there were weights of edges lack them.
-            return found | ({"edge_weight": "kept"} if "edge_weight" in npz.names else {})
+            return digests | ({"edge_weight": "kept"} if "edge_weight" in npz.names else {})
     note = path / SYNTHETIC
     read = [*parts(path, features_made, labels).values(), *([note] if note.exists() else [])]
-    # Of a table in parts, each part.
+    # Each part of a table is a file.
     return {str(part.relative_to(path)): input_digest(part) for file in read for part in parts_of(file)}
 
 
-def _read(
+def _read_arrays(
     path: Path, features_made: bool, labels: bool, beside: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Arrays by name, and the name of each in error messages; features may be missing, and labels that are not read."""
+    """Reads arrays by name, and their names for error messages; features and labels may be missing if not needed."""
     files = parts(path, features_made, labels)
     arrays: dict[str, Any] = {}
     if not path.is_dir():
@@ -205,7 +205,7 @@ def _read(
             arrays = {array: npz[array] for array in REQUIRED + OPTIONAL if array in npz.names}
             names = npz.names
         _require_no_other_array(path, names, warns=True)
-        for array in _needed(features_made, labels):
+        for array in _required_arrays(features_made, labels):
             if array not in arrays:
                 raise ShoalError(path, f"no array {array}; it needs {', '.join(REQUIRED)}")
         return arrays, {array: f"{path} ({array})" for array in (*REQUIRED, *arrays)}
@@ -233,34 +233,34 @@ def _read(
 
 def _require_no_other_array(path: Path, names: Collection[str], warns: bool = False) -> None:
     """Refuses arrays in an .npz file that have a meaning and are not read; `warns` names all others."""
-    found = {array: f"{path} ({array})" for array in names}
-    require_read(found, REQUIRED + OPTIONAL, lambda array: "leave it out", places=OF_ARRAYS, warns=warns)
+    places_of = {array: f"{path} ({array})" for array in names}
+    require_read(places_of, REQUIRED + OPTIONAL, lambda array: "leave it out", places=OF_ARRAYS, warns=warns)
 
 
 def _require_no_other_file(folder: Path, files: dict[str, Path], beside: Collection[str], warns: bool = False) -> None:
-    """The same of arrays and tables in a folder: beside tables no array is read."""
+    """Refuses arrays and tables in a folder in the same way: beside tables no array is read."""
     others = [file for file in sorted(folder.iterdir()) if file.suffix in (".npy", ".npz", ".csv", ".tsv", ".parquet")]
-    known = {*files.values(), *(Path(file).expanduser().resolve() for file in beside)}
-    found = {file.stem: str(file) for file in others if file not in known}
+    expected = {*files.values(), *(Path(file).expanduser().resolve() for file in beside)}
+    places_of = {file.stem: str(file) for file in others if file not in expected}
     edges = files["edge_index"]
-    if edges.suffix != ".npy" and (array := next((name for name in REQUIRED + OPTIONAL if name in found), None)):
-        raise ShoalError(Path(found[array]), f"tables are read alone; move it, or {edges.name}, away")
-    require_read(found, (), lambda name: "move it to another folder", places=OF_ARRAYS, warns=warns)
+    if edges.suffix != ".npy" and (array := next((name for name in REQUIRED + OPTIONAL if name in places_of), None)):
+        raise ShoalError(Path(places_of[array]), f"tables are read alone; move it, or {edges.name}, away")
+    require_read(places_of, (), lambda name: "move it to another folder", places=OF_ARRAYS, warns=warns)
 
 
 def _content(options: DataSource) -> dict[str, Any]:
     path, made = graph_at(options.path), options.made.made
     if options.noted is not None and is_gone(path):
         return {"files": dict(options.noted)}
-    found = {"files": contents(path, made, options.labels)}
-    # Where a store of what is read is there already, no graph is read.
+    content = {"files": contents(path, made, options.labels)}
+    # A graph is not read if its store is there already.
     if path.is_dir():
         _require_no_other_file(path, parts(path, made, options.labels), options.beside)
     else:
         with reading(path, ADVICE), open_npz(path) as npz:
             names = npz.names
         _require_no_other_array(path, names)
-    return found
+    return content
 
 
 DATASETS = (DatasetSpec("files", load_files, task=None, content=_content, weighted=True),)

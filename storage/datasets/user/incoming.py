@@ -19,7 +19,7 @@ MASKS = {"train_mask": TRAIN, "val_mask": VAL, "test_mask": TEST}
 
 
 def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str], own: bool = True) -> Graph:
-    """A clean graph from tensors or arrays, which it may share memory with; a ShoalError names a wrong value.
+    """Makes a clean graph from tensors or arrays, which it may share memory with; a ShoalError names a wrong value.
 
     `values` are those of `graph_from_arrays`, of which None is as if the key were missing, and `train_mask`, `val_mask`
     and `test_mask`; `where` is the name of each in error messages. `own`: a user's graph, and none that is published.
@@ -53,7 +53,7 @@ def label_values(y: Any) -> Any:
 
 
 def to_array(value: Any, where: str) -> Any:
-    """A tensor as an array: NumPy, or SciPy CSR if it is sparse; arrays stay as they are, others are refused."""
+    """Converts a tensor to an array, NumPy, or SciPy CSR if it is sparse; keeps arrays, refuses everything else."""
     if isinstance(value, np.ndarray):
         return value
     if sp.issparse(value):
@@ -67,8 +67,8 @@ def to_array(value: Any, where: str) -> Any:
         value = value.float()
     if value.layout == torch.strided:
         return value.numpy()
-    found = value.to_sparse_coo().coalesce()
-    return sp.csr_array((found.values().numpy(), tuple(found.indices().numpy())), shape=tuple(found.shape))
+    coo = value.to_sparse_coo().coalesce()
+    return sp.csr_array((coo.values().numpy(), tuple(coo.indices().numpy())), shape=tuple(coo.shape))
 
 
 def require_values(value: Any, where: str) -> None:
@@ -94,7 +94,7 @@ def require_values(value: Any, where: str) -> None:
 
 
 def edges_of(adjacency: Any, where: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Edges int64 `[2, E]`, and their weights `[E]` or None, of a square sparse tensor of torch or of torch_sparse."""
+    """Reads edges int64 `[2, E]`, and weights `[E]` or None, from a square sparse tensor of torch or torch_sparse."""
     value: Tensor | None
     require_values(adjacency, where)
     if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
@@ -113,14 +113,14 @@ def edges_of(adjacency: Any, where: str) -> tuple[np.ndarray, np.ndarray | None]
 
 
 def _split(masks: Mapping[str, np.ndarray], items: int, what: str, where: Mapping[str, str]) -> np.ndarray:
-    """Part of every item, int8 `[items]`; `what` is an item."""
+    """Reads the part of every item, int8 `[items]`; `what` is an item."""
     code = np.full(items, UNASSIGNED, dtype=np.int8)
     for key, mask in masks.items():
         if mask.ndim == 2:
             raise ShoalError(where[key], f"{mask.shape[1]} splits; take one, as in mask[:, 0]")
         if mask.shape != (items,) or mask.dtype not in (np.bool_, np.uint8):
-            found = f"{mask.dtype} {list(mask.shape)}"
-            raise ShoalError(where[key], f"must be a truth value for each of the {items} {what}s, found {found}")
+            form = f"{mask.dtype} {list(mask.shape)}"
+            raise ShoalError(where[key], f"must be a truth value for each of the {items} {what}s, found {form}")
         twice = (code != UNASSIGNED) & mask.astype(bool)
         if twice.any():
             raise ShoalError(where[key], f"{what} {int(twice.argmax())} is in another mask, too; one part a {what}")

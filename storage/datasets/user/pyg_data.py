@@ -18,13 +18,13 @@ from shoal.storage.datasets.user.unread import WEIGHTS, meaning, require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph, require_edges
 
-# What a graph of a list has one value of.
+# A graph of a list has one value of these.
 OF_GRAPHS = (*MASKS, "assignment")
 READ = ("x", "y", "edge_index", "edge_weight", *OF_GRAPHS)
 
 
 def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "data") -> Graph:
-    """The graph, called `name`, of a `Data`, or many small graphs of a list: edges made undirected and simple.
+    """Makes the graph, called `name`, of a `Data`, or many small graphs of a list: edges undirected and simple.
 
     Args:
         data: Has `edge_index` or `adj_t` (a sparse tensor of torch, or a torch_sparse `SparseTensor`, whose values are
@@ -42,14 +42,14 @@ def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "da
 
 
 def take_out(key: str) -> str:
-    """How a user takes an attribute out."""
+    """Says how a user takes an attribute out."""
     return f"take it out (del data.{key})"
 
 
 def graph_of_data(
     data: Any, name: str, called: str, way_out: Callable[[str], str], own: bool = True, warns: bool = True
 ) -> Graph:
-    """The graph of `from_pyg`; `way_out` says how a user takes an attribute out.
+    """Makes the graph of `from_pyg`; `way_out` says how a user takes an attribute out.
 
     `own`: labels are coded (`shoal.storage.graph.labels.coded_labels`); else y are numbers of published classes.
     `warns` of attributes that are not read.
@@ -66,8 +66,8 @@ def graph_of_data(
         )
     require_tensors(data, called)
     values, where = _values(data, called)
-    found = {key: f"{called}.{key}" for key in data.to_dict()}
-    require_read(found, (*READ, "batch", *_adjacency(data)), way_out, features_of_edges(data), warns=warns)
+    places_of = {key: f"{called}.{key}" for key in data.to_dict()}
+    require_read(places_of, (*READ, "batch", *_adjacency(data)), way_out, features_of_edges(data), warns=warns)
     if (rows := _length(data.x)) is not None and data.num_nodes != rows:
         raise ShoalError(where["x"], f"{rows} rows for {data.num_nodes} nodes; one a node")
     if getattr(data, "batch", None) is not None:
@@ -84,7 +84,7 @@ def require_tensors(data: Data, called: str) -> None:
 
 
 def features_of_edges(data: Data) -> list[str]:
-    """Names of weights and features of edges: by the name, or by an entry an edge where nodes are not as many."""
+    """Names weights and features of edges: by the name, or by an entry an edge where nodes are not as many."""
     shape: Any = getattr(data.edge_index, "shape", ())
     edges = shape[1] if len(shape) == 2 and 1 < shape[1] != _length(data.x) else -1
     named = [key for key in data.to_dict() if meaning(key) == WEIGHTS and key != "edge_index"]
@@ -92,13 +92,13 @@ def features_of_edges(data: Data) -> list[str]:
 
 
 def _length(value: Any) -> int | None:
-    """Entries of a tensor or an array; None of others."""
+    """Counts the entries of a tensor or an array; None for others."""
     shape: Any = getattr(value, "shape", ())
     return shape[0] if len(shape) else None
 
 
 def _adjacency(data: Data) -> tuple[str, ...]:
-    """The other name of edges, if they are not in `edge_index`."""
+    """Returns the other name of edges, if they are not in `edge_index`."""
     return ("adj_t",) if data.edge_index is None else ()
 
 
@@ -115,7 +115,7 @@ def _values(data: Data, called: str) -> tuple[dict[str, Any], dict[str, str]]:
 def _of_many(
     graphs: Sequence[Any], name: str, called: str, way_out: Callable[[str], str], own: bool, warns: bool
 ) -> Graph:
-    """Many small graphs behind one another, each with one label; the first that is not what it must be is named."""
+    """Puts many small graphs behind one another, each with one label; names the first that is wrong."""
     if not graphs:
         raise ShoalError(called, "an empty list; give at least one graph")
     parts: list[list[np.ndarray]] = [[], [], []]
@@ -123,12 +123,12 @@ def _of_many(
     names: dict[str, str] = {}
     of_graphs: dict[str, list[np.ndarray]] = {}
     for number, data in enumerate(graphs):
-        one = f"{called}[{number}]"
+        place = f"{called}[{number}]"
         if not isinstance(data, Data):
-            raise ShoalError(one, f"must be a torch_geometric Data, found {type(data).__name__}")
-        require_tensors(data, one)
-        values, where = _values(data, one)
-        names = {key: f"{one}.{key}" for key in data.to_dict() if key not in _adjacency(data)} | names
+            raise ShoalError(place, f"must be a torch_geometric Data, found {type(data).__name__}")
+        require_tensors(data, place)
+        values, where = _values(data, place)
+        names = {key: f"{place}.{key}" for key in data.to_dict() if key not in _adjacency(data)} | names
         if values["edge_weight"] is not None and (_array(values["edge_weight"], where["edge_weight"]) != 1).any():
             raise ShoalError(where["edge_weight"], "many small graphs have no weights of edges here; take them out")
         values["y"] = label_values(values["y"])
@@ -170,7 +170,7 @@ def _of_many(
 
 
 def _array(value: Any, where: str) -> np.ndarray:
-    """A dense array of a tensor, or of a number."""
+    """Makes a dense array of a tensor, or of a number."""
     if value is None:
         raise ShoalError(where, "missing; a graph needs edges, features and a label")
     array = to_array(np.asarray(value) if isinstance(value, int | float | str) else value, where)

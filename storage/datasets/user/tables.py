@@ -70,18 +70,18 @@ class Rows(NamedTuple):
 
 
 def table_of(folder: Path, name: str) -> Path | None:
-    """The table `name` in a folder, a file or a folder of parts; None: there is none. A ShoalError: two, or unread."""
-    found = [path for kind in KINDS if (path := folder / f"{name}{kind}").exists()]
-    if len(found) > 1:
-        raise ShoalError(found[0], f"there is also {found[1].name}; keep one of the two")
+    """Finds the table `name` in a folder, a file or a folder of parts, or None. Raises ShoalError: two, or unread."""
+    tables = [path for kind in KINDS if (path := folder / f"{name}{kind}").exists()]
+    if len(tables) > 1:
+        raise ShoalError(tables[0], f"there is also {tables[1].name}; keep one of the two")
     others = sorted(path for path in folder.glob(f"{name}*") if path.name.partition(".")[0] == name)
-    if others and not found and not (folder / "edge_index.npy").exists():
+    if others and not tables and not (folder / "edge_index.npy").exists():
         raise ShoalError(others[0], f"expected {name}.csv or {name}.parquet; write the table as one of these")
-    return found[0] if found else None
+    return tables[0] if tables else None
 
 
 def parts_of(table: Path) -> list[Path]:
-    """The files of a table, one or its parts in the order of their names; empty, hidden and `_` ones are no parts."""
+    """Lists the files of a table, one or its parts in the order of names; empty, hidden and `_` ones are no parts."""
     if not table.is_dir():
         return [table]
     if log := next((name for name in VERSIONED if (table / name).exists()), None):
@@ -97,7 +97,7 @@ def parts_of(table: Path) -> list[Path]:
 
 
 def open_table(table: Path, known: Sequence[str]) -> tuple[list[str], Iterator[Rows]]:
-    """The columns of a table, each once, and its rows; of CSV all are texts, of which an empty one is null.
+    """Opens the columns of a table, each once, and its rows; of CSV all are texts, of which an empty one is null.
 
     Names are without spaces around them, and those of `known` in lower case. Raises ShoalError: a file has no header,
     a name is there twice, or parts have different columns.
@@ -106,29 +106,29 @@ def open_table(table: Path, known: Sequence[str]) -> tuple[list[str], Iterator[R
     parts = parts_of(table)
     # Columns of a part, and how its lines are separated.
     heads = [(_parquet_names(part), "") if is_parquet else _header(part, known) for part in parts]
-    columns = [[_named(name, known) for name in names] for names, _ in heads]
-    for part, own in zip(parts, columns):
-        if len(set(own)) < len(own):
-            twice = next(name for name in own if own.count(name) > 1)
+    columns = [[_known_name(name, known) for name in names] for names, _ in heads]
+    for part, names_of_part in zip(parts, columns):
+        if len(set(names_of_part)) < len(names_of_part):
+            twice = next(name for name in names_of_part if names_of_part.count(name) > 1)
             raise ShoalError(part, f"column {twice!r} is there twice; give each once")
-        if differing := sorted({*own} ^ {*columns[0]}):
+        if differing := sorted({*names_of_part} ^ {*columns[0]}):
             raise ShoalError(part, f"column {differing[0]!r} is in only one of this part and {parts[0].name}")
 
     def rows() -> Iterator[Rows]:
-        for part, own, (names, separator) in zip(parts, columns, heads):
+        for part, names_of_part, (names, separator) in zip(parts, columns, heads):
             first = 0
             with reading(part, "write it again as Parquet" if is_parquet else ADVICE):
                 batches = pq.ParquetFile(part).iter_batches(BATCH_ROWS) if is_parquet else _csv(part, names, separator)
             while (batch := _next(part, batches)) is not None:
                 if batch.num_rows:
-                    yield Rows(part, first, batch.rename_columns(own))
+                    yield Rows(part, first, batch.rename_columns(names_of_part))
                 first += batch.num_rows
 
     return columns[0], rows()
 
 
 def numbers(rows: Rows, name: str, what: str) -> np.ndarray:
-    """A column as numbers, float32 `[n, width]`; it is `what`, and lists of one length are as many columns.
+    """Reads a column as numbers, float32 `[n, width]`; it is `what`, and lists of one length are as many columns.
 
     Raises ShoalError: a value is missing, not finite or no number, or lists are of different lengths; names the column
     and the row.
@@ -149,7 +149,7 @@ def numbers(rows: Rows, name: str, what: str) -> np.ndarray:
         column = column.flatten()
     if not any(is_kind(column.type) for is_kind in (*TEXTS, *NUMBERS)):
         raise ShoalError(rows.file, f"column {name!r} is {what} and must be numbers, found {column.type}")
-    values = _parsed(column) if any(is_kind(column.type) for is_kind in TEXTS) else column
+    values = _parse(column) if any(is_kind(column.type) for is_kind in TEXTS) else column
     if isinstance(values, int):
         wrong = values
     elif values.null_count:
@@ -157,18 +157,18 @@ def numbers(rows: Rows, name: str, what: str) -> np.ndarray:
     else:
         # A value too large for float32 becomes infinity.
         with np.errstate(over="ignore"):
-            found = np.asarray(values.to_numpy(zero_copy_only=False)).astype(np.float32)
-        if np.isfinite(found).all():
-            return found.reshape(-1, width)
-        wrong = int((~np.isfinite(found)).argmax())
+            x = np.asarray(values.to_numpy(zero_copy_only=False)).astype(np.float32)
+        if np.isfinite(x).all():
+            return x.reshape(-1, width)
+        wrong = int((~np.isfinite(x)).argmax())
     word = str(column[wrong].as_py())
     decimal = "," in word and _is_number(word.replace(",", ".", 1))
     way_out = "write decimals with a point" if decimal else "give a finite one, or take the column out"
     raise fault(wrong // width, f"is {word[:40]!r}: {way_out}")
 
 
-def _parsed(texts: pa.Array) -> pa.Array | int:
-    """Texts as numbers, or as truth values if they are True and False; else the first row that is neither."""
+def _parse(texts: pa.Array) -> pa.Array | int:
+    """Parses texts as numbers, or as truth values if they are True and False; else gives the first wrong row."""
     trimmed = pc.utf8_trim_whitespace(texts)
     for kind in (pa.float32(), pa.bool_()):
         try:
@@ -176,7 +176,7 @@ def _parsed(texts: pa.Array) -> pa.Array | int:
         except pa.ArrowInvalid:
             continue
     words = trimmed.to_pylist()
-    # Where truth values stand among numbers, they are what is wrong.
+    # Truth values among numbers are what is wrong.
     for fits in (lambda word: _is_number(word) or word.lower() in ("true", "false"), _is_number):
         for row, word in enumerate(words):
             if word is not None and not fits(word):
@@ -192,7 +192,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _named(name: str, known: Sequence[str]) -> str:
+def _known_name(name: str, known: Sequence[str]) -> str:
     name = name.strip()
     return name.lower() if name.lower() in known else name
 
@@ -203,15 +203,15 @@ def _parquet_names(part: Path) -> list[str]:
 
 
 def _header(part: Path, known: Sequence[str]) -> tuple[list[str], str]:
-    """The names in a CSV file's header, as they are written, and what separates them: a comma, if none is `known`."""
+    """Reads the names in a CSV file's header, as they are written, and the separator: a comma, if none is `known`."""
     with reading(part, ADVICE):
         # It is decompressed as the file's name says.
         with io.BufferedReader(pa.input_stream(str(part))) as lines:
             header = lines.readline(BLOCK_BYTES)
-        found = {separator: _names(header, separator) for separator in SEPARATORS}
-    fits = (by for by, names in found.items() if any(_named(name, known) in known for name in names))
+        names_by = {separator: _names(header, separator) for separator in SEPARATORS}
+    fits = (by for by, names in names_by.items() if any(_known_name(name, known) in known for name in names))
     separator = next(fits, SEPARATORS[0])
-    names = found[separator]
+    names = names_by[separator]
     if all(map(_is_number, names)):
         raise ShoalError(part, f"expected names of columns in the first line, got {', '.join(names[:3])}; add a header")
     return names, separator
@@ -235,7 +235,7 @@ def _next(part: Path, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | Non
 
 
 def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[str, Any]:
-    """The arrays of a graph, by the names of `graph_from_arrays`; without `nodes` these are the ends of edges.
+    """Reads the arrays of a graph, by the names of `graph_from_arrays`; without `nodes`, from the ends of edges.
 
     `edges` has the columns `source` and `target`, an edge a row, one way or both ways, named by ids, and optionally
     `weight`, a number. `nodes` has `id` (integers or texts, each once), `label` (see `coded_labels`; may be missing
@@ -280,18 +280,18 @@ def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[st
     whole = {name: pa.concat_arrays(kept) for name, kept in texts.items()}
     ids = clean_ids(whole[ID], len(whole[ID]), nodes)
     notes = [f"{nodes}: column {name!r} has no name and is left out" for name in unnamed]
-    found: dict[str, Any] = {**_edges(edges, whole[ID]), "ids": ids, "notes": notes}
+    graph_arrays: dict[str, Any] = {**_edges(edges, whole[ID]), "ids": ids, "notes": notes}
     label = _of_one_type(given) if given else pa.nulls(len(whole[ID]))
-    found["y"], found["label_names"] = coded_labels(label, f"{nodes} (label)")
+    graph_arrays["y"], graph_arrays["label_names"] = coded_labels(label, f"{nodes} (label)")
     if features:
         names = [name if width == 1 else f"{name}[{place}]" for name, width in widths.items() for place in range(width)]
-        found |= {"x": np.concatenate(blocks), "vocabulary": np.array(names)}
+        graph_arrays |= {"x": np.concatenate(blocks), "vocabulary": np.array(names)}
     if SPLIT in whole:
-        found["split"] = _parts(nodes, whole[SPLIT])
+        graph_arrays["split"] = _parts(nodes, whole[SPLIT])
     if CLIENT in whole:
         with reading(nodes, f"column {CLIENT} is the number of a client"):
-            found["assignment"] = whole[CLIENT].cast(pa.int64()).to_numpy()
-    return {name: value for name, value in found.items() if value is not None}
+            graph_arrays["assignment"] = whole[CLIENT].cast(pa.int64()).to_numpy()
+    return {name: value for name, value in graph_arrays.items() if value is not None}
 
 
 def _require_columns(path: Path, columns: list[str], needed: tuple[str, ...]) -> None:
@@ -319,14 +319,14 @@ def _require_row_numbers(rows: Rows, name: str) -> None:
 
 
 def _texts(column: pa.Array) -> pa.Array:
-    """Whole numbers, without a point, names or categories as texts, and NaN as nothing; else a ValueError."""
+    """Converts whole numbers without a point, names or categories to texts, and NaN to nothing; else a ValueError."""
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column).cast(pa.int64())
     return column.cast(pa.large_string())
 
 
 def _of_one_type(given: Sequence[tuple[Path, pa.Array]]) -> pa.ChunkedArray:
-    """Labels of all parts as one file with the same rows would have them; `given` are the file of each and its rows.
+    """Joins the labels of all parts as one file of these rows would have them; `given` are files and their rows.
 
     Writers of parts give each the type of the rows that they saw: none where all are empty, text where one is a text.
     Raises ShoalError: a type is neither of numbers nor of texts, and others have another; names the part and both.
@@ -336,12 +336,12 @@ def _of_one_type(given: Sequence[tuple[Path, pa.Array]]) -> pa.ChunkedArray:
     kind = next(iter(kinds), pa.null())
     if len(kinds) > 1:
         plain = (*TEXTS, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-        if other := next((each for each in kinds if not any(is_kind(each) for is_kind in plain)), None):
-            rest = next(each for each in kinds if each != other)
+        if other := next((kind for kind in kinds if not any(is_kind(kind) for is_kind in plain)), None):
+            rest = next(kind for kind in kinds if kind != other)
             where = f"column {LABEL!r} is {other}, and in {kinds[rest].name} {rest}"
             raise ShoalError(kinds[other], f"{where}; write labels of one type in all parts")
-        integers = all(pa.types.is_integer(each) for each in kinds)
-        numbers_alone = integers or all(pa.types.is_integer(each) or pa.types.is_floating(each) for each in kinds)
+        integers = all(pa.types.is_integer(kind) for kind in kinds)
+        numbers_alone = integers or all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds)
         kind = pa.int64() if integers else pa.float64() if numbers_alone else pa.large_string()
     chunks = []
     for file, column in columns:
@@ -351,14 +351,14 @@ def _of_one_type(given: Sequence[tuple[Path, pa.Array]]) -> pa.ChunkedArray:
 
 
 def _ends(path: Path) -> pa.Array:
-    """Ids of the nodes that edges join: whole numbers by their size, else texts by their letters."""
+    """Lists ids of the nodes that edges join: whole numbers by their size, else texts by their letters."""
     columns, parts = open_table(path, (*ENDS, WEIGHT))
     _require_columns(path, columns, ENDS)
-    found = []
+    columns_of_ids = []
     for rows in parts:
         with reading(rows.file, ADVICE):
-            found += [_texts(rows.batch.column(name)) for name in ENDS]
-    ids = pc.drop_null(pc.unique(pa.chunked_array(found, pa.large_string())))
+            columns_of_ids += [_texts(rows.batch.column(name)) for name in ENDS]
+    ids = pc.drop_null(pc.unique(pa.chunked_array(columns_of_ids, pa.large_string())))
     try:
         order = pc.sort_indices(ids.cast(pa.int64()))
     except pa.ArrowInvalid:
@@ -367,7 +367,7 @@ def _ends(path: Path) -> pa.Array:
 
 
 def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
-    """Rows of the nodes that edges join, `edge_index` int32 `[2, E]`, and if there are `edge_weight` float32 `[E]`."""
+    """Numbers the nodes that edges join, `edge_index` int32 `[2, E]`, and reads `edge_weight` float32 `[E]`, if any."""
     columns, parts = open_table(path, (*ENDS, WEIGHT))
     _require_columns(path, columns, ENDS)
     for name in columns:
@@ -375,14 +375,14 @@ def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
             raise ShoalError(
                 path, f"column {name!r} would not be used; take it out, edges are source, target and weight"
             )
-    found: list[list[np.ndarray]] = [[], []]
+    places_of: list[list[np.ndarray]] = [[], []]
     weights: list[np.ndarray] = []
-    known = pc.SetLookupOptions(value_set=ids)
+    lookup = pc.SetLookupOptions(value_set=ids)
     for rows in parts:
-        for kept, name in zip(found, ENDS):
+        for kept, name in zip(places_of, ENDS):
             with reading(rows.file, ADVICE):
                 texts = _texts(rows.batch.column(name))
-                places = pc.index_in(texts, options=known)
+                places = pc.index_in(texts, options=lookup)
             if places.null_count:
                 wrong = pc.is_null(places).index(True).as_py()
                 raise ShoalError(
@@ -392,14 +392,14 @@ def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
             kept.append(places.to_numpy())
         if WEIGHT in columns:
             weights.append(numbers(rows, WEIGHT, "what an edge weighs")[:, 0])
-    if not found[0]:
+    if not places_of[0]:
         return {"edge_index": np.empty((2, 0), dtype=np.int32)}
-    edge_index = np.stack([np.concatenate(kept) for kept in found])
+    edge_index = np.stack([np.concatenate(kept) for kept in places_of])
     return {"edge_index": edge_index} | ({"edge_weight": np.concatenate(weights)} if weights else {})
 
 
 def _parts(path: Path, texts: pa.Array) -> np.ndarray:
-    """Part of every node, int8 `[N]`."""
+    """Reads the part of every node, int8 `[N]`."""
     words = pc.dictionary_encode(texts.fill_null(""))
     codes = []
     for word in words.dictionary.to_pylist():

@@ -1,4 +1,4 @@
-"""What a graph of a user's has beside what is read: refused where it has a meaning here, else named once."""
+"""Entries of a user's graph that are not read: refused if they have a meaning here, else named once."""
 
 import re
 import warnings
@@ -26,7 +26,7 @@ NAMES = {
     **dict.fromkeys(("split", "splits", "fold", "folds"), PARTS),
     **dict.fromkeys(("assignment", "party", "parties"), CLIENTS),
 }
-# Where a library's graph has them.
+# The places of these entries in a library's graph.
 PLACES = {
     "edges": "edge_index",
     "weight": "edge_weight",
@@ -38,7 +38,7 @@ NEVER_NAMED = ("num_nodes", "n_id", "e_id", "ptr", "_ID")
 
 
 def meaning(name: str) -> str | None:
-    """What a name tells of edges, parts or clients, as one of the sentences above; None: nothing that is known."""
+    """Tells the meaning of a name for edges, parts or clients, as one of the sentences above; None: none is known."""
     key = name.lower()
     return NAMES.get(key) or next((WORDS[word] for word in re.split(f"[^a-z]+|{ENDINGS}", key) if word in WORDS), None)
 
@@ -64,9 +64,9 @@ def require_read(
     for name, called in sorted(found.items()):
         if name in read or name in NEVER_NAMED:
             continue
-        known = meaning(name) or (WEIGHTS if name in of_edges else None)
-        if known is not None:
-            raise ShoalError(called, f"would be lost: {known.format(**places)}, or {way_out(name)}")
+        text = meaning(name) or (WEIGHTS if name in of_edges else None)
+        if text is not None:
+            raise ShoalError(called, f"would be lost: {text.format(**places)}, or {way_out(name)}")
         others.append(called)
     if others and warns:
         some = ", ".join(others[:8]) + (" …" if len(others) > 8 else "")

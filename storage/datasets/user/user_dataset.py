@@ -38,7 +38,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def load(self, root: Path) -> Any:
-        """The graph: a mapping of arrays or tensors, or an object with these attributes, as PyG's `Data`.
+        """Loads the graph: a mapping of arrays or tensors, or an object with these attributes, as PyG's `Data`.
 
         `edge_index` integers `[2, E]` (one or both directions), `x` numbers `[N, F]`, `y` numbers or names `[N]` (-1,
         NaN or "": no label; with `task: edge` y may be missing), and if there are `train_mask`, `val_mask` and
@@ -50,24 +50,24 @@ class Dataset(ABC):
         """
 
     def files(self, root: Path) -> Sequence[Path]:
-        """The files that `load` reads: when their content changes it is another dataset. By default none."""
+        """Lists the files that `load` reads: when their content changes it is another dataset. By default none."""
         return ()
 
 
 def load_user_dataset(name: str, options: DataSource) -> Graph:
-    """The graph of the user's own class, `my_file.py:Name`; a ShoalError names the line, or the array and the row."""
+    """Loads the graph of the user's class, `my_file.py:Name`; a ShoalError names the line, or the array and the row."""
     code = read_user_code(KEY, name)
-    made = _made(code, options)
+    made = _make(code, options)
     with code.at_work(KEY):
-        found = made.load(data_root(options.root))
+        loaded = made.load(data_root(options.root))
     dropped = ("edge_weight",) if options.edge_weights == "drop" else ()
-    if isinstance(found, Graph):
-        return replace(found, edge_weight=None) if dropped else found
-    given = found
-    if not isinstance(found, Mapping):
-        given = {name: getattr(found, name, None) for name in NAMES}
-        own = found.keys() if callable(getattr(found, "keys", None)) else getattr(found, "__dict__", ())
-        others = {name: f"{code.place}: {name}" for name in own if not name.startswith("_")}
+    if isinstance(loaded, Graph):
+        return replace(loaded, edge_weight=None) if dropped else loaded
+    given = loaded
+    if not isinstance(loaded, Mapping):
+        given = {name: getattr(loaded, name, None) for name in NAMES}
+        attributes = loaded.keys() if callable(getattr(loaded, "keys", None)) else getattr(loaded, "__dict__", ())
+        others = {name: f"{code.place}: {name}" for name in attributes if not name.startswith("_")}
         require_read(others, (*NAMES, *dropped), lambda name: "leave it out of what load gives")
     if unknown := next((name for name in given if name not in NAMES), None):
         raise code.fault(KEY, f"load gives {unknown!r}, which is none of {', '.join(NAMES)}")
@@ -81,7 +81,7 @@ def load_user_dataset(name: str, options: DataSource) -> Graph:
 def user_content(options: DataSource) -> dict[str, Any]:
     """Identifies the dataset: its code, its options, and the content of the files that it names."""
     code = read_user_code(KEY, options.dataset)
-    made = _made(code, options)
+    made = _make(code, options)
     with code.at_work(KEY):
         files = [Path(file) for file in made.files(data_root(options.root))]
     if files and not any(file.exists() for file in files):
@@ -93,22 +93,22 @@ def user_content(options: DataSource) -> dict[str, Any]:
     return {"dataset": options.name, "code": code.identity, "options": dict(options.user_options), "files": contents}
 
 
-def _made(code: UserCode, options: DataSource) -> Dataset:
+def _make(code: UserCode, options: DataSource) -> Dataset:
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Dataset):
         raise code.fault(KEY, f"{getattr(cls, '__name__', cls)} is no dataset; derive it from shoal.Dataset")
-    known = {
+    hints = {
         name: parameter.annotation
         for name, parameter in inspect.signature(cls).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    values = checked_options(options.user_options, known, cls.__name__)
+    values = checked_options(options.user_options, hints, cls.__name__)
     with code.at_work(KEY):
         return cls(**values)
 
 
 def checked_options(options: Mapping[str, Any], known: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Values of `data.options`, each as the type that `known` has for its key; others are refused."""
+    """Converts `data.options` to the types that `known` has for the keys; refuses others."""
     values = {}
     for key, value in options.items():
         if key not in known:

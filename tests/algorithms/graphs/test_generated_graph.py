@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.algorithms.graphs import generated_graph as operator_module
 from shoal.algorithms.graphs import pairs as pairs_module
-from shoal.algorithms.graphs.completed_graph import CompletedGraph, completed, draw_candidates
+from shoal.algorithms.graphs.completed_graph import CompletedGraph, complete_graph, draw_candidates
 from shoal.algorithms.graphs.generated_graph import EdgeOptions, GeneratedGraph, draw_edges, edge_scores
 from shoal.algorithms.graphs.pairs import PairDots, cross_dots
 from shoal.algorithms.models.inputs.neighbourhood import operator_over
@@ -28,7 +28,7 @@ def graph_of(pairs: list[tuple[int, int]], nodes: int = NODES) -> CompletedGraph
     for i, j in pairs:
         a[i, j] = a[j, i] = True
     indptr = np.concatenate([[0], a.sum(1).cumsum()]).astype(np.int32)
-    return completed(indptr, np.nonzero(a)[1].astype(np.int32), torch.empty(nodes, 0, dtype=torch.int32), CPU)
+    return complete_graph(indptr, np.nonzero(a)[1].astype(np.int32), torch.empty(nodes, 0, dtype=torch.int32), CPU)
 
 
 # Node 10 has no edge.
@@ -142,7 +142,7 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes every path that a GPU takes, in blocks of a few pairs."""
     monkeypatch.setattr(pairs_module, "BLOCK", 4)
     for module in (pairs_module, operator_module):
-        monkeypatch.setattr(module, "compiled", lambda tensor: False)
+        monkeypatch.setattr(module, "on_processor", lambda tensor: False)
 
 
 @pytest.mark.parametrize("chance", [0.05, 0.5, 0.95])
@@ -257,7 +257,7 @@ def test_edges_of_both_kinds_once_both_ways(nodes: int, k: int, share: float, se
     both = a | a.T
     indptr = np.concatenate([[0], both.sum(1).cumsum()]).astype(np.int32)
     indices = np.nonzero(both)[1].astype(np.int32)
-    graph = completed(indptr, indices, torch.tensor(near, dtype=torch.int32).reshape(nodes, k), CPU)
+    graph = complete_graph(indptr, indices, torch.tensor(near, dtype=torch.int32).reshape(nodes, k), CPU)
     wanted = by_sets(nodes, edges, near)
     assert graph.nodes == nodes
     assert [tuple(pair) for pair in graph.pairs_2M.T.tolist()] == wanted

@@ -150,7 +150,7 @@ def test_logits_of_smoothed_products_are_those_of_the_hops(
         found = model.logits() if part == "all" else model.logits_of(part)
         rows = slice(None) if part == "all" else getattr(view, part)
         torch.testing.assert_close(found, expected[rows], rtol=1e-4, atol=1e-5)
-        model.changed()
+        model.drop_logits()
     assert (("smoothing", r) in view._used) == (name in ("sgc", "gamlp", "gbp", "s2gc"))
 
 

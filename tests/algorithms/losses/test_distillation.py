@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
+from shoal.algorithms.losses.distillation import distillation_loss, distilled_from_neighbours, embedding_distance
 from shoal.storage.store.view import View
 
 EDGES = [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (4, 5), (5, 6), (6, 0)]
@@ -46,14 +46,14 @@ def rows(seed: int, *shape: int) -> torch.Tensor:
 def test_from_scores_row_by_row() -> None:
     teacher, student = 2 * rows(0, 6, 4), rows(1, 6, 4)
     expected = sum(divergence(t, s) for t, s in zip(teacher.numpy(), student.numpy())) / 6
-    assert distilled(teacher, student).item() == pytest.approx(expected, rel=1e-5)
-    assert distilled(teacher, teacher + 3).item() == pytest.approx(0, abs=1e-6)
+    assert distillation_loss(teacher, student).item() == pytest.approx(expected, rel=1e-5)
+    assert distillation_loss(teacher, teacher + 3).item() == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("detach", [True, False])
 def test_a_teacher_is_detached_unless_it_shall_learn(detach: bool) -> None:
     teacher, student = rows(0, 6, 4).requires_grad_(), rows(1, 6, 4).requires_grad_()
-    (distilled(teacher, student) if detach else distilled(teacher, student, detach=False)).backward()
+    (distillation_loss(teacher, student) if detach else distillation_loss(teacher, student, detach=False)).backward()
     p, q = teacher.detach().softmax(1), student.detach().softmax(1)
     torch.testing.assert_close(student.grad, (q - p) / 6)
     if detach:

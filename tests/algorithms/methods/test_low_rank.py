@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.methods.fedkd import compressed, expanded, restored, truncated
+from shoal.algorithms.methods.fedkd import compress, expand, restore, truncate
 from shoal.algorithms.models.build import build
 
 
@@ -15,7 +15,7 @@ def diagonal(*values: float, size: int = 20) -> Tensor:
 
 
 def rank_of(matrix: Tensor, energy: float) -> int:
-    part = truncated(matrix, energy)
+    part = truncate(matrix, energy)
     assert part.shape[1] == sum(matrix.shape) + 1
     return len(part)
 
@@ -37,13 +37,13 @@ def test_a_share_that_is_just_held_is_held(energy: float, rank: int) -> None:
 def test_the_best_product_of_its_rank(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((shape[0], 6)) * [9, 5, 3, 1, 0.5, 0.1] @ rng.standard_normal((6, shape[1]))
-    part = truncated(torch.from_numpy(matrix).float(), 0.98)
+    part = truncate(torch.from_numpy(matrix).float(), 0.98)
     left, s, right = np.linalg.svd(matrix, full_matrices=False)
     rank = next(r for r in range(7) if (s[:r] ** 2).sum() >= 0.98 * (s**2).sum())
     assert part.shape == (rank, 53)
     assert 1 < rank < 6
     expected = (left[:, :rank] * s[:rank]) @ right[:rank]
-    found = restored(part, torch.Size(shape))
+    found = restore(part, torch.Size(shape))
     np.testing.assert_allclose(found, expected, atol=1e-4)
     assert found.dtype == part.dtype == torch.float32
     np.testing.assert_allclose(part[:, -1], s[:rank], rtol=1e-5)
@@ -54,9 +54,9 @@ def test_a_matrix_whose_factors_take_more_is_sent_as_it_is(shape: tuple[int, int
     """Of a random 256x7 head all values are needed, none of which a proper prefix may replace: it is not wiped."""
     torch.manual_seed(0)
     matrix = torch.randn(shape)
-    part = truncated(matrix, 0.98)
+    part = truncate(matrix, 0.98)
     assert torch.equal(part, matrix)
-    assert torch.equal(restored(part, matrix.shape), matrix)
+    assert torch.equal(restore(part, matrix.shape), matrix)
 
 
 def test_factors_must_take_less() -> None:
@@ -64,23 +64,23 @@ def test_factors_must_take_less() -> None:
     torch.manual_seed(0)
     for a, b, rank, as_factors in [(5, 10, 3, True), (5, 10, 4, False), (4, 5, 1, True), (4, 5, 2, False)]:
         matrix = torch.linalg.qr(torch.randn(a, rank))[0] @ torch.linalg.qr(torch.randn(b, rank))[0].t()
-        part = truncated(matrix, 0.999)
+        part = truncate(matrix, 0.999)
         assert part.shape == ((rank, a + b + 1) if as_factors else (a, b))
 
 
 def test_zero_has_rank_zero_and_nothing_else_has() -> None:
     zero = torch.zeros(6, 8)
-    assert truncated(zero, 0.95).shape == (0, 15)
-    assert torch.equal(restored(truncated(zero, 0.95), zero.shape), zero)
+    assert truncate(zero, 0.95).shape == (0, 15)
+    assert torch.equal(restore(truncate(zero, 0.95), zero.shape), zero)
     # The square of 1e-30 is no float32.
     for tiny in (1e-30, 1e-40):
         matrix = diagonal(tiny, size=9)
-        torch.testing.assert_close(restored(truncated(matrix, 0.95), matrix.shape), matrix, rtol=1e-4, atol=0)
+        torch.testing.assert_close(restore(truncate(matrix, 0.95), matrix.shape), matrix, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("matrix", [torch.zeros(3), torch.zeros(1, 2, 9), torch.full((9, 9), float("nan"))])
 def test_what_is_no_finite_matrix_stays_as_it_is(matrix: Tensor) -> None:
-    part = truncated(matrix, 0.95)
+    part = truncate(matrix, 0.95)
     torch.testing.assert_close(part, matrix, equal_nan=True)
     assert part.data_ptr() != matrix.data_ptr()
 
@@ -97,7 +97,7 @@ def test_parameters_of_a_model(by_column: bool) -> None:
     change = torch.empty_like(model.w.detach())
     for part, value in zip(model.parts(change), values):
         part.copy_(value)
-    sent = compressed(model, change, 0.95)
+    sent = compress(model, change, 0.95)
     assert {name: tuple(t.shape) for name, t in sent.items()} == {
         "change.0": (1, 22),
         "change.1": (9,),
@@ -106,8 +106,8 @@ def test_parameters_of_a_model(by_column: bool) -> None:
     }
     assert all(t.is_contiguous() and t.untyped_storage().nbytes() == t.nbytes for t in sent.values())
     # Entries may come in any order, and others with them.
-    found = expanded(model, {"energy": torch.tensor(0.95), **dict(reversed(sent.items()))})
+    found = expand(model, {"energy": torch.tensor(0.95), **dict(reversed(sent.items()))})
     torch.testing.assert_close(found, change)
-    assert torch.equal(found, expanded(model, sent))
+    assert torch.equal(found, expand(model, sent))
     nn.utils.vector_to_parameters(torch.zeros(len(found)), module.parameters())
-    assert torch.equal(found, expanded(model, sent))
+    assert torch.equal(found, expand(model, sent))

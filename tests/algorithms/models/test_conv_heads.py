@@ -18,7 +18,7 @@ from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, join_body
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.protocol import MODEL
@@ -217,7 +217,7 @@ def test_conv_head_classifier_of_covers_its_parameters(name: str) -> None:
     assert flat.classifies_by_weight == (not MORE[name])
     assert linear.classifies_by_weight
     body, top = body_of(flat), classifier_of(flat)
-    flat.load(joined(flat, body + 1, top * 2))
+    flat.load(join_body(flat, body + 1, top * 2))
     assert torch.equal(body_of(flat), body + 1)
     assert torch.equal(classifier_of(flat), top * 2)
     assert flat.has_body

@@ -12,7 +12,7 @@ from support.sparse_rows import sparse
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.decoupled.gamlp import ATTENTIONS
-from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sampled
+from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sample_neighbourhood
 from shoal.algorithms.models.names import BACKBONES
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.store.view import View
@@ -79,7 +79,7 @@ def test_layers_of_message_passing(name: str, fanouts: list[int] | None, view: V
     operator = models[0].coupled.operator
     around = all_nodes(view, operator, 2)._replace(rows=view.train)
     if fanouts is not None:
-        around = sampled(view, operator, fanouts, view.train, np.random.default_rng(0))
+        around = sample_neighbourhood(view, operator, fanouts, view.train, np.random.default_rng(0))
     compare(models, (around, around._replace(x_NF=sparse(around.x_NF))))
 
 

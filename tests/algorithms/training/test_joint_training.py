@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sampled
+from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sample_neighbourhood
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
@@ -92,7 +92,7 @@ def test_equals_plain_torch(part: str, view: View, make_client: MakeClient) -> N
                 torch.set_rng_state(streams[name])
                 around = all_nodes(view, "symmetric", 2)
                 if part == "train":
-                    around = sampled(view, "symmetric", [-1, -1], rows, np.random.default_rng(0))
+                    around = sample_neighbourhood(view, "symmetric", [-1, -1], rows, np.random.default_rng(0))
                 inputs = [view.x[rows]] if name == MODEL else around
                 answers[name] = twin(inputs).logits_NC
                 streams[name] = torch.get_rng_state()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sampled
+from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sample_neighbourhood
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import key
@@ -93,9 +93,9 @@ def test_coupled_models_equal_a_plain_loop(
 
     def logits_of(rows: Tensor) -> Tensor:
         if fanouts is None:
-            around = sampled(view, twin.operator, [-1, -1], view.train, rng)
+            around = sample_neighbourhood(view, twin.operator, [-1, -1], view.train, rng)
             return twin(around._replace(rows=torch.searchsorted(view.train, rows))).logits_NC
-        return twin(sampled(view, twin.operator, fanouts, rows, rng)).logits_NC
+        return twin(sample_neighbourhood(view, twin.operator, fanouts, rows, rng)).logits_NC
 
     trainer_of(client, options("adam", epochs=3, batch_size=batch_size)).fit(client, {})
     plain_steps(logits_of, torch.optim.Adam(twin.parameters(), **ADAM), view, key(0, 1, 0, "train"), 3, batch_size)

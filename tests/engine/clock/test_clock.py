@@ -158,11 +158,11 @@ def test_devices_are_drawn_by_seed_and_client(tmp_path: Path) -> None:
         "# ours\nclass,share,gflops,gb_per_s,watts,spread\nslow,0.75,1,2,3,0.5\nfast,0.25,10,20,30,0\n",
     )
     classes = read_classes(str(file), "devices", DEVICES)
-    number, speed = classes.drawn(20_000, 0, "device")
-    few, its_speed = classes.drawn(100, 0, "device")
+    number, speed = classes.draw(20_000, 0, "device")
+    few, its_speed = classes.draw(100, 0, "device")
     assert (number[:100] == few).all()
     assert (speed[:100] == its_speed).all()
-    assert (classes.drawn(100, 1, "device")[0] != few).any()
+    assert (classes.draw(100, 1, "device")[0] != few).any()
     assert number.mean() == pytest.approx(0.25, abs=0.015)
     # Log-normal of median 1; a class without a spread has one speed.
     assert np.log(speed[number == 0]).std() == pytest.approx(0.5, abs=0.02)

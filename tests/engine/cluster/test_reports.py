@@ -16,21 +16,21 @@ from shoal.storage.errors import ShoalError
 
 def test_prints_are_the_first_of_a_round_and_a_count() -> None:
     prints = Prints()
-    with prints.captured(1):
+    with prints.capture(1):
         print("before any client")
         prints.client = 3
         print("a\nb", end="")
         print("x" * 2 * LONGEST_LINE)
     cut = "b" + "x" * (LONGEST_LINE - 1)
-    assert prints.taken() == ([(None, "before any client"), (3, "a"), (3, cut)], 0)
+    assert prints.take() == ([(None, "before any client"), (3, "a"), (3, cut)], 0)
     for number, room in ((1, MOST_LINES - 3), (2, MOST_LINES)):
-        with prints.captured(number):
+        with prints.capture(number):
             print(*range(MOST_LINES + 5), sep="\n")
-        lines, more = prints.taken()
+        lines, more = prints.take()
         assert [text for _, text in lines] == [str(i) for i in range(room)]
         assert more == MOST_LINES + 5 - room
     error = ShoalError("no luck", detail="traceback\n")
-    with suppress(ShoalError), prints.captured(3):
+    with suppress(ShoalError), prints.capture(3):
         print("the last word", end="")
         raise error
     assert error.detail == "traceback\nprinted before:\nthe last word"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.engine.cluster.ray_pool import RayPool
-from shoal.engine.cluster.states import LOST_STATES, hand_over_inboxes, handed_over, write_in_parallel
+from shoal.engine.cluster.states import LOST_STATES, hand_over_inboxes, hand_over_states, write_in_parallel
 from shoal.engine.hosts.backend import ServerLost
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import ADDRESS, Checkpoint, load_round, write
@@ -84,7 +84,7 @@ def test_states_stay_with_hosts(
     require_same(all_of(away.state), here.state.to_tensors()[0])
     # Another server goes on from what was read from files.
     state = FederationState.from_tensors(*here.state.to_tensors())
-    state.kept = handed_over(state.clients)
+    state.kept = hand_over_states(state.clients)
     hand_over_inboxes(state.inboxes)
     assert state.kept
     assert any(isinstance(t, Mixed) for box in state.inboxes.values() for t in box.values()) == mixes
@@ -138,7 +138,7 @@ def test_states_are_sent_to_the_address_of_a_run(
 ) -> None:
     here = start({**LARGE, "algorithm.name": "local", "participation.ratio": 1.0})
     here.round()
-    kept = handed_over(dict(here.state.clients))
+    kept = hand_over_states(dict(here.state.clients))
     assert kept
     states = {f"client/{i}/{name}": t for i, one in kept.items() for name, t in ray.get(one.ref).items()}
     # Copies of runs at addresses lie in the cache alone.

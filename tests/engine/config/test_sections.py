@@ -13,6 +13,11 @@ from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config import round_sections, sections
 from shoal.engine.config.config import Config, parse_config
+from shoal.engine.stages.compression.section import CommunicationOptions
+from shoal.engine.stages.hostile.section import AttackOptions
+from shoal.engine.stages.privacy.section import PrivacyOptions
+from shoal.engine.stages.robust.section import AggregationOptions
+from shoal.engine.stages.secure.section import SecureOptions
 from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import PropagationOptions
@@ -30,11 +35,11 @@ CLASSES: dict[str, type] = {
     "train": TrainOptions,
     "participation": round_sections.ParticipationOptions,
     "schedule": round_sections.ScheduleOptions,
-    "communication": round_sections.CommunicationOptions,
-    "attack": round_sections.AttackOptions,
-    "aggregation": round_sections.AggregationOptions,
-    "privacy": round_sections.PrivacyOptions,
-    "secure": round_sections.SecureOptions,
+    "communication": CommunicationOptions,
+    "attack": AttackOptions,
+    "aggregation": AggregationOptions,
+    "privacy": PrivacyOptions,
+    "secure": SecureOptions,
     "evaluation": sections.EvaluationConfig,
     "engine": sections.EngineConfig,
     "resources": sections.ResourcesConfig,

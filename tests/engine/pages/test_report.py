@@ -186,10 +186,10 @@ def test_curves_are_those_of_the_metrics(sweep: Sweep) -> None:
     values = np.array([[line["scopes"]["deployed"]["test"]["nodes"] for line in of_run] for of_run in lines])
     np.testing.assert_allclose(curve.middle, values.mean(0))
     np.testing.assert_allclose(curve.deviation, abs(values[0] - values[1]) / 2**0.5)
-    second = curve.reached(curve.middle[1])
+    second = curve.first_reaching(curve.middle[1])
     assert second is not None
     assert second["round"] == 1 + (curve.middle >= curve.middle[1]).argmax()
-    assert curve.reached(1.1) is None
+    assert curve.first_reaching(1.1) is None
     losses = curve_of(lines, loss_in)
     assert losses is not None
     assert losses.middle[-1] == pytest.approx((lines[0][-1]["loss"] + lines[1][-1]["loss"]) / 2)

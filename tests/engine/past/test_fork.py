@@ -20,7 +20,7 @@ from shoal.engine.past.fork import fork
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import parent_of, read_summary
 from shoal.engine.runs.run import run
-from shoal.engine.studies.listing import compare, kept_in, listed
+from shoal.engine.studies.listing import compare, kept_in, make_tables
 from shoal.engine.studies.sweep import SHOAL
 from shoal.storage.errors import ShoalError
 
@@ -69,7 +69,7 @@ def test_a_fork_with_another_rate_parts_behind_its_round(tmp_path: Path) -> None
     assert [len(line["cohort"]) for line in read_metrics(forked)] == [2, 2, 2, 4, 4, 4]
     said = "\n".join(table.text() for table in compare(whole, forked))
     assert "rounds: equal up to round 3; in the next" in said
-    text = "\n".join(table.text() for table in listed(list(kept_in(tmp_path / "runs"))))
+    text = "\n".join(table.text() for table in make_tables(list(kept_in(tmp_path / "runs"))))
     assert f"fork of {whole.name} after round 3" in text
 
 

@@ -59,7 +59,7 @@ def test_steps_of_the_attack_are_those_of_training(
         order = torch.cat([client.data.train, torch.tensor([i for i in range(4) if i not in client.data.train])])
         rows, edges = rows[order], client.data.adjacency.to_dense()[order][:, order]
     client.model.module.eval()
-    change = attack.simulated(attack.inputs(rows, edges)).detach()
+    change = attack.simulate_training(attack.inputs(rows, edges)).detach()
     sent = attack.change_P
     assert torch.nn.functional.cosine_similarity(change, sent, dim=0).item() == pytest.approx(1.0, abs=1e-4)
     assert change.norm().item() == pytest.approx(sent.norm().item(), rel=1e-2)

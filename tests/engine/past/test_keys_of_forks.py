@@ -13,7 +13,7 @@ from support.small_runs import small_run
 from shoal.engine.clock.report import Asked, ClockedRun, clocked
 from shoal.engine.config.config import Config, load_config, parse_config, usual
 from shoal.engine.config.run_identity import changes_numbers, flatten
-from shoal.engine.past.fork import begin, fork, forked, list_changeable, may_change
+from shoal.engine.past.fork import begin, fork, list_changeable, may_change, plan_fork
 from shoal.engine.past.ledger import AVERAGED, HIDDEN_IN_A_SUM, ledger
 from shoal.engine.past.properties import properties
 from shoal.engine.past.replay import replay
@@ -366,4 +366,4 @@ def test_a_clock_of_two_schedules_is_refused(tmp_path: Path) -> None:
 def test_changes_of_one_round_are_those_of_forks(whole: Path) -> None:
     with refused("secure.kind", says="cannot change after a round"):
         replay(whole, 2, 0, ["secure=masks", "run.keep_digests=false"])
-    assert forked(PastRun(whole), ["train.lr=0.3"], 2).config.train.lr == 0.3
+    assert plan_fork(PastRun(whole), ["train.lr=0.3"], 2).config.train.lr == 0.3

@@ -33,7 +33,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.remote_run import DRIVERS, LIST, RemoteRun, Seat, copy_of
 from shoal.engine.runs.run import run
 from shoal.engine.studies.at_address import remove_at, verify_at
-from shoal.engine.studies.listing import Kept, listed
+from shoal.engine.studies.listing import Kept, make_tables
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.files.addresses import Folder, below
 
@@ -119,7 +119,7 @@ def test_forks_and_sweeps_of_an_address_have_the_numbers_of_folders(
     again = fork(copy_of(address), 2, ["train.lr=0.2"])
     assert numbers(again) == numbers(expected)
     assert parent_of(again) == {"run": address, "round": 2}
-    assert "fork of small-" in listed([Kept("run", again)])[0].text()
+    assert "fork of small-" in make_tables([Kept("run", again)])[0].text()
     words = shlex.split(
         html.unescape(re.findall(r'<pre class="command">(.*?)</pre>', report([again], None).read_text())[0])
     )
@@ -163,7 +163,7 @@ def test_a_killed_run_goes_on_elsewhere_and_is_read_from_anywhere(
         assert done.exception is None, done.exception
         assert says in done.output
     folder = Folder(config.run.root)
-    assert folder.listed(address.partition("?")[0].rpartition("/")[2], everything=True) == {}
+    assert folder.list_files(address.partition("?")[0].rpartition("/")[2], everything=True) == {}
     # Nothing here is left of it, that would be sent again.
     assert not list((tmp_path / "cache").glob("*/*/small-*"))
 
@@ -273,7 +273,7 @@ def test_one_driver_writes_a_run(config_of: Make, tmp_path: Path, monkeypatch: p
     save = Driver._save
 
     def taken_over(driver: Driver) -> None:
-        for name in folder.listed(DRIVERS):
+        for name in folder.list_files(DRIVERS):
             folder.delete(name)
         save(driver)
 
@@ -292,7 +292,7 @@ def test_a_driver_that_shows_itself_as_another_comes_is_no_latecomer(
     with monkeypatch.context() as patch:
         patch.setattr(remote_run, "_machine", lambda: "another-0123abcd")
         other = Seat(folder)
-    (there,) = folder.listed(DRIVERS)
+    (there,) = folder.list_files(DRIVERS)
 
     def and_the_other(self: Folder, name: str, content: bytes) -> None:
         put(self, name, content)

@@ -49,7 +49,7 @@ class Turns(shoal.Schedule):
 def paces(tmp_path: Path) -> str:
     """The schedule of the guide."""
     text = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
-    source = text.split("```python\n")[1].split("```")[0]
+    source = text.split("## A schedule")[1].split("```python\n")[1].split("```")[0]
     assert len(source.splitlines()) <= 30
     (tmp_path / "paces.py").write_text(source)
     return f"{tmp_path / 'paces.py'}:Paces"

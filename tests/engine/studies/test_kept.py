@@ -10,7 +10,7 @@ from support.errors import refused
 
 from shoal.engine.records.run_folder import RunFolder
 from shoal.engine.records.summary import NODES, POOLED
-from shoal.engine.studies.listing import compare, kept_in, listed, plain_list
+from shoal.engine.studies.listing import compare, kept_in, make_tables, plain_list
 from shoal.engine.studies.means import MEANS
 from shoal.engine.studies.removal import remove
 from shoal.engine.studies.study import Study
@@ -39,16 +39,16 @@ def test_listed_names_state_and_result(sweeps: list[Sweep], tiny: Path) -> None:
     assert [each.kind for each in found] == ["run"] * 3 + ["sweep"] * 2
 
     def whats() -> dict[str, str]:
-        return {row[0].removeprefix("└ "): row[-1] for table in listed(found) for row in table.rows}
+        return {row[0].removeprefix("└ "): row[-1] for table in make_tables(found) for row in table.rows}
 
     first, folder = sweeps[0].rows[0], sweeps[0].folder.name
     score = f"{100 * first.figures['deployed.best.test']:.2f} % deployed"
     assert whats()[first.path.name] == f"fedavg, seed 0: {score}"
     assert whats()[folder] == "sweep of seed 0,1"
     alone = [each for each in found if each.kind == "run"]
-    (table,) = listed(alone)
+    (table,) = make_tables(alone)
     assert table.rows[0][-1].startswith("fedavg on sbm, 4 clients, seed ")
-    assert listed(alone[:1])[0].rows[0][-1].startswith("fedavg on sbm, 4 clients: ")
+    assert make_tables(alone[:1])[0].rows[0][-1].startswith("fedavg on sbm, 4 clients: ")
     (first.path / "summary.json").unlink()
     assert whats()[first.path.name] == "fedavg, seed 0: unfinished"
     assert whats()[folder] == "sweep of seed 0,1: 1 of 2"
@@ -57,9 +57,9 @@ def test_listed_names_state_and_result(sweeps: list[Sweep], tiny: Path) -> None:
     (first.path / "config.yaml").write_text("{")
     assert ": damaged" in whats()[first.path.name]
     (store,) = (each for each in kept_in(tiny.parent) if each.kind == "store")
-    assert listed([store])[0].rows[0][-1] == "sbm, 4 clients, 120 nodes (synthetic)"
+    assert make_tables([store])[0].rows[0][-1] == "sbm, 4 clients, 120 nodes (synthetic)"
     assert store.bytes == sum(file.stat().st_size for file in store.path.rglob("*") if file.is_file())
-    assert listed(list(kept_in(tiny.parent / "nowhere")))[0].notes == ("no runs, sweeps or stores",)
+    assert make_tables(list(kept_in(tiny.parent / "nowhere")))[0].notes == ("no runs, sweeps or stores",)
 
 
 def test_listed_in_the_order_of_time_with_runs_below_their_sweep(sweeps: list[Sweep], tiny: Path) -> None:
@@ -88,7 +88,7 @@ def test_scores_of_a_sweep_are_those_of_its_table(tiny: Path, monkeypatch: pytes
         ]
     by_nodes = [row.figures["deployed.best.test"] for row in made[1].rows]
     assert by_nodes != [scores[row.path.name] for row in made[1].rows]
-    (table,) = listed(found)
+    (table,) = make_tables(found)
     assert set(table.notes) == {
         f"scores: test, {MEANS[NODES]}", f"scores in sweeps over numbers of clients: test, {MEANS[POOLED]}",
     }  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 from support.errors import refused
 
-from shoal.engine.studies.groups import Row, baseline_of, grouped, paired_p, spread_of, varied
+from shoal.engine.studies.groups import Row, baseline_of, group_runs, list_varied, paired_p, spread_of
 from shoal.engine.studies.study_table import Layout, long_table_of, on_screen, table_of
 from shoal.engine.studies.text_table import TextTable
 
@@ -70,12 +70,12 @@ def test_numbers_of_samples_are_marked() -> None:
 
 
 def test_groups_and_their_baselines() -> None:
-    groups = grouped(rows())
+    groups = group_runs(rows())
     assert [(group.columns["data.dataset"], group.columns["algorithm"], len(group.rows)) for group in groups] == [
         (dataset, method, 4) for dataset in ("cora", "pubmed") for method in METHODS
     ]
-    assert varied(groups) == ["data.dataset", "algorithm", "algorithm.eps"]
-    assert varied(groups[:1]) == []
+    assert list_varied(groups) == ["data.dataset", "algorithm", "algorithm.eps"]
+    assert list_varied(groups[:1]) == []
     for group in groups:
         other = baseline_of(group, groups, {"algorithm": "fedavg"})
         assert other is not None
@@ -85,14 +85,14 @@ def test_groups_and_their_baselines() -> None:
 
 def test_the_paired_test_by_scipy() -> None:
     of = rows()
-    groups = {(group.columns["data.dataset"], group.columns["algorithm"]): group for group in grouped(of)}
+    groups = {(group.columns["data.dataset"], group.columns["algorithm"]): group for group in group_runs(of)}
     p = paired_p(groups["cora", "fedgta"], groups["cora", "fedavg"], TEST)
     assert p == pytest.approx(stats.ttest_rel(values(of, "cora", "fedgta"), values(of, "cora", "fedavg")).pvalue)
     # Of the failed seed there is no pair.
     p = paired_p(groups["pubmed", "local"], groups["pubmed", "fedavg"], TEST)
     assert p == pytest.approx(stats.ttest_rel(values(of, "pubmed", "local"), values(of, "pubmed", "fedavg")[:3]).pvalue)
     assert paired_p(groups["cora", "local"], groups["cora", "local"], TEST) is None
-    few = grouped(rows(1, ("cora",)))
+    few = group_runs(rows(1, ("cora",)))
     assert paired_p(few[0], few[1], TEST) is None
 
 

@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import Amazon, Coauthor, Planetoid, Reddit
 from torch_geometric.transforms import NormalizeFeatures
 
-from shoal.storage.datasets.domains import domain_of_nodes, joined
+from shoal.storage.datasets.domains import domain_of_nodes, join_domains
 from shoal.storage.datasets.features import features
 from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.features.features import DENSE_NODES, made_features
@@ -140,13 +140,13 @@ SECOND = graph("second", [(0, 1)], np.array([[4.0, 5], [0, 6]]), [2, 0])
 
 
 def test_nodes_of_the_second_follow_those_of_the_first() -> None:
-    both = joined([FIRST, SECOND])
+    both = join_domains([FIRST, SECOND])
     assert both.domains == (Domain("first", 3), Domain("second", 2))
     assert (both.indptr.tolist(), both.indices.tolist()) == ([0, 1, 3, 4, 5, 6], [1, 0, 2, 1, 4, 3])
     assert both.indices.dtype == np.int32
     assert (both.y.tolist(), both.classes, both.name) == ([0, 1, -1, 2, 0], 3, "first+second")
     np.testing.assert_array_equal(both.x, [[1, 0], [2, 0], [0, 3], [4, 5], [0, 6]])
-    assert joined([FIRST, replace(SECOND, synthetic=True)]).synthetic > both.synthetic
+    assert join_domains([FIRST, replace(SECOND, synthetic=True)]).synthetic > both.synthetic
     assert (both.cleaning.entries_read, both.cleaning.reversed_added) == (3, 3)
     assert domain_of_nodes(both).tolist() == [0, 0, 0, 1, 1]
 
@@ -154,29 +154,29 @@ def test_nodes_of_the_second_follow_those_of_the_first() -> None:
 def test_columns_are_the_union_of_the_vocabularies() -> None:
     first = replace(FIRST, vocabulary=np.array(["rain", "mud"]))
     second = replace(SECOND, x=sp.csr_array(SECOND.x), vocabulary=np.array(["sun", "rain"]))
-    both = joined([first, second])
+    both = join_domains([first, second])
     assert both.vocabulary.tolist() == ["mud", "rain", "sun"]
     np.testing.assert_array_equal(both.x.toarray(), [[0, 1, 0], [0, 2, 0], [3, 0, 0], [0, 5, 4], [0, 6, 0]])
     # The order in which graphs are named moves rows, and no column.
-    turned = joined([second, first])
+    turned = join_domains([second, first])
     np.testing.assert_array_equal(turned.x.toarray()[[2, 3, 4, 0, 1]], both.x.toarray())
 
 
 def test_other_features_are_refused() -> None:
     wide = graph("wide", [(0, 1)], np.ones((2, 3)), [0, 1])
     with refused("data.dataset", says="found widths first 2, wide 3"):
-        joined([FIRST, wide])
+        join_domains([FIRST, wide])
     # A vocabulary of one alone joins nothing.
-    assert joined([replace(FIRST, vocabulary=np.array(["a", "b"])), SECOND]).vocabulary is None
+    assert join_domains([replace(FIRST, vocabulary=np.array(["a", "b"])), SECOND]).vocabulary is None
 
 
 def test_a_split_and_clients_are_kept_if_all_have_them() -> None:
     split = [replace(g, split=np.full(g.nodes, k, dtype=np.int8)) for k, g in enumerate((FIRST, SECOND), 1)]
-    assert joined(split).split.tolist() == [1, 1, 1, 2, 2]
-    assert joined([split[0], SECOND]).split is None
+    assert join_domains(split).split.tolist() == [1, 1, 1, 2, 2]
+    assert join_domains([split[0], SECOND]).split is None
     own = [replace(g, assignment=np.arange(g.nodes, dtype=np.int32) % 2) for g in (FIRST, SECOND)]
-    assert joined(own).assignment.tolist() == [0, 1, 0, 2, 3]
-    assert joined([FIRST, own[1]]).assignment is None
+    assert join_domains(own).assignment.tolist() == [0, 1, 0, 2, 3]
+    assert join_domains([FIRST, own[1]]).assignment is None
 
 
 def test_a_vocabulary_names_every_column_once() -> None:
@@ -187,9 +187,9 @@ def test_a_vocabulary_names_every_column_once() -> None:
 
 def test_a_graph_without_weights_weighs_one_beside_others() -> None:
     weighted = graph("first", [(0, 1), (1, 2)], FIRST.x, [0, 1, -1], edge_weight=np.array([0.5, 3.0]))
-    both = joined([weighted, SECOND])
+    both = join_domains([weighted, SECOND])
     assert (both.edge_weight.tolist(), both.edge_weight.dtype) == ([0.5, 0.5, 3, 3, 1, 1], np.float32)
-    assert joined([FIRST, SECOND]).edge_weight is None
+    assert join_domains([FIRST, SECOND]).edge_weight is None
 
 
 @pytest.fixture(params=[3, 1 << 22])

@@ -20,7 +20,7 @@ from shoal.storage.graph import rows
 from shoal.storage.graph.edge_weights import clean_weights, degrees, weights_among
 from shoal.storage.graph.from_arrays import class_count
 from shoal.storage.graph.graph import Cleaning, Graph, clean_edges
-from shoal.storage.graph.induced import induced, kept_entries
+from shoal.storage.graph.induced import induce, kept_entries
 from shoal.storage.graph.layout import chosen_layout, require_possible, stored_bytes
 from shoal.storage.graph.rows import csr_of, dense_bytes, entries_of, gains_sparse, sparse_bytes
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -160,7 +160,7 @@ def test_every_edge_has_its_weight_both_ways(seed: int, edges: int) -> None:
     np.testing.assert_allclose(degrees(indptr, found), 1 + dense.sum(1, dtype=np.float64), rtol=1e-12)
     # Parts of the graph, whose rows are in another order.
     client = np.random.default_rng(seed).integers(3, size=NODES).astype(np.int32)
-    for part in induced(indptr, indices, client, kept_entries(indptr, indices, client), range(3)):
+    for part in induce(indptr, indices, client, kept_entries(indptr, indices, client), range(3)):
         inside = np.repeat(part.node, np.diff(part.indptr)), part.node[part.indices]
         np.testing.assert_array_equal(weights_among(part, indptr, indices, found), dense[inside])
 
@@ -278,7 +278,7 @@ def test_a_matrix_and_its_transpose(dense: torch.Tensor, half: bool) -> None:
 def test_bytes_of_a_matrix_and_of_one_that_is_its_own_transpose(dense: torch.Tensor) -> None:
     matrix = sparse(dense)
     assert matrix.most_bytes == 4 * (10 + 8) + 16 * int((dense != 0).sum())
-    assert matrix.prepared() is matrix
+    assert matrix.prepare() is matrix
     transposed = matrix.transposed
     parts = (*matrix.parts(), transposed.crow_indices(), transposed.col_indices(), transposed.values())
     assert matrix.most_bytes == sum(part.nbytes for part in parts)

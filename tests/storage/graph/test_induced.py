@@ -18,9 +18,9 @@ from support.shards import adjacency, dense
 
 from shoal.algorithms.models.inputs.neighbourhood import Drawn, draw_neighbours
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.gather import gathered
+from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.induced import induced, kept_entries
+from shoal.storage.graph.induced import induce, kept_entries
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.bounds import check_rows
@@ -51,7 +51,7 @@ def test_clients_of_one_pass_are_those_of_many(make_graph: Callable[..., Graph])
     graph = make_graph(5, 90, 0.1)
     assignment = np.random.default_rng(5).integers(0, 4, 90).astype(np.int32)
     kept = kept_entries(graph.indptr, graph.indices, assignment)
-    together = list(induced(graph.indptr, graph.indices, assignment, kept, [3, 0, 2]))
+    together = list(induce(graph.indptr, graph.indices, assignment, kept, [3, 0, 2]))
     for client, found in zip([3, 0, 2], together):
         alone = part_of(graph, np.flatnonzero(assignment == client))
         for a, b in zip((found.node, found.indptr, found.indices), (alone.node, alone.indptr, alone.indices)):
@@ -123,7 +123,7 @@ Make = Callable[..., Graph]
 
 def of(graph: Graph, assignment: np.ndarray, limit: int = 1 << 30) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     kept = kept_entries(graph.indptr, graph.indices, assignment)
-    found = gathered(graph, assignment, kept, range(assignment.max() + 1), "float32", limit)
+    found = gather_features(graph, assignment, kept, range(assignment.max() + 1), "float32", limit)
     return {client: (part.node, x) for client, part, x in found}
 
 
@@ -140,7 +140,7 @@ def test_features_of_every_kind(tmp_path: Path, make_graph: Make, dtype: str, la
     assignment = np.random.default_rng(0).integers(0, 3, 40).astype(np.int32)
     kept = kept_entries(graph.indptr, graph.indices, assignment)
     for kind in (x, x.astype(np.float16), csr, unsorted, np.load(tmp_path / "x.npy", mmap_mode="r")):
-        found = list(gathered(replace(graph, x=kind), assignment, kept, [2, 0], dtype, 1 << 30, layout))
+        found = list(gather_features(replace(graph, x=kind), assignment, kept, [2, 0], dtype, 1 << 30, layout))
         assert [client for client, _, _ in found] == [2, 0]
         for client, part, rows in found:
             np.testing.assert_array_equal(np.sort(part.node), np.flatnonzero(assignment == client))
@@ -161,7 +161,7 @@ def test_sparse_features_take_no_dense_rows() -> None:
     kept = kept_entries(graph.indptr, graph.indices, assignment)
 
     def entries(limit: int) -> list[int]:
-        found = gathered(graph, assignment, kept, range(4), "float32", limit, "sparse")
+        found = gather_features(graph, assignment, kept, range(4), "float32", limit, "sparse")
         return [rows.entries for _, _, rows in found]
 
     assert len(entries(1 << 20)) == 4
@@ -186,7 +186,7 @@ def test_less_memory_means_more_passes(make_graph: Make, monkeypatch: pytest.Mon
     wanted = of(graph, assignment)
     monkeypatch.setattr("shoal.storage.graph.gather.ROWS_A_BLOCK", 7)
     passes = []
-    monkeypatch.setattr("shoal.storage.graph.gather.induced", lambda *args: passes.append(args[-1]) or induced(*args))
+    monkeypatch.setattr("shoal.storage.graph.gather.induce", lambda *args: passes.append(args[-1]) or induce(*args))
     found = of(graph, assignment, limit=4000)
     assert 1 < len(passes) < 6
     assert list(found) == list(range(6))
@@ -211,7 +211,7 @@ def test_memory_is_that_of_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     of(graph, assignment)
     tracemalloc.start()
     try:
-        for client, part, rows in gathered(graph, assignment, kept, range(30), "float32", limit):
+        for client, part, rows in gather_features(graph, assignment, kept, range(30), "float32", limit):
             assert (client, part.node[0], len(rows)) == (client, client, 2000)
         assert tracemalloc.get_traced_memory()[1] < 1.15 * limit
     finally:

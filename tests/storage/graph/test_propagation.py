@@ -14,7 +14,7 @@ from support.shards import dense
 from torch_geometric.nn import SGConv
 
 from shoal.storage.graph import propagation
-from shoal.storage.graph.propagation import bounded, hops, propagate
+from shoal.storage.graph.propagation import bound_degrees, hops, propagate
 from shoal.storage.graph.rows import CsrRows, dense_bytes, sparse_bytes
 from shoal.storage.kernels.spmm import converts_halves
 from shoal.storage.options.propagation import PropagationOptions, propagation_of
@@ -281,7 +281,7 @@ def test_bounded_graphs_keep_edges_that_are_among_the_first_at_both_nodes(seed: 
     indptr, indices = csr(adjacency)
     weight = np.triu(np.random.default_rng(seed).random((14, 14)), 1).astype(np.float32)
     of_entries = (weight + weight.T)[np.nonzero(adjacency)]
-    pointer, kept, weights = bounded(indptr, indices, most, of_entries)
+    pointer, kept, weights = bound_degrees(indptr, indices, most, of_entries)
     found = np.zeros_like(adjacency)
     found[np.repeat(np.arange(14), np.diff(pointer)), kept] = 1
     assert pointer.dtype == indptr.dtype

@@ -15,7 +15,7 @@ from support.errors import refused
 from support.induced_parts import part_of
 
 from shoal.storage.graph.graph import Graph, clean_edges
-from shoal.storage.graph.induced import Induced, induced, kept_entries
+from shoal.storage.graph.induced import Induced, induce, kept_entries
 from shoal.storage.graph.pairs import Pairs
 from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import fixed_rows
@@ -75,7 +75,7 @@ GRAPHS, LABELS = np.array([0, 0, 0, 1, 2, 2]), np.array([1, -1, 0])
 def test_a_shard_of_graphs(tmp_path: Path) -> None:
     indptr, indices, _ = clean_edges(np.array([[0, 4], [2, 5]]), 6, "test")
     kept = kept_entries(indptr, indices, np.zeros(6, dtype=np.int32))
-    part = next(induced(indptr, indices, np.zeros(6, dtype=np.int32), kept, [0]))
+    part = next(induce(indptr, indices, np.zeros(6, dtype=np.int32), kept, [0]))
     x = np.arange(6, dtype=np.float32)[:, None]
     record = write_shard(tmp_path / "a.arrow", 3, part, LABELS[GRAPHS], x[part.node], GRAPHS)
     shard = open_shard(tmp_path / "a.arrow", 3, record, Limits(nodes=6, features=1, classes=2, graphs=3))

@@ -16,7 +16,7 @@ from support.errors import refused
 from support.induced_parts import csr_rows
 from support.shards import adjacency, dense_hops
 
-from shoal.storage.graph.gather import gathered
+from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Domain, Graph, clean_edges
 from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.pairs import EDGE, NO_EDGE, Pairs
@@ -184,7 +184,7 @@ LIMITS = Limits(nodes=25, features=3, classes=2)
 def shard(tmp_path: Path, make_graph: Callable[..., Graph]) -> Shard:
     graph = make_graph(3, 25, 0.2)
     one = np.zeros(25, dtype=np.int32)
-    ((_, part, x),) = gathered(graph, one, np.diff(graph.indptr), [0], "float32", 1 << 30)
+    ((_, part, x),) = gather_features(graph, one, np.diff(graph.indptr), [0], "float32", 1 << 30)
     write_shard(tmp_path / "shard.arrow", 0, part, graph.y, x)
     return open_shard(tmp_path / "shard.arrow", 0)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from shoal.algorithms.client import Client
 from shoal.algorithms.methods.adafgl import knowledge as adafgl_knowledge
 from shoal.algorithms.methods.adafgl.adafgl import AdaFGL, Received
-from shoal.algorithms.methods.adafgl.knowledge import knowledge, propagated
+from shoal.algorithms.methods.adafgl.knowledge import knowledge, propagate_weighted
 from shoal.algorithms.methods.adafgl.signed_messages import signed_messages
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.dropout import drop
@@ -42,7 +42,7 @@ def test_knowledge_by_hand(make_view: MakeView, weight: float | None) -> None:
     root = m.sum(1) ** -0.5
     hops = np.concatenate([x, (root[:, None] * m * root) @ x], 1)
     np.testing.assert_allclose(found.hops_NG, hops, rtol=1e-6)
-    products = propagated(found, view.whole(0), [torch.eye(4), torch.full((4, 4), 2.0)])
+    products = propagate_weighted(found, view.whole(0), [torch.eye(4), torch.full((4, 4), 2.0)])
     np.testing.assert_allclose(torch.cat(products, 1), np.concatenate([hops, hops @ np.full((4, 4), 2)], 1), rtol=1e-6)
 
 
@@ -115,11 +115,11 @@ def test_what_was_predicted_is_forgotten_by_training(client: Client) -> None:
 def test_a_host_that_knows_another_models_answers_does_not_take_these(client: Client) -> None:
     """As hosts do that stay warm from one run to the next."""
     method = AdaFGL(hidden=5)
-    first = method._known(client)
-    assert method._known(client) is first
+    first = method._knowledge(client)
+    assert method._knowledge(client) is first
     client.model.load(client.model.w * 2)
-    assert not torch.equal(method._known(client).p_NC, first.p_NC)
-    torch.testing.assert_close(method._known(client).p_NC, client.model.logits().softmax(1))
+    assert not torch.equal(method._knowledge(client).p_NC, first.p_NC)
+    torch.testing.assert_close(method._knowledge(client).p_NC, client.model.logits().softmax(1))
 
 
 DROPOUT = 0.3

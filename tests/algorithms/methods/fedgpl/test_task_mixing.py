@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.plain_hidta import by_loops
 
-from shoal.algorithms.methods.fedgpl.fedgpl import FedGPL, Trained, laplace, noised, task_weights, transferability
+from shoal.algorithms.methods.fedgpl.fedgpl import FedGPL, Trained, add_noise, laplace, task_weights, transferability
 
 TASKS = [0, 2, 0, 1, 2]
 
@@ -90,16 +90,16 @@ def test_the_distribution_is_that_of_laplace() -> None:
 
 def test_the_paper_s_scale_is_the_range_over_epsilon() -> None:
     x = torch.tensor([[-1.0, 4.0], [0.0, 2.0]])
-    torch.testing.assert_close(noised(x, "paper", 10.0, 1.0, rng(1)), x + laplace(x.shape, 0.5, rng(1), CPU))
+    torch.testing.assert_close(add_noise(x, "paper", 10.0, 1.0, rng(1)), x + laplace(x.shape, 0.5, rng(1), CPU))
     even = torch.full((2, 3), 7.0)
-    assert torch.equal(noised(even, "paper", 10.0, 1.0, rng()), even)
-    assert noised(x[:0], "paper", 10.0, 1.0, rng()).shape == (0, 2)
+    assert torch.equal(add_noise(even, "paper", 10.0, 1.0, rng()), even)
+    assert add_noise(x[:0], "paper", 10.0, 1.0, rng()).shape == (0, 2)
 
 
 def test_clipped_rows_are_shrunk_to_the_norm_and_no_further() -> None:
     x = torch.tensor([[3.0, -1.0], [0.5, 0.5], [0.0, 0.0]])
     shrunk = torch.tensor([[1.5, -0.5], [0.5, 0.5], [0.0, 0.0]])
-    found = noised(x, "clipped", 8.0, 2.0, rng(2))
+    found = add_noise(x, "clipped", 8.0, 2.0, rng(2))
     torch.testing.assert_close(found, shrunk + laplace(x.shape, 0.5, rng(2), CPU))
     assert x[0, 0] == 3
 

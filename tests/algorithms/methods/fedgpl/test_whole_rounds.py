@@ -385,6 +385,6 @@ def test_noise_reaches_features_and_gradients(
 
     servers = [start({**keys, "algorithm.noise": noise}) for noise in ("off", "clipped")]
     servers[0].round()
-    monkeypatch.setattr(fedgpl, "noised", noise_of)
+    monkeypatch.setattr(fedgpl, "add_noise", noise_of)
     servers[1].round()
     assert (servers[0].state.server["gnn"] - servers[1].state.server["gnn"]).abs().max() > 1e-3

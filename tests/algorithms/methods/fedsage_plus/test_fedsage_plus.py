@@ -22,13 +22,13 @@ from shoal.algorithms.methods.fedsage_plus import client_generator
 from shoal.algorithms.methods.fedsage_plus.client_generator import (
     ClientGenerator,
     GeneratorOptions,
-    impaired,
+    impair,
     nearest_hidden,
     nearest_lost,
     others_loss,
     own_loss,
 )
-from shoal.algorithms.methods.fedsage_plus.fedsage_plus import FedSagePlus, drawn_peers
+from shoal.algorithms.methods.fedsage_plus.fedsage_plus import FedSagePlus, draw_peers
 from shoal.algorithms.methods.fedsage_plus.generator import GeneratedFeatures, fresh_generator
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
@@ -82,7 +82,7 @@ def test_sparse_features(run: Start, graphs: Mapping[str, Path], tmp_path: Path)
 def test_who_is_sent_what_of_whom(make_context: MakeContext) -> None:
     """Clients 3, 5, 6 and 9 show what is theirs; of those that judge, 5 does not come back."""
     ids, size = [3, 5, 6, 9], {3: 2, 5: 1, 6: 4, 9: 3}
-    steps = FedSagePlus(peers=2)._judged(make_context(10, 3))
+    steps = FedSagePlus(peers=2)._judge(make_context(10, 3))
     assert next(steps).to is None
     maker, z = torch.arange(4.0)[:, None].expand(4, 6), [torch.full((size[i], 2), float(i)) for i in ids]
     count = [torch.full((size[i],), i, dtype=torch.int32) for i in ids]
@@ -197,7 +197,7 @@ def test_augmented_graph_of_another_seed_is_not_reused(little: MakeClient) -> No
         client.state["generator"] = client.state["generator"] * of_generator
         client.state["mended"] = client.state["mended"] + of_seed
         method.receive(client, {})
-        client.model.changed()
+        client.model.drop_logits()
         scores.append(method.predict(client, {}, "all"))
     assert not torch.equal(scores[0], scores[1])
     assert not torch.equal(scores[1], scores[2])
@@ -212,7 +212,7 @@ def test_features_that_are_made_of_less_are_not_written_out(little: MakeClient, 
     with torch.no_grad():
         flat.module.encoder.head.linears[0].bias.fill_(9.0)  # type: ignore[union-attr]
     client.state |= {"generator": flat.w.detach().clone(), "mended": torch.tensor(3)}
-    augmented = ClientGenerator(client, options).augmented(client.model.coupled)  # type: ignore[arg-type]
+    augmented = ClientGenerator(client, options).augment(client.model.coupled)  # type: ignore[arg-type]
     assert augmented.x.shape == (36, 12)
     assert isinstance(augmented.x._new, torch.Tensor) == written
     guess = flat.module.guess(all_nodes(client.data, "mean", 2))  # type: ignore[operator]
@@ -227,7 +227,7 @@ def test_features_that_are_made_of_less_are_not_written_out(little: MakeClient, 
 def test_drawn_peers_judge_as_many_as_judge_them(clients: int, peers: int) -> None:
     seen = set()
     for seed in range(5):
-        found = drawn_peers(clients, peers, torch.Generator().manual_seed(seed), torch.device("cpu"))
+        found = draw_peers(clients, peers, torch.Generator().manual_seed(seed), torch.device("cpu"))
         k = min(peers, clients - 1)
         assert found.shape == (clients, k)
         assert torch.bincount(found.flatten(), minlength=clients).tolist() == [k] * clients
@@ -437,7 +437,7 @@ def test_the_clients_own_loss(view: View, monkeypatch: pytest.MonkeyPatch, block
     monkeypatch.setattr(client_generator, "BLOCK", block)
     a, x, matched = dense(view), view.x.double().numpy(), []
     for seed in range(4):
-        shown = impaired(view, 0.5, seed)
+        shown = impair(view, 0.5, seed)
         hidden = shown.hidden_H.tolist()
         rows = [v for v in range(NODES) if v not in hidden]
         count = np.random.default_rng(seed).integers(0, MOST, size=len(rows))
@@ -466,13 +466,13 @@ def test_of_two_equally_near_the_first_counts(make_view: MakeView, monkeypatch: 
     monkeypatch.setattr(client_generator, "BLOCK", block)
     x = np.array([[0.0], [1.0], [-1.0], [1.0], [5.0]], dtype=np.float32)
     view = make_view(5, [(4, 1), (4, 2), (4, 3), (0, 3)], [0] * 5, [4], 1, x)
-    seed = next(s for s in range(2000) if impaired(view, 0.79, s).hidden_H.tolist() == [1, 2, 3])
-    shown = impaired(view, 0.79, seed)
+    seed = next(s for s in range(2000) if impair(view, 0.79, s).hidden_H.tolist() == [1, 2, 3])
+    shown = impair(view, 0.79, seed)
     # The nodes that are shown are 0 and 4; of equally near ones 3 is never the first of node 4's.
     new = GeneratedFeatures(torch.ones(2, 1), torch.tensor([[[0.2], [0.0], [-0.1]]]), torch.tensor([1, 3]))
-    found, hidden = nearest_lost(new, new.seen(shown.x_HF), shown)
+    found, hidden = nearest_lost(new, new.project(shown.x_HF), shown)
     assert (found.tolist(), shown.hidden_H[hidden].tolist()) == ([0, 1, 2, 3], [3, 1, 1, 2])
-    of_all = nearest_hidden(new, new.seen(shown.x_HF), shown)
+    of_all = nearest_hidden(new, new.project(shown.x_HF), shown)
     assert shown.hidden_H[of_all].tolist() == [1, 1, 1, 2]
 
 
@@ -480,7 +480,7 @@ def test_of_two_equally_near_the_first_counts(make_view: MakeView, monkeypatch: 
 @pytest.mark.parametrize("sparse", [True, False])
 def test_the_loss_by_the_nodes_of_others(view: View, monkeypatch: pytest.MonkeyPatch, block: int, sparse: bool) -> None:
     monkeypatch.setattr(client_generator, "BLOCK", block)
-    shown = impaired(view, 0.4, 0)
+    shown = impair(view, 0.4, 0)
     if sparse:
         shown = shown._replace(x_HF=as_sparse(shown.x_HF))
     made, rows, x = Made(np.array([3, 0, 2, 4]), 0), shown.hidden_H.tolist(), view.x.double().numpy()
@@ -491,7 +491,7 @@ def test_the_loss_by_the_nodes_of_others(view: View, monkeypatch: pytest.MonkeyP
         total += min(apart) / 4
         gradient[number] = 2 * (one - x[rows[nearest[-1]]]) / FEATURES / 4
     assert len(set(nearest)) > 2
-    assert nearest_hidden(made.features, made.features.seen(shown.x_HF), shown).tolist() == nearest
+    assert nearest_hidden(made.features, made.features.project(shown.x_HF), shown).tolist() == nearest
     loss = others_loss(made.features, 4, shown)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(total, rel=1e-5)

@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.algorithms.models.inputs.neighbourhood import Operator, all_nodes, receptive_field, sampled, standalone
+from shoal.algorithms.models.inputs.neighbourhood import (
+    Operator,
+    all_nodes,
+    receptive_field,
+    sample_neighbourhood,
+    standalone,
+)
 from shoal.storage.store.view import View
 
 OPERATORS = get_args(Operator)
@@ -58,7 +64,7 @@ def test_the_whole_graph_is_its_definition(view: View, operator: Operator) -> No
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_all_neighbours_drawn_are_rows_of_the_whole(view: View, operator: Operator) -> None:
-    around = sampled(view, operator, [-1, 100], view.train, np.random.default_rng(0))
+    around = sample_neighbourhood(view, operator, [-1, 100], view.train, np.random.default_rng(0))
     first, last = (matrix.to_dense().double() for matrix in around.operators)
     full = dense(view, operator)
     torch.testing.assert_close(
@@ -93,7 +99,7 @@ def test_a_receptive_field_is_rows_of_the_whole(
 @pytest.mark.parametrize("operator", ["sum", "symmetric"])
 def test_the_mean_over_draws_is_the_whole_graph(view: View, operator: Operator) -> None:
     rng = np.random.default_rng(1)
-    draws = [sampled(view, operator, [2], view.train, rng) for _ in range(4000)]
+    draws = [sample_neighbourhood(view, operator, [2], view.train, rng) for _ in range(4000)]
     products = torch.stack([d.operators[0].to_dense().double() @ d.x_NF.double() for d in draws])
     expected = (dense(view, operator) @ view.x.double())[view.train]
     deviation = products.std(0) / 4000**0.5
@@ -122,7 +128,7 @@ STAR: dict[str, tuple[float, float, float]] = {
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_two_of_four_neighbours_by_hand(star: View, operator: Operator) -> None:
     own, receiver, alone = STAR[operator]
-    around = sampled(star, operator, [2], star.train, np.random.default_rng(0))
+    around = sample_neighbourhood(star, operator, [2], star.train, np.random.default_rng(0))
     (matrix,) = around.operators
     expected = torch.tensor([[own, 0.0, receiver, receiver], [0.0, alone, 0.0, 0.0]])
     torch.testing.assert_close(matrix.to_dense(), expected)
@@ -147,7 +153,7 @@ def test_standalone_nodes_receive_their_own_features_once(operator: Operator) ->
 
 def test_the_last_layer_draws_first(view: View) -> None:
     """Of three layers with 1, 2 and all neighbours from the last one on; layers meet in their numbers of nodes."""
-    first, middle, last = sampled(view, "mean", [1, 2, -1], view.train, np.random.default_rng(0)).operators
+    first, middle, last = sample_neighbourhood(view, "mean", [1, 2, -1], view.train, np.random.default_rng(0)).operators
     counts = [matrix.parts()[0].diff().max() for matrix in (last, middle, first)]
     assert counts[:2] == [1, 2]
     assert counts[2] > 2
@@ -155,7 +161,9 @@ def test_the_last_layer_draws_first(view: View) -> None:
 
 
 def test_sampled_depends_on_the_stream_alone(view: View) -> None:
-    draws = [sampled(view, "mean", [2, 2], view.train, np.random.default_rng(seed)).x_NF for seed in (0, 0, 1)]
+    draws = [
+        sample_neighbourhood(view, "mean", [2, 2], view.train, np.random.default_rng(seed)).x_NF for seed in (0, 0, 1)
+    ]
     assert torch.equal(draws[0], draws[1])
     assert draws[0].shape != draws[2].shape or not torch.equal(draws[0], draws[2])
 
@@ -171,5 +179,5 @@ def test_features_are_read_whatever_hops_there_are(views: Callable[..., list[Vie
     view = views()[0]
     assert not torch.equal(view.hop(2), view.x)
     assert torch.equal(all_nodes(view, "mean", 1).x_NF, view.x)
-    drawn = sampled(view, "mean", [1], view.train, np.random.default_rng(0))
+    drawn = sample_neighbourhood(view, "mean", [1], view.train, np.random.default_rng(0))
     assert torch.equal(drawn.x_NF[: len(view.train)], view.x[view.train])

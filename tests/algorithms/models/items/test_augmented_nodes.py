@@ -78,7 +78,7 @@ def test_answers_as_in_the_written_graph(make_view: MakeView, make_client: MakeC
     assert client.model.logits().shape == (6, 2)
     torch.testing.assert_close(client.model.logits(), expected)
     assert not torch.allclose(client.model.logits(), plain, atol=1e-3)
-    client.model.changed()
+    client.model.drop_logits()
     torch.testing.assert_close(client.model.logits_of("test"), expected[[1, 3, 4, 5]])
     client.model.module.eval()
     rows = torch.tensor([5, 0])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, JumpingKnowledge, SAGEConv, TransformerConv
 
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sample_neighbourhood
 from shoal.algorithms.models.layers.edge_attention import attend, by_torch
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
@@ -147,7 +147,7 @@ def test_drawing_all_neighbours_gives_the_whole_graphs_numbers_and_gradients(nam
     model = make(name).eval()
     results = []
     everything = around(model, view)._replace(rows=view.train)
-    drawn = sampled(view, model.operator, [-1, -1], view.train, np.random.default_rng(0))
+    drawn = sample_neighbourhood(view, model.operator, [-1, -1], view.train, np.random.default_rng(0))
     assert len(drawn.x_NF) < view.nodes
     for inputs in (everything, drawn):
         model.zero_grad()
@@ -164,7 +164,10 @@ def test_a_client_without_edges_trains(name: str, nodes: int, make_view: MakeVie
     x = np.random.default_rng(1).standard_normal((nodes, FEATURES)).astype(np.float32)
     alone = make_view(nodes, [], [0] * nodes, [0], CLASSES, x)
     model = make(name)
-    for inputs in (around(model, alone), sampled(alone, model.operator, [2, 2], alone.train, np.random.default_rng(0))):
+    for inputs in (
+        around(model, alone),
+        sample_neighbourhood(alone, model.operator, [2, 2], alone.train, np.random.default_rng(0)),
+    ):
         out = model(inputs)
         out.logits_NC.sum().backward()
         assert out.logits_NC.isfinite().all()
@@ -364,7 +367,7 @@ def test_jumping_drawing_all_neighbours_gives_the_whole_graphs_numbers_and_gradi
     path = make_view(30, [(i, i + 1) for i in range(29)], [0, 1, 2] * 10, [0, 9], CLASSES, x)
     model = jumping(4, fanouts=[-1] * 4).eval()
     everything = all_nodes(path, "symmetric", 4)._replace(rows=path.train)
-    drawn = sampled(path, "symmetric", [-1] * 4, path.train, np.random.default_rng(0))
+    drawn = sample_neighbourhood(path, "symmetric", [-1] * 4, path.train, np.random.default_rng(0))
     assert [len(operator) for operator in drawn.operators] == [11, 8, 5, 2]
     results = []
     for around in (everything, drawn):

@@ -13,13 +13,13 @@ from support.stages import pass_through
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Upload
-from shoal.engine.config.round_sections import CommunicationOptions
 from shoal.engine.rounds.reduction import upload_bytes
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.stages.compression import compression
 from shoal.engine.stages.compression.compression import Compression, rounded, sent_whole
+from shoal.engine.stages.compression.section import CommunicationOptions
 
 Start = Callable[..., Server]
 LR, RATIO = 0.5, 0.2

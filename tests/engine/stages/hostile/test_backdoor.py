@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from shoal.algorithms.rng import key
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import AttackOptions
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.stages.hostile.hostile import hostile_clients
+from shoal.engine.stages.hostile.section import AttackOptions
 from shoal.storage.store.store import Store
 
 Start = Callable[..., Server]

@@ -18,14 +18,15 @@ from shoal.algorithms.protocol import Ask, Reduce, Upload
 from shoal.algorithms.rng import key
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import AggregationOptions, AttackOptions
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.stages.hostile.hostile import Hostile, hostile_clients
+from shoal.engine.stages.hostile.section import AttackOptions
 from shoal.engine.stages.robust.robust import NormBound
+from shoal.engine.stages.robust.section import AggregationOptions
 from shoal.storage.store.view import Cache
 
 Start = Callable[..., Server]

@@ -11,10 +11,10 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import PrivacyOptions
 from shoal.engine.stages.privacy.accounting import STEP, divergence, epsilon_after, noise_of, reverse_divergence
 from shoal.engine.stages.privacy.node_privacy import epsilon_of_node
 from shoal.engine.stages.privacy.privacy import epsilon_of
+from shoal.engine.stages.privacy.section import PrivacyOptions
 
 WIDTH = 5e-4
 X = np.arange(-14, 30, WIDTH)

@@ -15,13 +15,14 @@ from support.plain_fedavg import sgd_step
 from shoal.algorithms.protocol import Ask, Reduce, Replies
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import ParticipationOptions, PrivacyOptions
+from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.stages.privacy.banded import column, next_row
 from shoal.engine.stages.privacy.hidden_clients import Release
 from shoal.engine.stages.privacy.privacy import epsilon_of
+from shoal.engine.stages.privacy.section import PrivacyOptions
 
 Start = Callable[..., Server]
 LR, CLIP, NOISE = 0.5, 0.05, 0.5

@@ -18,7 +18,7 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.protocol import Ask, Reduce, Tree, Upload
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import ParticipationOptions, PrivacyOptions
+from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.sampling import evaluation_cell
@@ -29,6 +29,7 @@ from shoal.engine.stages.privacy.accounting import epsilon_after, noise_at_clien
 from shoal.engine.stages.privacy.hidden_clients import Release
 from shoal.engine.stages.privacy.hidden_uploads import NoisyUploads, norms_of
 from shoal.engine.stages.privacy.privacy import epsilon_of
+from shoal.engine.stages.privacy.section import PrivacyOptions
 
 Start = Callable[..., Server]
 LR, CLIP = 0.5, 0.05

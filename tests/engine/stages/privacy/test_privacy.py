@@ -20,7 +20,7 @@ from shoal.algorithms.protocol import Ask, Reduce, Replies, Upload
 from shoal.algorithms.rng import key
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import ParticipationOptions, PrivacyOptions
+from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.dry_run import expected
@@ -28,6 +28,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.stages.privacy.accounting import epsilon_after, noise_of
 from shoal.engine.stages.privacy.hidden_clients import Release
 from shoal.engine.stages.privacy.privacy import bound_of, epsilon_of
+from shoal.engine.stages.privacy.section import PrivacyOptions
 from shoal.storage.store.view import Cache
 
 Start = Callable[..., Server]

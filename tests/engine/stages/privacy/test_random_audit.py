@@ -24,7 +24,7 @@ from shoal.algorithms.protocol import Ask, Reduce, Replies, Tree, Upload
 from shoal.algorithms.rng import key
 from shoal.algorithms.training.clipped_rows import ClippedRows
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import ParticipationOptions, PrivacyOptions
+from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.rounds.sampling import draw_cohort
 from shoal.engine.rounds.server import Server
@@ -32,6 +32,7 @@ from shoal.engine.stages.privacy.accounting import epsilon_after
 from shoal.engine.stages.privacy.hidden_clients import Release
 from shoal.engine.stages.privacy.hidden_uploads import NoisyUploads
 from shoal.engine.stages.privacy.node_privacy import epsilon_of_node
+from shoal.engine.stages.privacy.section import PrivacyOptions
 
 SEEDS, DELTA, CLIP, Z = 4000, 0.02, 0.25, 2.0
 # Of whole rounds.

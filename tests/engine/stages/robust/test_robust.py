@@ -14,10 +14,10 @@ from support.stages import phase_of
 from torch import Tensor
 
 from shoal.algorithms.protocol import Ask, Reduce, Replies, Upload
-from shoal.engine.config.round_sections import AggregationOptions
 from shoal.engine.messages.cell import OfStages, Outcome, one_by_one
 from shoal.engine.rounds.reduction import TILE, merge, reduce_cell
 from shoal.engine.stages.robust.robust import NormBound, Robust, require_enough, tolerated, trusted
+from shoal.engine.stages.robust.section import AggregationOptions
 
 KINDS = ("median", "trimmed", "krum", "multi_krum", "bulyan", "geometric_median")
 

@@ -22,7 +22,6 @@ from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.protocol import Reduce, Tree, Upload
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import SecureOptions
 from shoal.engine.messages.cell import Cell, Outcome, PartialSum
 from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.reduction import Sums
@@ -31,6 +30,7 @@ from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import plan_of
 from shoal.engine.stages.secure.homomorphic import Homomorphic, KeyHolder
 from shoal.engine.stages.secure.masks import Masks
+from shoal.engine.stages.secure.section import SecureOptions
 from shoal.engine.stages.secure.secure import BITS, Secure
 
 Start = Callable[..., Server]

@@ -19,7 +19,6 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce, Tree, Upload
 from shoal.engine.clock.report import Asked, ClockedRun
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.config.round_sections import SecureOptions
 from shoal.engine.past.ledger import ledger
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.past.seen_uploads import seen_round
@@ -32,6 +31,7 @@ from shoal.engine.runs.plan import RunPlan, plan_of
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import show_run
 from shoal.engine.stages.secure.hidden_sums import SecureSums
+from shoal.engine.stages.secure.section import SecureOptions
 
 Start = Callable[..., Server]
 MASKED = {"secure.kind": "masks"}

@@ -114,7 +114,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def published(root: Path, address: str, *names: str) -> list[Path]:
     """Files of dataset `d` in the folder `raw`, from an address with the place of a name."""
     files = [Path("raw") / name for name in names]
-    return download.published(DataSource("d", root=str(root)), files, address.format)
+    return download.fetch_published(DataSource("d", root=str(root)), files, address.format)
 
 
 def test_downloads_what_is_missing_and_unpacks_archives(url: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from support.errors import refused
 
 from shoal.storage.datasets.registry import classes_ahead, fingerprint, labels_ahead, load
 from shoal.storage.datasets.sources.source import DataSource
-from shoal.storage.datasets.synthetic.induced_graphs import induced, reduced
+from shoal.storage.datasets.synthetic.induced_graphs import cut_graphs, reduce_features
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
@@ -37,7 +37,7 @@ def features(graph: Graph) -> list[np.ndarray]:
 
 def nodes_of(graph: Graph, base: Graph, options: DataSource = OPTIONS) -> list[list[int]]:
     """The nodes of the large graph in every small one, told by their features, which are all different."""
-    rows = {row.tobytes(): node for node, row in enumerate(reduced(base.x, options.width, options.seed))}
+    rows = {row.tobytes(): node for node, row in enumerate(reduce_features(base.x, options.width, options.seed))}
     assert len(rows) == base.nodes
     return [[rows[row.tobytes()] for row in part] for part in features(graph)]
 
@@ -93,7 +93,7 @@ def test_groups_of_training_and_test_graphs_share_no_node() -> None:
     """Without a hop a graph is its group; the training and the test half of a class are apart."""
     base = base_of()
     lonely = graph_of([[], []], base.x, base.y)
-    graph = induced(lonely, "graph", OPTIONS)
+    graph = cut_graphs(lonely, "graph", OPTIONS)
     seen: dict[tuple[int, bool], set[int]] = {}
     for g, nodes in enumerate(nodes_of(graph, lonely)):
         assert 3 <= len(nodes) <= 5
@@ -110,7 +110,7 @@ def test_no_centre_is_taken_twice(level: str) -> None:
     pairs = np.arange(60).reshape(-1, 2).T
     x = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
     apart = graph_of(pairs, x, np.repeat([0, 1], 30))
-    graph = induced(apart, level, OPTIONS)
+    graph = cut_graphs(apart, level, OPTIONS)
     nodes = nodes_of(graph, apart)
     assert all(len(part) == 2 and part[0] % 2 == 0 and part[1] == part[0] + 1 for part in nodes)
     times = Counter(part[0] for part in nodes)
@@ -126,13 +126,13 @@ def test_counts_by_class() -> None:
     rare = base_of()
     y = rare.y.copy()
     y[np.flatnonzero(y == 2)[11:]] = -1
-    few = induced(replace(rare, y=y), "node", OPTIONS)
+    few = cut_graphs(replace(rare, y=y), "node", OPTIONS)
     assert Counter(few.split[few.y == 2].tolist()) == {TRAIN: 3, VAL: 1, TEST: 7}
     assert (few.y >= 0).all()
     one = y.copy()
     one[np.flatnonzero(one == 2)[1:]] = -1
     for level, found in {"node": {TEST: 1}, "edge": {}, "graph": {TRAIN: 17, VAL: 3}}.items():
-        of_level = induced(replace(rare, y=one), level, OPTIONS)
+        of_level = cut_graphs(replace(rare, y=one), level, OPTIONS)
         assert Counter(of_level.split[of_level.y == 2].tolist()) == found
 
 
@@ -145,8 +145,8 @@ def test_labels_of_other_nodes_are_not_read(level: str, padding: str) -> None:
     y[np.random.default_rng(1).permutation(base.nodes)[:250]] = -1
     hidden, options = replace(base, y=y), replace(OPTIONS, padding=padding, smallest=24)
     other = np.where(y < 0, 3, y)
-    first = induced(hidden, level, options)
-    second = induced(replace(hidden, y=other, classes=4), level, options)
+    first = cut_graphs(hidden, level, options)
+    second = cut_graphs(replace(hidden, y=other, classes=4), level, options)
     known = second.y < 3
     assert first.items == known.sum()
     for a, b in zip(features(first), np.array(features(second), dtype=object)[known], strict=True):
@@ -156,10 +156,10 @@ def test_labels_of_other_nodes_are_not_read(level: str, padding: str) -> None:
 def test_padding_fills_up_and_of_one_class_where_asked() -> None:
     base = base_of()
     lonely = graph_of([[], []], base.x, base.y)
-    alone = induced(lonely, "node", OPTIONS)
+    alone = cut_graphs(lonely, "node", OPTIONS)
     assert {len(part) for part in features(alone)} == {1}
-    filled = induced(lonely, "node", replace(OPTIONS, padding="random"))
-    told = induced(lonely, "node", replace(OPTIONS, padding="same_class"))
+    filled = cut_graphs(lonely, "node", replace(OPTIONS, padding="random"))
+    told = cut_graphs(lonely, "node", replace(OPTIONS, padding="same_class"))
     mixed = 0
     for graph, of_one in ((filled, False), (told, True)):
         for g, nodes in enumerate(nodes_of(graph, lonely)):
@@ -177,12 +177,12 @@ def test_features_are_those_of_a_full_decomposition(sparse: bool) -> None:
     rng = np.random.default_rng(0)
     x = (rng.random((80, 30)) * (rng.random((80, 30)) < 0.3) * np.linspace(3, 0.1, 30)).astype(np.float32)
     u, s, vt = np.linalg.svd(x.astype(np.float64), full_matrices=False)
-    found = reduced(sp.csr_array(x) if sparse else x, 4, 0)
+    found = reduce_features(sp.csr_array(x) if sparse else x, 4, 0)
     for column in range(4):
         sign = np.sign(vt[column, np.abs(vt[column]).argmax()])
         np.testing.assert_allclose(found[:, column], sign * s[column] * u[:, column], rtol=1e-3, atol=1e-3)
     # More columns than there are in x are zero.
-    wide = reduced(x[:, :3], 5, 0)
+    wide = reduce_features(x[:, :3], 5, 0)
     assert wide.dtype == np.float32
     assert (wide[:, 3:] == 0).all()
 
@@ -226,4 +226,4 @@ def test_a_base_without_labels_or_of_small_graphs_is_refused() -> None:
     base = base_of()
     for unfit in (replace(base, y=np.full(base.nodes, -1)), cut("node")):
         with refused("data.options.base"):
-            induced(unfit, "node", OPTIONS)
+            cut_graphs(unfit, "node", OPTIONS)

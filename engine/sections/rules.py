@@ -1,0 +1,45 @@
+"""Rules of effect: keys that mean something only where another key has certain values."""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from shoal.storage.options.types import is_own
+
+OWN = "my_file.py:Name"
+# What has no uploads: each client trains alone, or there is one client.
+WITHOUT_UPLOADS = ("local", "global")
+
+
+class Rule(NamedTuple):
+    """Keys that have an effect only where something `holds` of a config: another key has certain `values`, in words.
+
+    Beside its default a key may have the value `given`, which says what is the case without it. `by_words`: the values
+    are words of the other key.
+    """
+
+    keys: tuple[str, ...]
+    other: str
+    values: str
+    holds: Callable[[Any], bool]
+    given: Any = None
+    by_words: bool = False
+
+
+def one_of(keys: str, other: str, *values: str) -> Rule:
+    """Returns the rule of keys for some words of another key; where that has a list, for one of its entries."""
+
+    def holds(config: Any) -> bool:
+        value = attrgetter(other)(config)
+        names = value if isinstance(value, tuple) else (value,)
+        return any(str(name).lower() in values or (OWN in values and is_own(str(name))) for name in names)
+
+    return Rule(tuple(keys.split()), other, ", ".join(values), holds, by_words=True)
+
+
+def acts_on_uploads(key: str) -> tuple[Rule, ...]:
+    """Returns the rules of a key that makes stages of uploads: the run has uploads, and a server that waits for all."""
+    return (
+        Rule((key,), "schedule.name", "synchronous", lambda c: c.schedule.synchronous),
+        Rule((key,), "algorithm.name", "with uploads", lambda c: c.algorithm.name not in WITHOUT_UPLOADS),
+    )

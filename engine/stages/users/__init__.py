@@ -1,0 +1,1 @@
+"""Stages of the user's own, from files that a config names."""
