@@ -184,6 +184,7 @@ class OpenedJob:
         """How an error names a visit, the method, and the user's files."""
         method = type(self.algorithm)
         own = [*([] if method.__module__.startswith(OURS) else [file_of(method)]), *self.job.texts]
+        own += [stage.name for stage in self.stages if stage.guarded]
         named = f"{method.__name__} ({', '.join(own)})" if own else method.__name__
         return f"round {cell.round}, {self.job.who(client)}: {named}"
 

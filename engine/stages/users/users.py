@@ -65,12 +65,12 @@ class UserStage(Stage):
     def at_client(self, upload: Upload, at: AtClient) -> Upload:
         prefix = stage_key(self.name)
         kept = {name.removeprefix(prefix): t for name, t in at.kept.items() if name.startswith(prefix)}
-        given = {**at.received, **upload.entries}
-        versions = {name: t._version for name, t in given.items()}
+        given = [*at.received.items(), *upload.entries.items()]
+        versions = [t._version for _, t in given]
         with self._code.at_work(KEY):
             sent = self._stage.at_client(upload, replace(at, kept=kept))
             require_tree(kept, "at.kept")
-        if written := [name for name, t in given.items() if t._version != versions[name]]:
+        if written := [name for (name, t), version in zip(given, versions) if t._version != version]:
             raise self._fault(f"at_client writes into {written[0]!r}, which others read; take a copy first, .clone()")
         if not isinstance(sent, Upload):
             raise self._fault(f"at_client gives {named(sent)}, expected a shoal.Upload")

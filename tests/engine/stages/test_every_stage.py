@@ -65,8 +65,6 @@ TOGETHER = [
     ("label_flip", "digests"), ("int8", "digests"),
 ]  # fmt: skip
 PAIRS = {f"{one}, {other}": {**CASES[one], **CASES[other]} for one, other in TOGETHER}
-# A run in which clients may fail has no bound of privacy, as their failure is seen.
-MAY_FAIL = {name: keys for name, keys in CASES.items() if name != "client"}
 
 
 class Signs(shoal.Stage):
@@ -146,11 +144,12 @@ def test_same_bits_in_other_cells_and_after_a_resume(start: Start, keys: Keys) -
     assert_same(whole, resumed)
 
 
-@pytest.mark.parametrize("keys", MAY_FAIL.values(), ids=MAY_FAIL)
+@pytest.mark.parametrize("keys", CASES.values(), ids=CASES)
 def test_client_that_fails_leaves_nothing(start: Start, keys: Keys) -> None:
     name = f"{__file__}:Failing"
     failing = {**COMMON, **keys, "algorithm.name": name, "engine.on_client_error": "skip"}
-    if "privacy.unit" in keys:
+    if keys.get("privacy.where") == "client":
+        # With noise at clients a failure is seen.
         with refused("engine.on_client_error"):
             start(failing)
         return
