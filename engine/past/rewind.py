@@ -20,7 +20,7 @@ from shoal.engine.rounds.costs import unwatched
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import usable
 from shoal.engine.screen.progress import say
-from shoal.engine.stages.secure.answers import SECURE, in_words
+from shoal.engine.sections.sections import why_skipped
 from shoal.storage.errors import ShoalError
 
 
@@ -68,9 +68,8 @@ class PastRun:
     def require_read(self, number: int) -> None:
         """Raises ShoalError: as `require_round`; or the round was skipped, with too few answers to a hidden sum."""
         self.require_round(number)
-        answers = self.lines[number - 1].get(SECURE)
-        if answers and not answers["read"]:
-            raise ShoalError(self.path, "--round", f"round {number} was skipped: {in_words(answers)}; take another")
+        if why := why_skipped(self.config, self.lines[number - 1]):
+            raise ShoalError(self.path, "--round", f"round {number} was skipped: {why}; take another")
 
     def cohort(self, number: int) -> list[int]:
         """Returns the clients that were asked in a round, ascending; those that failed, too."""
