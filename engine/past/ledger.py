@@ -6,14 +6,16 @@ Entries are those of one round, which is made again in this process; bytes and t
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.hosts.backend import server_device
 from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.past.reader import Reading
 from shoal.engine.past.recording import Recorder, Recording
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.rounds.costs import CLIENT_BYTES, unwatched
@@ -126,14 +128,23 @@ class Ledger:
             tables["epsilon"] = TextTable(("after round", f"epsilon of a {self.unit}"), rows, 1, title=self.bound)
         return tables
 
-    def write(self, folder: Path) -> Path:
-        """Writes each table as CSV, and what every client sent; gives the folder."""
-        folder.mkdir(parents=True, exist_ok=True)
+    def csv(self) -> dict[str, str]:
+        """Returns each table as CSV, by its name, and what every client sent as `clients`."""
         pairs = enumerate(zip(self.times.tolist(), self.bytes.tolist()))
         each = TextTable(("client", "rounds", "bytes"), tuple((str(i), *map(str, pair)) for i, pair in pairs), 1)
-        for name, table in {**self.tables(), "clients": each}.items():
-            (folder / f"{name}.csv").write_text(table.csv())
-        return folder
+        return {name: table.csv() for name, table in {**self.tables(), "clients": each}.items()}
+
+
+@dataclass(frozen=True)
+class LedgerReader:
+    """The reader of the ledger of a run, with the entries of one of its rounds."""
+
+    round: Annotated[int, Field(ge=1)] = 1
+
+    def read(self, past: PastRun) -> Reading:
+        """Returns the tables of `ledger`, and a CSV of each. Raises as `ledger`."""
+        result = ledger(past.path, self.round)
+        return Reading([*result.tables().values()], result.csv())
 
 
 def ledger(run: Path, number: int = 1) -> Ledger:

@@ -10,8 +10,8 @@ from shoal.algorithms.rng import CPU
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.sampling import Plan, evaluation_cell
 from shoal.engine.records.checkpoint import Checkpoint
+from shoal.engine.rounds.sampling import Plan, evaluation_cell
 from shoal.engine.rounds.server import Server
 
 

@@ -8,10 +8,11 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -23,6 +24,7 @@ from shoal.engine.hosts.host import Host, Visit
 from shoal.engine.messages.cell import Cell, one_by_one
 from shoal.engine.messages.job import Job, make_job
 from shoal.engine.past.fork import plan_fork
+from shoal.engine.past.reader import Reading
 from shoal.engine.past.recording import Recorder, Recording
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.records.client_scores import read_upload_digests
@@ -166,6 +168,24 @@ def _confusion(visit: Visit, when: str) -> Confusion:
     except ShoalError as error:
         say(f"no predictions {when} the visit: {error}")
     return counts_of
+
+
+@dataclass(frozen=True)
+class ReplayReader:
+    """The reader that makes the visits of a client in a round again; options are the arguments of `replay`."""
+
+    round: Annotated[int, Field(ge=1)]
+    client: Annotated[int, Field(ge=0)]
+    changes: tuple[str, ...] = ()
+    pdb: bool = False
+
+    def read(self, past: PastRun) -> Reading:
+        """Returns the tables of the visits, and whether their uploads are those of the run. Raises as `replay`."""
+        result = replay(past.path, self.round, self.client, self.changes, self.pdb)
+        shown = list(tables(result))
+        return Reading(
+            shown, {f"table-{i}": table.csv() for i, table in enumerate(shown)}, result.verdict, result.equal
+        )
 
 
 def replay(run: Path, number: int, client: int, changes: Sequence[str] = (), debug: bool = False) -> Replay:
