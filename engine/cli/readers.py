@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -101,7 +101,7 @@ def _load(name: str) -> "tuple[type[Reader], UserCode | None]":
     cls = code.load()
     if not isinstance(cls, type) or not is_dataclass(cls) or not callable(getattr(cls, "read", None)):
         raise code.fault(KEY, f"{name.rpartition(':')[2]} is no reader; write a dataclass with def read(self, past)")
-    return cls, code
+    return cast("type[Reader]", cls), code
 
 
 def _write(csv: str | Mapping[str, str], out: Path) -> None:

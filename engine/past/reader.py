@@ -34,7 +34,7 @@ class Reader(Protocol):
     """A reader of a run: a dataclass whose fields are its options, each with a type and, but for musts, a default."""
 
     def read(self, past: PastRun) -> TextTable | Reading:
-        """Reads a run, and changes nothing of it.
+        """Reads a run, of which config, metrics and checkpoints stay as they are.
 
         Args:
             past: The run. It opens what is asked of it, as its lines, its config, its store, or a round of it.
