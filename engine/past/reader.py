@@ -1,4 +1,4 @@
-"""What reads a run that is over, and what it gives."""
+"""The protocol of readers of runs that are over, and of what they give."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from shoal.engine.studies.text_table import TextTable
 
 @dataclass(frozen=True)
 class Reading:
-    """What a reader gives where that is more than a table.
+    """The result of a reader that gives more than a table.
 
     Attributes:
         tables: Shown in this order.
@@ -31,7 +31,7 @@ class Reading:
 
 
 class Reader(Protocol):
-    """A reader of a run: a dataclass whose fields are its options, each with a type and, but for musts, a default."""
+    """A reader of a run: a dataclass. Its fields are its options; one without a default must be given."""
 
     def read(self, past: PastRun) -> TextTable | Reading:
         """Reads a run, of which config, metrics and checkpoints stay as they are.
