@@ -191,8 +191,8 @@ def reproduce_command(
 
     if paper is None:
         for name in paper_names():
-            known = read_paper(name)
-            put(f"{name}: {known.title}: {', '.join(known.tables)}")
+            shipped = read_paper(name)
+            put(f"{name}: {shipped.title}: {', '.join(shipped.tables)}")
         return
     read = read_paper(paper)
     from shoal.engine.pages.reproduce import Asked, named_in, reproduce, show_reproduction
@@ -359,7 +359,7 @@ def list_command(
     from shoal.storage.datasets.sources.source import data_root
 
     usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
-    folders_found = [each for folder in ([] if folders else usual) for each in kept_in(folder)]
+    folders_found = [kept for folder in ([] if folders else usual) for kept in kept_in(folder)]
     for place in folders or ():
         folders_found += kept_at(place) if is_address(place) else kept_in(possible_path(place))
     if as_json:
