@@ -95,8 +95,8 @@ def _load(name: str) -> "tuple[type[Reader], UserCode | None]":
         module, _, cls_name = READERS[name].partition(":")
         return getattr(importlib.import_module(module), cls_name), None
     if not is_own(name):
-        known = f"{', '.join(READERS)}, or my_file.py:MyReader{did_you_mean(name, READERS)}"
-        raise ShoalError(KEY, f"{name!r} is unknown; there are {known}")
+        names = f"{', '.join(READERS)}, or my_file.py:MyReader{did_you_mean(name, READERS)}"
+        raise ShoalError(KEY, f"{name!r} is unknown; there are {names}")
     code = read_user_code(KEY, name)
     cls = code.load()
     if not isinstance(cls, type) or not is_dataclass(cls) or not callable(getattr(cls, "read", None)):
