@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from shoal.engine.callbacks.callback import Callback as Callback
     from shoal.engine.callbacks.callback import Running as Running
     from shoal.engine.config.config import Config as Config
+    from shoal.engine.past.reader import Reader as Reader
+    from shoal.engine.past.reader import Reading as Reading
+    from shoal.engine.past.rewind import PastRun as PastRun
     from shoal.engine.rounds.sampling import Drawn as Drawn
     from shoal.engine.rounds.sampling import Schedule as Schedule
     from shoal.engine.rounds.stage import AtClient as AtClient
@@ -85,6 +88,9 @@ PLACES = {
     "Mix": "shoal.algorithms.protocol",
     "Output": "shoal.algorithms.models.layers.head",
     "Partitioner": "shoal.partition.methods.user_partitioner",
+    "PastRun": "shoal.engine.past.rewind",
+    "Reader": "shoal.engine.past.reader",
+    "Reading": "shoal.engine.past.reader",
     "Reduce": "shoal.algorithms.protocol",
     "Replies": "shoal.algorithms.protocol",
     "Run": "shoal.kept_run",

@@ -68,7 +68,7 @@ def found() -> Found:
 def of_name(identifier: str, path: str) -> Iterator[str]:
     """Retired terms of a name in a file."""
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", identifier)]
-    in_engine = path.startswith("engine/")
+    in_engine = path.startswith(("engine/", "shoal/"))
     yield from RETIRED.intersection(words)
     yield from OF_ENGINE.intersection(words if in_engine else ())
     yield from (run for run in RUNS_OF_WORDS if f"_{run}_" in f"_{'_'.join(words)}_")

@@ -15,6 +15,7 @@ from shoal.engine.cli.past import (
     influence_command,
     possible_path,
     privacy_command,
+    read_command,
     replay_command,
 )
 from shoal.engine.cli.sweep import continued_by, sweep_command
@@ -190,8 +191,8 @@ def reproduce_command(
 
     if paper is None:
         for name in paper_names():
-            known = read_paper(name)
-            put(f"{name}: {known.title}: {', '.join(known.tables)}")
+            shipped = read_paper(name)
+            put(f"{name}: {shipped.title}: {', '.join(shipped.tables)}")
         return
     read = read_paper(paper)
     from shoal.engine.pages.reproduce import Asked, named_in, reproduce, show_reproduction
@@ -315,11 +316,11 @@ def clock_command(
     as_json: AsJson = False,
 ) -> None:
     """Simulate devices and links after the fact: time, energy and money of every round, and to a score; a page."""
-    from shoal.engine.clock.report import Asked, clocked
+    from shoal.engine.clock.report import ClockReader
     from shoal.engine.records.outputs import CLOCK, page_folder
 
-    asked = Asked.of(devices, network, deadline, target, seed, not no_server, not no_evaluation)
-    made = clocked([possible_path(path) for path in paths], asked)
+    reader = ClockReader(devices, network, deadline, target, seed, not no_server, not no_evaluation)
+    made = reader.read_all([possible_path(path) for path in paths])
     if as_json:
         _print_json(made.plain())
         return
@@ -358,7 +359,7 @@ def list_command(
     from shoal.storage.datasets.sources.source import data_root
 
     usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
-    folders_found = [each for folder in ([] if folders else usual) for each in kept_in(folder)]
+    folders_found = [kept for folder in ([] if folders else usual) for kept in kept_in(folder)]
     for place in folders or ():
         folders_found += kept_at(place) if is_address(place) else kept_in(possible_path(place))
     if as_json:
@@ -447,6 +448,7 @@ app.command("fork")(fork_command)
 app.command("influence")(influence_command)
 app.command("privacy")(privacy_command)
 app.command("attack")(attack_command)
+app.command("read", context_settings={"ignore_unknown_options": True})(read_command)
 
 
 @app.command("export")

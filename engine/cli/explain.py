@@ -138,8 +138,8 @@ def _describe_class(section: str, name: str, options: Iterable[Key]) -> Iterator
 def _by_owner(name: str, key_of: Mapping[str, Key], owner: str) -> Iterator[str]:
     """Yields an option of methods or models: owners with the same default and meaning together."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for each, key in key_of.items():
-        groups.setdefault((_kind_and_default(key), key.meaning), []).append(each)
+    for user, key in key_of.items():
+        groups.setdefault((_kind_and_default(key), key.meaning), []).append(user)
     yield name
     for (kind, meaning), owners in groups.items():
         yield from _wrap(f"{', '.join(owners)}: {kind}", 4)
@@ -150,7 +150,7 @@ def _by_owner(name: str, key_of: Mapping[str, Key], owner: str) -> Iterator[str]
 
 
 def _with_option(options: Mapping[str, Mapping[str, Key]], option: str) -> dict[str, Key]:
-    return {owner: known[option] for owner, known in options.items() if option in known}
+    return {owner: keys[option] for owner, keys in options.items() if option in keys}
 
 
 def _options_of_methods() -> dict[str, dict[str, Key]]:
@@ -174,8 +174,8 @@ def _options_of_models() -> dict[str, dict[str, Key]]:
         cls = _class_of_model(name)
         meanings = arguments(cls)
         options[name] = dict(OF_EVERY_MODEL)
-        for option, known in keywords(cls).items():
-            options[name][option] = Key(f"model.{option}", in_yaml(known.default), meanings[option], known.annotation)
+        for option, word in keywords(cls).items():
+            options[name][option] = Key(f"model.{option}", in_yaml(word.default), meanings[option], word.annotation)
     return options
 
 
@@ -205,9 +205,9 @@ def _meant(name: str, keys: Mapping[str, Key]) -> list[str]:
     """Explains a name without its section. Raises ShoalError: no key has it, or several have."""
     every = {**keys, **_options_of_datasets()}
     for options in (_options_of_methods(), _options_of_models()):
-        every |= {key.name: key for known in options.values() for key in known.values()}
+        every |= {key.name: key for of_name in options.values() for key in of_name.values()}
     last = name.rpartition(".")[2]
-    names = [known for known in every if known.rpartition(".")[2] == last]
+    names = [key for key in every if key.rpartition(".")[2] == last]
     if len(names) == 1 and last == name:
         return explanation(names[0])
     if names:

@@ -1,4 +1,4 @@
-"""The commands on past runs: a visit made again, a fork, influence, the ledger, attacks; and paths of commands."""
+"""The commands that look back at a run: forks, and readers by name; and paths of commands."""
 
 import shlex
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from shoal.engine.screen.output import put
+from shoal.engine.cli.readers import options_in, read_run, show_reading
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address, path_fault
 
@@ -37,14 +37,8 @@ def replay_command(
     debug: Annotated[bool, typer.Option("--pdb", help="Stop where the method's code of the client begins.")] = False,
 ) -> None:
     """Make one client's visit of a round again, alone in this process, and compare its upload with the record."""
-    from shoal.engine.past.replay import replay, tables
-    from shoal.engine.studies.study_table import on_screen
-
-    replayed = replay(possible_path(run), round_number, client, overrides or (), debug)
-    put("\n".join(map(on_screen, tables(replayed))), end="")
-    put(replayed.verdict)
-    if not replayed.equal:
-        raise typer.Exit(1)
+    options = {"round": round_number, "client": client, "changes": [*(overrides or ())], "pdb": debug}
+    show_reading(read_run("replay", options, possible_path(run)))
 
 
 def fork_command(
@@ -68,19 +62,9 @@ def influence_command(
     out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
 ) -> None:
     """Make a run again without each of its clients: what it changes of the scores; interrupted, it goes on."""
-    from shoal.engine.past.influence import influence
-    from shoal.engine.studies.study_table import on_screen
-    from shoal.storage.files.atomic import output, replacing
-
     path = possible_path(run)
-    influences = influence(path, _clients("--clients", clients), scope)
-    put("\n".join(map(on_screen, (influences.table(), influences.of_classes()))), end="")
-    influences.write(path)
-    put(f"next: shoal report {shlex.quote(run)}")
-    if out is not None:
-        with replacing(output(out)) as unfinished:
-            unfinished.write_text(influences.table(by_class=True).csv())
-        put(f"written: {out}")
+    reading = read_run("influence", {"clients": _clients("--clients", clients), "scope": scope}, path)
+    show_reading(reading, out, f"next: shoal report {shlex.quote(run)}")
 
 
 def _clients(option: str, text: str) -> list[int]:
@@ -97,13 +81,7 @@ def privacy_command(
     out: Annotated[Path | None, typer.Option(help="Folder for tables of all clients, as CSV.")] = None,
 ) -> None:
     """Say what left each client of a run, what hid in a mean, and epsilon of its unit after rounds."""
-    from shoal.engine.past.ledger import ledger
-    from shoal.engine.studies.study_table import on_screen
-
-    the_ledger = ledger(possible_path(run), round_number)
-    put("\n".join(map(on_screen, the_ledger.tables().values())), end="")
-    if out is not None:
-        put(f"written: {the_ledger.write(out)}")
+    show_reading(read_run("ledger", {"round": round_number}, possible_path(run)), out)
 
 
 def attack_command(
@@ -124,33 +102,24 @@ def attack_command(
     out: Annotated[Path | None, typer.Option(help="CSV file: clients one by one, of inversion the table.")] = None,
 ) -> None:
     """Attack a run: what its models, or the uploads of a round, tell of clients, beside chance."""
-    from shoal.engine.studies.study_table import on_screen
-    from shoal.storage.files.atomic import output, replacing
+    path = possible_path(run)
+    options = {"round": round_number, "client": client}
+    takes = {"membership": (), "properties": ("round",), "inversion": ("round", "client")}[kind]
+    for option, value in options.items():
+        if value is not None and option not in takes:
+            raise ShoalError(f"--{option}", f"is not of --kind {kind}; leave it out")
+    show_reading(read_run(kind, {name: value for name, value in options.items() if value is not None}, path), out)
 
-    path, number = possible_path(run), round_number or 1
-    for option, given, takes in (
-        ("--round", round_number, kind != "membership"),
-        ("--client", client, kind == "inversion"),
-    ):
-        if given is not None and not takes:
-            raise ShoalError(option, f"is not of --kind {kind}; leave it out")
-    if kind == "membership":
-        from shoal.engine.past.membership import membership
 
-        memberships = membership(path)
-        table, by_client = memberships.table(), memberships.csv()
-    elif kind == "properties":
-        from shoal.engine.past.properties import properties
-
-        table, lines = properties(path, number)
-        by_client = lines.csv()
-    else:
-        from shoal.engine.past.inversion import inversion
-
-        table = inversion(path, number, client)
-        by_client = table.csv()
-    put(on_screen(table), end="")
-    if out is not None:
-        with replacing(output(out)) as unfinished:
-            unfinished.write_text(by_client)
-        put(f"written: {out}")
+def read_command(
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    reader: Annotated[str, typer.Argument(metavar="READER", help="Its name, or my_file.py:MyReader.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[--OPTION VALUE]...", help="Options of the reader.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file to write; of a reader with several tables a folder.")
+    ] = None,
+) -> None:
+    """Show what a reader tells of a run: one of ours, or a class of your file."""
+    show_reading(read_run(reader, options_in(options or ()), possible_path(run)), out)

@@ -23,6 +23,8 @@ from shoal.engine.pages.head import standing_figure
 from shoal.engine.pages.looks import Looks
 from shoal.engine.pages.page import Head, Section, write_page
 from shoal.engine.past.origin import list_origins
+from shoal.engine.past.reader import Reading
+from shoal.engine.past.rewind import PastRun
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.records.graphs import remote_of
 from shoal.engine.records.metrics import read_metrics
@@ -103,6 +105,31 @@ class Asked:
             raise ShoalError("--target", f"expected a share above 0 and at most 1, found {target:g}")
         files = read_classes(devices, "devices", DEVICES), read_network(network)
         return cls(*files, math.inf if deadline is None else deadline, target, seed, server, evaluation)
+
+
+@dataclass(frozen=True)
+class ClockReader:
+    """The reader of simulated time; its options are the arguments of `Asked.of`."""
+
+    devices: str = "phones"
+    network: str = "consumer"
+    deadline: float | None = None
+    target: float | None = None
+    seed: int = 0
+    server: bool = True
+    evaluation: bool = True
+
+    def read(self, past: PastRun) -> Reading:
+        """Returns what it takes to reach a score, and what the whole run takes. Raises as `read_all`."""
+        to_target, in_all = self.read_all([past.path]).tables()
+        return Reading((to_target, in_all), {"target": to_target.csv(), "all": in_all.csv()})
+
+    def read_all(self, paths: Sequence[Path]) -> "Clocked":
+        """Returns the clocks of runs and sweeps. Raises as `Asked.of` and `clocked`."""
+        asked = Asked.of(
+            self.devices, self.network, self.deadline, self.target, self.seed, self.server, self.evaluation
+        )
+        return clocked(paths, asked)
 
 
 @dataclass(frozen=True)

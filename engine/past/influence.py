@@ -7,13 +7,17 @@ run without it from the start, to the bit; that is also how its data is removed 
 import shlex
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.hosts.backend import Backend
 from shoal.engine.past.fork import begin, plan_fork
+from shoal.engine.past.reader import Reading
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.records.checkpoint import load_last
 from shoal.engine.records.metrics import read_metrics
@@ -23,6 +27,23 @@ from shoal.engine.runs.run import run
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.influences import Influence, Influences
 from shoal.storage.errors import ShoalError
+
+
+@dataclass(frozen=True)
+class InfluenceReader:
+    """The reader of the influence of clients; options are the arguments of `influence`."""
+
+    clients: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    scope: str | None = None
+
+    def read(self, past: PastRun) -> Reading:
+        """Returns influences on all others and by class, and keeps them for the page of the run.
+
+        Raises as `influence`.
+        """
+        result = influence(past.path, self.clients, self.scope)
+        result.write(past.path)
+        return Reading((result.table(), result.of_classes()), result.table(by_class=True).csv())
 
 
 def influence(path: Path, clients: Sequence[int] = (), scope: str | None = None) -> Influences:

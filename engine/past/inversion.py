@@ -11,11 +11,12 @@ features and a symmetric adjacency are found together (Sinha et al., Gradient in
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.func import functional_call
@@ -29,6 +30,7 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.past.membership import area
 from shoal.engine.past.properties import guesses_of
+from shoal.engine.past.reader import Reading
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.past.seen_uploads import RELEASED, UPLOAD, Sent, seen_round
 from shoal.engine.studies.text_table import TextTable
@@ -44,6 +46,18 @@ SMOOTH = 0.1
 # Chance is measured on at most `OTHERS` other clients. The search is for at most `MOST` numbers, features or pairs.
 OTHERS, MOST = 50, 2**24
 HEADS = ("rows", "cosine", "of training nodes", "AUC of edges")
+
+
+@dataclass(frozen=True)
+class InversionReader:
+    """The reader that inverts the gradients of one client in a round."""
+
+    round: Annotated[int, Field(ge=1)] = 1
+    client: Annotated[int, Field(ge=0)] | None = None
+
+    def read(self, past: PastRun) -> Reading:
+        """Returns the table of `inversion`. Raises as `inversion`."""
+        return Reading.of(inversion(past.path, self.round, self.client))
 
 
 def inversion(run: Path, number: int, client: int | None = None) -> TextTable:

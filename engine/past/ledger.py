@@ -3,20 +3,22 @@
 Entries are those of one round, which is made again in this process; bytes and times are as the run logged them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 from torch import Tensor
 
-from shoal.algorithms.protocol import Reduce, Tree
-from shoal.engine.hosts.backend import LocalBackend, server_device
+from shoal.algorithms.protocol import Reduce
+from shoal.engine.hosts.backend import server_device
 from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.past.reader import Reading
+from shoal.engine.past.recording import Recorder, Recording
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.rounds.costs import CLIENT_BYTES, unwatched
-from shoal.engine.rounds.server import Server
 from shoal.engine.stages.privacy.privacy import bound_of, drawn_of, epsilon_of
 from shoal.engine.stages.privacy.section import PRIVACY, PrivacyOptions
 from shoal.engine.studies.text_table import TextTable
@@ -60,20 +62,18 @@ class Sent:
         return OF_CLASSES if len(self.shape) == 2 and self.shape[0] == classes else SEEN
 
 
-class _Noting(LocalBackend):
-    """The one host of a round, which notes what comes from it."""
+class _Entries(Recorder):
+    """A recorder of the entries of a round's uploads, by phase and name."""
 
-    found: dict[tuple[str, str], Sent]
+    def __init__(self) -> None:
+        self.sent: dict[tuple[str, str], Sent] = {}
 
-    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
-        for position, outcome in super().run_cells(cells, shared):
-            cell = cells[position]
-            for entry, how in cell.sent.items() if outcome.ids else ():
-                shapes, weight = _shapes(outcome, entry, how, cell.stages.rows)
-                before = self.found.get((cell.phase, entry))
-                shape = max([*shapes, *([before.shape] if before else [])], key=lambda shape: int(np.prod(shape)))
-                self.found[cell.phase, entry] = Sent(cell.phase, entry, how, shape, weight)
-            yield position, outcome
+    def after(self, cell: Cell, outcome: Outcome) -> None:
+        for entry, how in cell.sent.items() if outcome.ids else ():
+            shapes, weight = _shapes(outcome, entry, how, cell.stages.rows)
+            before = self.sent.get((cell.phase, entry))
+            shape = max([*shapes, *([before.shape] if before else [])], key=lambda shape: int(np.prod(shape)))
+            self.sent[cell.phase, entry] = Sent(cell.phase, entry, how, shape, weight)
 
 
 def _shapes(outcome: Outcome, entry: str, how: Reduce, rows: bool) -> tuple[list[tuple[int, ...]], bool]:
@@ -128,14 +128,23 @@ class Ledger:
             tables["epsilon"] = TextTable(("after round", f"epsilon of a {self.unit}"), rows, 1, title=self.bound)
         return tables
 
-    def write(self, folder: Path) -> Path:
-        """Writes each table as CSV, and what every client sent; gives the folder."""
-        folder.mkdir(parents=True, exist_ok=True)
+    def csv(self) -> dict[str, str]:
+        """Returns each table as CSV, by its name, and what every client sent as `clients`."""
         pairs = enumerate(zip(self.times.tolist(), self.bytes.tolist()))
         each = TextTable(("client", "rounds", "bytes"), tuple((str(i), *map(str, pair)) for i, pair in pairs), 1)
-        for name, table in {**self.tables(), "clients": each}.items():
-            (folder / f"{name}.csv").write_text(table.csv())
-        return folder
+        return {name: table.csv() for name, table in {**self.tables(), "clients": each}.items()}
+
+
+@dataclass(frozen=True)
+class LedgerReader:
+    """The reader of the ledger of a run, with the entries of one of its rounds."""
+
+    round: Annotated[int, Field(ge=1)] = 1
+
+    def read(self, past: PastRun) -> Reading:
+        """Returns the tables of `ledger`, and a CSV of each. Raises as `ledger`."""
+        result = ledger(past.path, self.round)
+        return Reading([*result.tables().values()], result.csv())
 
 
 def ledger(run: Path, number: int = 1) -> Ledger:
@@ -148,14 +157,11 @@ def ledger(run: Path, number: int = 1) -> Ledger:
     source = past.of_round(number)
     source.require_read(number)
     before = source.after(number - 1)
-    backend = _Noting()
-    backend.found = {}
+    entries = _Entries()
     # Masked uploads have other shapes than those that the ledger lists.
-    job = source.job.without_stage("secure")
-    backend.enter(job)
-    state = None if before is None else before.state
-    Server(job, source.plan.rounds, backend, state, server_device(source.config)).round(unwatched)
-    if not backend.found:
+    recording = Recording(source.job.without_stage("secure"), entries)
+    recording.start(source.plan.rounds, before, server_device(source.config)).round(unwatched)
+    if not entries.sent:
         raise ShoalError(run, f"no client sent anything in round {number}; --round names another")
     # No fork changes what epsilon counts.
     private, classes = PRIVACY.of(past.config), past.store.manifest.classes
@@ -169,7 +175,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
             epsilons[after] = epsilon_of(past.config, after)
         bound = f"{bound_of(past.config, last)}; {drawn} of {clients} clients a round"
     return Ledger(
-        [(entry, entry.reveals(classes, private, "secure" in source.job.stages)) for entry in backend.found.values()],
+        [(entry, entry.reveals(classes, private, "secure" in source.job.stages)) for entry in entries.sent.values()],
         times,
         sizes,
         epsilons,

@@ -21,6 +21,8 @@ from torch import Tensor
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import load_config
 from shoal.engine.hosts.host import Visit
+from shoal.engine.past.reader import Reading
+from shoal.engine.past.rewind import PastRun
 from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.runs.export import Reopened, reopen, visits_of
 from shoal.engine.screen.progress import progress
@@ -76,6 +78,16 @@ class Memberships:
     def csv(self) -> str:
         """Writes a line for all clients together, and one for every client, as CSV."""
         return TextTable(HEADS, (self.overall.row, *(each.row for each in self.clients)), 1).csv()
+
+
+@dataclass(frozen=True)
+class MembershipReader:
+    """The reader that attacks the deployed models of a finished run by membership inference."""
+
+    def read(self, past: PastRun) -> Reading:
+        """Returns the table of `membership`, and a CSV of every client. Raises as `membership`."""
+        result = membership(past.path)
+        return Reading((result.table(),), result.csv())
 
 
 def membership(run: Path) -> Memberships:

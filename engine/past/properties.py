@@ -7,13 +7,17 @@ classes.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.client import Client
 from shoal.engine.past.membership import area
+from shoal.engine.past.reader import Reading
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.past.seen_uploads import RELEASED, UPLOAD, Sent, seen_round
 from shoal.engine.studies.text_table import TextTable
@@ -22,6 +26,18 @@ from shoal.storage.errors import ShoalError
 HEADS = ("seen", "guessed from", "clients", "distance", "of chance", "AUC has class", "AUC has more")
 # A guess has signals, which grow with the items of a class, and shares of classes, each float64 `[C]`.
 Guess = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class PropertiesReader:
+    """The reader that infers the classes of clients from what they sent in a round."""
+
+    round: Annotated[int, Field(ge=1)] = 1
+
+    def read(self, past: PastRun) -> Reading:
+        """Returns the table of `properties`, and a CSV of every client. Raises as `properties`."""
+        table, by_client = properties(past.path, self.round)
+        return Reading((table,), by_client.csv())
 
 
 def properties(run: Path, number: int) -> tuple[TextTable, TextTable]:

@@ -8,26 +8,28 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from shoal.algorithms.base import overrides
 from shoal.algorithms.client import Client
 from shoal.algorithms.protocol import Tree
-from shoal.engine.hosts.backend import LocalBackend, server_device
+from shoal.engine.hosts.backend import server_device
 from shoal.engine.hosts.host import Host, Visit
-from shoal.engine.messages.cell import Cell, Outcome, one_by_one
+from shoal.engine.messages.cell import Cell, one_by_one
 from shoal.engine.messages.job import Job, make_job
 from shoal.engine.past.fork import plan_fork
+from shoal.engine.past.reader import Reading
+from shoal.engine.past.recording import Recorder, Recording
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.records.client_scores import read_upload_digests
 from shoal.engine.rounds.costs import unwatched
 from shoal.engine.rounds.scoring import scores_of
-from shoal.engine.rounds.server import Server
 from shoal.engine.screen.progress import say
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
@@ -81,7 +83,7 @@ class Replay:
         return not self.recorded or [(visit.phase, visit.digest) for visit in self.visits] == list(self.recorded)
 
 
-class _Seen(Exception):
+class _AllMade(Exception):
     """A sign that all visits of the round were made, so that the round may stop."""
 
 
@@ -103,13 +105,11 @@ class _Steps(TorchFunctionMode):
         return result
 
 
-class _Stage(LocalBackend):
-    """The one host of a round, on which the visits of one client are made alone and looked at."""
+class _Visits(Recorder):
+    """A recorder of the visits of one client, each of which is made alone."""
 
     def __init__(self, job: Job, number: int, client: int, visits: int, debug: bool) -> None:
         """Takes the number of `visits` that the run recorded, after which the round may stop; 0: it recorded none."""
-        super().__init__()
-        self.enter(replace(job, stages={**job.stages, "digests": True}))
         self._client, self._expected, self._debug = client, visits, debug
         # This host trains by autograd, so that each step has a loss and gradients, equal but for last bits. The digest
         # comes from the way that the run trained.
@@ -118,15 +118,13 @@ class _Stage(LocalBackend):
         self._watched.open(replace(job, id=f"{job.id} watched", trainer="autograd", train=train))
         self.visits: list[Visited] = []
 
-    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
-        for cell in cells:
-            if cell.phase and self._client in cell.ids:
-                self.visits.append(self._visit(cell, shared))
-                if len(self.visits) == self._expected:
-                    raise _Seen
-        yield from super().run_cells(cells, shared)
+    def before(self, host: Recording, cell: Cell, shared: Tree) -> None:
+        if self._client in cell.ids:
+            self.visits.append(self._visit(host, cell, shared))
+            if len(self.visits) == self._expected:
+                raise _AllMade
 
-    def _visit(self, cell: Cell, shared: Tree) -> Visited:
+    def _visit(self, host: Recording, cell: Cell, shared: Tree) -> Visited:
         cell = replace(cell, again=None, score=frozenset())
         (alone,) = (single for single in one_by_one(cell) if self._client in single.ids)
         before = _confusion(self._watched.visit(self._client, alone, shared), "before")
@@ -139,7 +137,7 @@ class _Stage(LocalBackend):
         visit.upload()
         after = _confusion(visit, "after")
         # Clients that train in one batch share last bits, so the whole cell is run.
-        ((_, outcome),) = super().run_cells([cell if cell.batched else alone], shared)
+        outcome = host.run_alone(cell if cell.batched else alone, shared)
         if self._client in outcome.failures:
             line, detail = outcome.failures[self._client]
             raise ShoalError(line, detail=detail)
@@ -172,6 +170,24 @@ def _confusion(visit: Visit, when: str) -> Confusion:
     return counts_of
 
 
+@dataclass(frozen=True)
+class ReplayReader:
+    """The reader that makes the visits of a client in a round again; options are the arguments of `replay`."""
+
+    round: Annotated[int, Field(ge=1)]
+    client: Annotated[int, Field(ge=0)]
+    changes: tuple[str, ...] = ()
+    pdb: bool = False
+
+    def read(self, past: PastRun) -> Reading:
+        """Returns the tables of the visits, and whether their uploads are those of the run. Raises as `replay`."""
+        result = replay(past.path, self.round, self.client, self.changes, self.pdb)
+        shown = list(tables(result))
+        return Reading(
+            shown, {f"table-{i}": table.csv() for i, table in enumerate(shown)}, result.verdict, result.equal
+        )
+
+
 def replay(run: Path, number: int, client: int, changes: Sequence[str] = (), debug: bool = False) -> Replay:
     """Makes the visits of a client in a round of a run again; see `Replay`.
 
@@ -194,16 +210,16 @@ def replay(run: Path, number: int, client: int, changes: Sequence[str] = (), deb
     before = past.after(number - 1)
     now = plan_fork(past, changes, number) if changes else past.plan
     job = past.job if now is past.plan else make_job(now.config, past.store, run.name)
-    stage = _Stage(job, number, client, len(digests), debug)
-    state = None if before is None else before.state
+    visits = _Visits(job, number, client, len(digests), debug)
+    recording = Recording(replace(job, stages={**job.stages, "digests": True}), visits)
     try:
-        with suppress(_Seen):
-            Server(job, now.rounds, stage, state, server_device(now.config)).round(unwatched)
+        with suppress(_AllMade):
+            recording.start(now.rounds, before, server_device(now.config)).round(unwatched)
     except ShoalError as error:
         if isinstance(error.__cause__, BdbQuit):
             raise KeyboardInterrupt from None
         raise
-    return Replay(number, client, stage.visits, digests)
+    return Replay(number, client, visits.visits, digests)
 
 
 def tables(result: Replay) -> Iterator[TextTable]:

@@ -4,13 +4,15 @@ Nothing is written. What is trained again is compared with what the run logged o
 """
 
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from shoal.engine.config.config import load_config
+from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.config_text import CONFIG
 from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.messages.environment import differences, environment
-from shoal.engine.messages.job import make_job
+from shoal.engine.messages.job import Job, make_job
 from shoal.engine.past.origin import find_origin
 from shoal.engine.records import inputs
 from shoal.engine.records.checkpoint import Checkpoint, address_of
@@ -22,28 +24,55 @@ from shoal.engine.runs.run import usable
 from shoal.engine.screen.progress import say
 from shoal.engine.sections.sections import why_skipped
 from shoal.storage.errors import ShoalError
+from shoal.storage.store.store import Store
 
 
 class PastRun:
-    """A finished or stopped run and its state after any of its rounds.
+    """A run that is looked back at, finished or not. It opens what is asked of it.
 
     Attributes:
-        place: Its folder, or its address, as text.
-        lines: The lines of the rounds that it logged.
+        path: Its folder.
         trained: Rounds that `after` trained once more.
     """
 
     def __init__(self, run: Path) -> None:
-        """Opens a run, finished or not. Raises ShoalError: it is gone or damaged, or what it reads has changed."""
-        if not (run / CONFIG).exists():
-            raise ShoalError(run, "no run is here; a fork of it that has begun goes on by `shoal run FORK --resume`")
-        self.path, self.config, self.lines = run, load_config(run), read_metrics(run)
-        self.place = address_of(run) or str(run.resolve())
-        self.plan = RunPlan.of(self.config)
-        self.store = self.plan.prepare(repair=False)
-        self.job = make_job(self.config, self.store, run.name)
-        self.trained = 0
+        """Opens nothing yet."""
+        self.path, self.trained = run, 0
         self._reached: Checkpoint | None = None
+
+    @cached_property
+    def config(self) -> Config:
+        """Its config. Raises ShoalError: the run is gone, or its config is damaged."""
+        if not (self.path / CONFIG).exists():
+            reason = "no run is here; a fork of it that has begun goes on by `shoal run FORK --resume`"
+            raise ShoalError(self.path, reason)
+        return load_config(self.path)
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of metrics of the rounds that it logged. Raises ShoalError: as `config`, or they are damaged."""
+        assert self.config
+        return read_metrics(self.path)
+
+    @property
+    def place(self) -> str:
+        """Its folder, or its address, as text."""
+        return address_of(self.path) or str(self.path.resolve())
+
+    @cached_property
+    def plan(self) -> RunPlan:
+        """Its config, checked, and what it reads. Raises ShoalError: as `config`, or a file of it is gone."""
+        return RunPlan.of(self.config)
+
+    @cached_property
+    def store(self) -> Store:
+        """Its store. Raises ShoalError: as `plan`, or the store is damaged or has changed."""
+        return self.plan.prepare(repair=False)
+
+    @cached_property
+    def job(self) -> Job:
+        """The run as hosts see it. Raises ShoalError: as `store`."""
+        return make_job(self.config, self.store, self.path.name)
 
     def require_round(self, number: int) -> None:
         """Raises ShoalError: the run logged no such round. Says so where the run is not finished."""

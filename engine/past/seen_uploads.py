@@ -1,6 +1,6 @@
 """Uploads of one round of a run, which is made again in this process: each as the server has it."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -8,12 +8,10 @@ from torch import Tensor
 from shoal.algorithms.client import Client
 from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.protocol import Reduce, Tree
-from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Outcome, one_by_one
+from shoal.engine.past.recording import Recorder, Recording
 from shoal.engine.past.rewind import PastRun
 from shoal.engine.rounds.costs import unwatched
-from shoal.engine.rounds.sampling import evaluation_cell
-from shoal.engine.rounds.server import Server
 from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.storage.errors import ShoalError
 
@@ -49,25 +47,20 @@ class Sent:
         return before, w - before
 
 
-class _Listening(LocalBackend):
-    """The one host of a round, which keeps what some clients send."""
+class _Uploads(Recorder):
+    """A recorder of the uploads of some clients, each of which is made alone."""
 
-    found: list[Sent]
-    wanted: Collection[int]
+    def __init__(self, clients: Collection[int]) -> None:
+        self.sent: list[Sent] = []
+        self._clients = clients
 
-    def client(self, number: int) -> Client:
-        """Opens a client with what it trained on; the next call takes its model away."""
-        return self._host.visit(number, evaluation_cell(1, [number], {}, {}), {}).client
-
-    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
-        for cell in cells:
-            whole = replace(cell, again=None, score=frozenset(), stages=replace(cell.stages, rows=True))
-            for alone in one_by_one(whole) if cell.phase else ():
-                if alone.ids[0] in self.wanted:
-                    ((_, outcome),) = super().run_cells([alone], shared)
-                    # A client that failed sent nothing.
-                    self.found += [_make_message(i, alone, outcome, shared) for i in outcome.ids]
-        yield from super().run_cells(cells, shared)
+    def before(self, host: Recording, cell: Cell, shared: Tree) -> None:
+        whole = replace(cell, again=None, score=frozenset(), stages=replace(cell.stages, rows=True))
+        for alone in one_by_one(whole):
+            if alone.ids[0] in self._clients:
+                outcome = host.run_alone(alone, shared)
+                # A client that failed sent nothing.
+                self.sent += [_make_message(i, alone, outcome, shared) for i in outcome.ids]
 
 
 def _make_message(client: int, cell: Cell, outcome: Outcome, shared: Tree) -> Sent:
@@ -102,17 +95,16 @@ def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRoun
     past.require_read(number)
     if not past.config.schedule.synchronous:
         raise ShoalError(past.path, "schedule.name", "only uploads of synchronous rounds are attacked; take such a run")
-    before, method, backend = past.after(number - 1), past.plan.algorithm, _Listening()
-    backend.found, backend.wanted = [], clients
+    before, method, uploads = past.after(number - 1), past.plan.algorithm, _Uploads(clients)
     # Masked uploads are other numbers with the same sum; the attack reads the plain ones.
-    job = replace(past.job.without_stage("secure"), device="cpu", precision="float32")
-    server = Server(job, past.plan.rounds, backend.enter(job), None if before is None else before.state)
+    recording = Recording(replace(past.job.without_stage("secure"), device="cpu", precision="float32"), uploads)
+    server = recording.start(past.plan.rounds, before)
     with code_of(method, "global_model"):
         received = method.global_model({name: t.clone() for name, t in server.state.server.items()})
         server.round(unwatched)
         entries = method.global_model({name: t.clone() for name, t in server.state.server.items()})
     weights: Tree = {}
-    for message in backend.found:
+    for message in uploads.sent:
         for entry, weight in message.weights.items():
             if weight.dim():
                 weights[entry] = weights[entry] + weight if entry in weights else weight
@@ -121,4 +113,4 @@ def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRoun
     how = OF_UPLOADS[private.where if private.unit == "client" else private.unit]
     of_uploads = "not seen, sums are hidden" if hidden else how
     notes = f"{UPLOAD}: {of_uploads}", f"{RELEASED}: as anyone receives it, the same of all clients"
-    return SeenRound([] if hidden else backend.found, Sent(None, entries, weights, received), notes, backend.client)
+    return SeenRound([] if hidden else uploads.sent, Sent(None, entries, weights, received), notes, recording.client)

@@ -391,7 +391,7 @@ def show_sweep_plan(sweep: Sweep) -> None:
         return fmean(took) if took else measured[key]
 
     rivals, view = sweep.study.rivals, SweepView(sweep.rows, sweep.study.runs)
-    # Of runs that share all columns but the key to choose, one will run: the one that was chosen before, or any.
+    # One run will start of those that share all columns but the key to choose: the one chosen before, or any.
     counted = {rivals[place] for place, row in enumerate(sweep.rows) if place in rivals and started(row.path)}
     before, left = [(label, share * seconds_of(plan)) for label, plan, share in sweep.before], 0
     rows = [(label, "shared", span(seconds)) for label, seconds in before]
