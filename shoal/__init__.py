@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from shoal.storage.datasets.user.pyg_data import from_pyg as from_pyg
     from shoal.storage.datasets.user.user_dataset import Dataset as Dataset
     from shoal.storage.graph.graph import Graph as Graph
-    from shoal.storage.store.view import View as View
+    from shoal.storage.shards.view import View as View
     from shoal.studies import Sweep as Sweep
     from shoal.studies import compare as compare
     from shoal.studies import report as report
@@ -101,7 +101,7 @@ PLACES = {
     "TextTable": "shoal.engine.studies.text_table",
     "Trainer": "shoal.algorithms.base",
     "Upload": "shoal.algorithms.protocol",
-    "View": "shoal.storage.store.view",
+    "View": "shoal.storage.shards.view",
     "compare": "shoal.studies",
     "from_clients": "shoal.storage.adapters.clients",
     "from_pyg": "shoal.storage.datasets.user.pyg_data",

@@ -36,10 +36,10 @@ from shoal.engine.runs.plan import plan_of
 from shoal.storage.files import digest
 from shoal.storage.graph.graph import clean_edges
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
-from shoal.storage.store.shard import Shard
-from shoal.storage.store.split import Split
+from shoal.storage.shards.shard import Shard
+from shoal.storage.shards.split import Split
+from shoal.storage.shards.view import CPU, Cache, View
 from shoal.storage.store.store import Store
-from shoal.storage.store.view import CPU, Cache, View
 
 CLIENTS, NODES, CLASSES, FEATURES = 6, 30, 4, 5
 WITHOUT_TRAIN, WITHOUT_TEST, RARE_CLASS = 5, 4, 3

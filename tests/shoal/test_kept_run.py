@@ -17,7 +17,7 @@ import shoal
 from shoal.engine.cli.cli import app
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.verify import verify_run
-from shoal.storage.store.shard import Shard
+from shoal.storage.shards.shard import Shard
 
 
 def test_metrics_are_the_lines(finished: shoal.Run) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from shoal.engine.cli.cli import app
 from shoal.engine.past.properties import properties
 from shoal.engine.past.rewind import PastRun
-from shoal.storage.store.view import Cache
+from shoal.storage.shards.view import Cache
 
 ONE_CLASS = [[c] * 4 for c in (0, 0, 1, 1, 2, 2)]
 # The fifth node of each tests.

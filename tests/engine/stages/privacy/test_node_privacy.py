@@ -29,7 +29,7 @@ from shoal.engine.runs.run import run
 from shoal.engine.stages.privacy.node_privacy import epsilon_of_node, moved_by, noise_of_node, require_small_delta
 from shoal.storage.graph.propagation import hops as hops_of
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store.view import Cache
+from shoal.storage.shards.view import Cache
 
 Start = Callable[..., Server]
 LR, CLIP, NODES = 0.5, 0.3, 6

@@ -13,9 +13,9 @@ from shoal.storage.graph.graph import first_rows
 from shoal.storage.graph.pairs import Pairs
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, Packs, require_content, require_none
-from shoal.storage.store.bounds import (
+from shoal.storage.shards import arrow_file
+from shoal.storage.shards.arrow_file import REMAKE, FileRecord, MappedFile, Packs, require_content, require_none
+from shoal.storage.shards.bounds import (
     Limits,
     check_adjacency,
     check_graphs,
@@ -25,7 +25,7 @@ from shoal.storage.store.bounds import (
     check_rows,
     check_weights,
 )
-from shoal.storage.store.split import Split
+from shoal.storage.shards.split import Split
 
 if TYPE_CHECKING:
     from shoal.storage.graph.induced import Induced

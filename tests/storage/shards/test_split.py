@@ -27,14 +27,14 @@ from shoal.storage.options.masking import Sparsity, masks
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions, read_split_file
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
-from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import MappedFile, fixed_rows
-from shoal.storage.store.bounds import Limits
-from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
-from shoal.storage.store.hops import labelled_and_neighbours, rows_to_keep, write_hops
-from shoal.storage.store.masking import without_edges, without_features, without_labels
-from shoal.storage.store.shard import Shard, only_labelled, open_hops, open_shard, write_shard
-from shoal.storage.store.split import Split, from_codes, open_split, random_split, write_split
+from shoal.storage.shards import arrow_file
+from shoal.storage.shards.arrow_file import MappedFile, fixed_rows
+from shoal.storage.shards.bounds import Limits
+from shoal.storage.shards.held_out_edges import draw_pairs, require_room, union_of, without_held_out
+from shoal.storage.shards.hops import labelled_and_neighbours, rows_to_keep, write_hops
+from shoal.storage.shards.masking import without_edges, without_features, without_labels
+from shoal.storage.shards.shard import Shard, only_labelled, open_hops, open_shard, write_shard
+from shoal.storage.shards.split import Split, from_codes, open_split, random_split, write_split
 
 LABELS = st.lists(st.integers(-1, 4), max_size=60).map(np.array)
 TENTHS = st.tuples(*[st.integers(0, 10)] * 3).filter(lambda tenths: 0 < sum(tenths) <= 10)

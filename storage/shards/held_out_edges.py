@@ -13,7 +13,7 @@ from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.pairs import EDGE, NO_EDGE, ONE, OTHER, Pairs
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
-from shoal.storage.store.split import random_split, to_codes
+from shoal.storage.shards.split import random_split, to_codes
 
 # The stream that pairs without an edge are drawn from, beside that of the split.
 WITHOUT_EDGE = 1

@@ -13,9 +13,9 @@ from shoal.storage.graph.induced import Induced, breadth_first, induce, kept_ent
 from shoal.storage.graph.propagation import hops
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import FileRecord
-from shoal.storage.store.shard import Shard, weights_column
+from shoal.storage.shards import arrow_file
+from shoal.storage.shards.arrow_file import FileRecord
+from shoal.storage.shards.shard import Shard, weights_column
 
 # Rows of a graph by which those with a labelled neighbour are counted.
 SAMPLED = 10_000

@@ -7,9 +7,9 @@ import scipy.sparse as sp
 
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store.computed_hops import ComputedHops
-from shoal.storage.store.shard import Shard
-from shoal.storage.store.split import Split
+from shoal.storage.shards.computed_hops import ComputedHops
+from shoal.storage.shards.shard import Shard
+from shoal.storage.shards.split import Split
 
 # One of so many columns carries the pattern.
 EVERY = 20

@@ -23,17 +23,17 @@ from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.rows import CsrRows, Rows, csr_of
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import rows_column
-from shoal.storage.store.bounds import Limits
-from shoal.storage.store.cache import apart
-from shoal.storage.store.hops import write_hops
+from shoal.storage.shards import arrow_file
+from shoal.storage.shards.arrow_file import rows_column
+from shoal.storage.shards.bounds import Limits
+from shoal.storage.shards.cache import apart
+from shoal.storage.shards.hops import write_hops
+from shoal.storage.shards.shard import Shard, open_shard, write_shard
+from shoal.storage.shards.split import Split
+from shoal.storage.shards.view import Cache, View
 from shoal.storage.store.manifest import read_manifest
-from shoal.storage.store.shard import Shard, open_shard, write_shard
-from shoal.storage.store.split import Split
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path
 from shoal.storage.store.verify import verify
-from shoal.storage.store.view import Cache, View
 
 MakeStore = Callable[..., Store]
 SPLIT = "stratified-50-20-30-seed0"
@@ -298,7 +298,7 @@ def test_arrays_and_attributes_are_read_only() -> None:
 GROWTH = """
 import psutil, torch
 from shoal.engine.hosts.device import keep_freed_memory
-from shoal.storage.store.cache import apart
+from shoal.storage.shards.cache import apart
 keep_freed_memory()
 make = {}
 def step():

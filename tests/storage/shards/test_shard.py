@@ -17,13 +17,13 @@ from support.induced_parts import part_of
 from shoal.storage.graph.graph import Graph, clean_edges
 from shoal.storage.graph.induced import Induced, induce, kept_entries
 from shoal.storage.graph.pairs import Pairs
-from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import fixed_rows
-from shoal.storage.store.bounds import Limits
-from shoal.storage.store.hops import training_graph
-from shoal.storage.store.shard import Shard, bounds_of, open_shard, write_shard
-from shoal.storage.store.split import Split
-from shoal.storage.store.view import Cache, View
+from shoal.storage.shards import arrow_file
+from shoal.storage.shards.arrow_file import fixed_rows
+from shoal.storage.shards.bounds import Limits
+from shoal.storage.shards.hops import training_graph
+from shoal.storage.shards.shard import Shard, bounds_of, open_shard, write_shard
+from shoal.storage.shards.split import Split
+from shoal.storage.shards.view import Cache, View
 
 NODES = np.arange(0, 20, 2)
 

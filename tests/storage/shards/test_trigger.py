@@ -6,10 +6,10 @@ from support.shards import adjacency, dense, dense_hops
 
 from shoal.storage.graph.rows import CsrRows, Rows, csr_of
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store.computed_hops import ComputedHops
-from shoal.storage.store.shard import Shard
-from shoal.storage.store.split import Split
-from shoal.storage.store.trigger import Trigger
+from shoal.storage.shards.computed_hops import ComputedHops
+from shoal.storage.shards.shard import Shard
+from shoal.storage.shards.split import Split
+from shoal.storage.shards.trigger import Trigger
 
 TRIGGER = Trigger(nodes=2, target=1, seed=3)
 # A path of four nodes, of which the first two train and the last two are tested.

@@ -13,13 +13,13 @@ from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, ranges
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store.cache import SMALL, Cache, apart, write_count, writes
-from shoal.storage.store.shard import AllEdges, Shard
-from shoal.storage.store.split import Split
+from shoal.storage.shards.cache import SMALL, Cache, apart, write_count, writes
+from shoal.storage.shards.shard import AllEdges, Shard
+from shoal.storage.shards.split import Split
 
 if TYPE_CHECKING:
     from shoal.storage.graph.cross_edges import Boundary
-    from shoal.storage.store.computed_hops import ComputedHops
+    from shoal.storage.shards.computed_hops import ComputedHops
 
 PAGE = 4096
 # The cache keeps this of a client: hops that are not stored.

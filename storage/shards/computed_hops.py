@@ -8,10 +8,10 @@ import numpy as np
 from shoal.storage.graph.propagation import hops
 from shoal.storage.graph.rows import Rows
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store.arrow_file import MappedFile
-from shoal.storage.store.hops import labelled_graph
-from shoal.storage.store.shard import Shard, some_rows
-from shoal.storage.store.split import Split
+from shoal.storage.shards.arrow_file import MappedFile
+from shoal.storage.shards.hops import labelled_graph
+from shoal.storage.shards.shard import Shard, some_rows
+from shoal.storage.shards.split import Split
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import pyarrow as pa
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
-from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, Packs, require_content, require_none
-from shoal.storage.store.bounds import check_parts
+from shoal.storage.shards import arrow_file
+from shoal.storage.shards.arrow_file import REMAKE, FileRecord, MappedFile, Packs, require_content, require_none
+from shoal.storage.shards.bounds import check_parts
 
 PARTS = ("train", "val", "test")
 

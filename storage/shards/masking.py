@@ -14,7 +14,7 @@ from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.kernels.counter_rng import bits_at, key_of, uniform_at
 from shoal.storage.options.masking import Sparsity
-from shoal.storage.store.split import Split
+from shoal.storage.shards.split import Split
 
 
 def without_edges(part: Induced, sparsity: Sparsity) -> Induced:
