@@ -4,4 +4,4 @@ import importlib
 
 if __name__ == "__main__":
     # The command stands above the engine, which imports nothing of it.
-    importlib.import_module("shoal.engine.cli.main").main()
+    importlib.import_module("shoal.cli.main").main()

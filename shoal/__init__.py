@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from shoal.engine.callbacks.callback import Callback as Callback
     from shoal.engine.callbacks.callback import Running as Running
     from shoal.engine.config.config import Config as Config
-    from shoal.engine.past.reader import Reader as Reader
-    from shoal.engine.past.reader import Reading as Reading
-    from shoal.engine.past.rewind import PastRun as PastRun
     from shoal.engine.rounds.sampling import Drawn as Drawn
     from shoal.engine.rounds.sampling import Schedule as Schedule
     from shoal.engine.rounds.stage import AtClient as AtClient
@@ -48,9 +45,11 @@ if TYPE_CHECKING:
     from shoal.engine.rounds.stage import Stage as Stage
     from shoal.engine.rounds.stage import ToHosts as ToHosts
     from shoal.engine.rounds.stage import rows_of as rows_of
-    from shoal.engine.studies.text_table import TextTable as TextTable
     from shoal.kept_run import Run as Run
     from shoal.partition.methods.user_partitioner import Partitioner as Partitioner
+    from shoal.past.reader import Reader as Reader
+    from shoal.past.reader import Reading as Reading
+    from shoal.past.rewind import PastRun as PastRun
     from shoal.running import prepare as prepare
     from shoal.running import run as run
     from shoal.storage.adapters.clients import from_clients as from_clients
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from shoal.studies import scale as scale
     from shoal.studies import sweep as sweep
     from shoal.studies import table as table
+    from shoal.tables.text_table import TextTable as TextTable
 
 # Modules that define each name. None is loaded before its name is used, because torch takes seconds.
 PLACES = {
@@ -88,9 +88,9 @@ PLACES = {
     "Mix": "shoal.algorithms.protocol",
     "Output": "shoal.algorithms.models.layers.head",
     "Partitioner": "shoal.partition.methods.user_partitioner",
-    "PastRun": "shoal.engine.past.rewind",
-    "Reader": "shoal.engine.past.reader",
-    "Reading": "shoal.engine.past.reader",
+    "PastRun": "shoal.past.rewind",
+    "Reader": "shoal.past.reader",
+    "Reading": "shoal.past.reader",
     "Reduce": "shoal.algorithms.protocol",
     "Replies": "shoal.algorithms.protocol",
     "Run": "shoal.kept_run",
@@ -98,7 +98,7 @@ PLACES = {
     "Schedule": "shoal.engine.rounds.sampling",
     "ShoalError": "shoal.storage.errors",
     "Sweep": "shoal.studies",
-    "TextTable": "shoal.engine.studies.text_table",
+    "TextTable": "shoal.tables.text_table",
     "Trainer": "shoal.algorithms.base",
     "Upload": "shoal.algorithms.protocol",
     "View": "shoal.storage.shards.view",

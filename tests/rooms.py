@@ -23,9 +23,9 @@ PACKAGES = {
 SECTIONS = "engine/sections"
 # The room named after a package is what lies in the folder itself.
 LISTED = {
-    "shoal": "shoal",
+    "shoal": "shoal cli clock past pages scaling sweeps kept tables study",
     "engine": """
-        engine cli clock past pages studies runs preparing cluster screen callbacks hosts stages/hostile stages/robust
+        engine runs preparing cluster screen callbacks hosts stages/hostile stages/robust
         stages/privacy stages/secure stages/compression stages/digests stages/users stages records
         schedules rounds simulation messages config sections
     """,

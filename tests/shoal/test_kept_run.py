@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from typer.testing import CliRunner
 
 import shoal
-from shoal.engine.cli.cli import app
+from shoal.cli.cli import app
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.verify import verify_run
 from shoal.storage.shards.shard import Shard

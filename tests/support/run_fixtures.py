@@ -21,7 +21,7 @@ from support.other_device.device import load
 from support.small_runs import small_run
 from support.unpacked import contents_of, unpack
 
-from shoal.engine.cli.main import command
+from shoal.cli.main import command
 from shoal.engine.cluster.cluster import share_tensors
 from shoal.engine.cluster.ray_backend import await_hosts, start_hosts
 from shoal.engine.config.config import Config, parse_config
@@ -133,8 +133,8 @@ def three_domains(tmp_path_factory: pytest.TempPathFactory) -> ThreeDomains:
 FORKING = """
 import json, os, resource, signal, sys, traceback
 import numba, scipy.sparse
-import shoal.engine.cli.cli, shoal.engine.runs.run, shoal.engine.screen.tables
-from shoal.engine.cli.main import main
+import shoal.cli.cli, shoal.engine.runs.run, shoal.engine.screen.tables
+from shoal.cli.main import main
 
 for line in sys.stdin:
     words, limit, most, seconds = json.loads(line)

@@ -29,7 +29,7 @@ if any("runtime_env/agent" in word for word in sys.orig_argv):
 # For a prepare, the smallest work is worth a start of Ray.
 PROGRAM = """
 import sys
-from shoal.engine.cli.main import main
+from shoal.cli.main import main
 from shoal.engine.preparing import prepare
 if sys.argv[1] == "prepare":
     prepare.TO_START = 1

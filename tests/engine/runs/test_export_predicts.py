@@ -22,7 +22,7 @@ from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
-from shoal.engine.studies.removal import remove
+from shoal.kept.removal import remove
 from shoal.storage.shards.shard import Shard
 
 Named = dict[str, Tensor]
