@@ -45,7 +45,7 @@ def test_examples_are_accepted_and_change_their_key() -> None:
                 "participation.ratio: number above 0 and at most 1; default 1.0",
                 "    Share of all clients, rounded down to one or more.",
                 "    Only for algorithm.name with several clients; and for participation.count null; and for",
-                "    schedule.name synchronous, tiers.",
+                "    schedule.name synchronous, tiers, my_file.py:Name.",
                 "    Example: shoal run CONFIG participation.ratio=0.5",
             ],
         ),

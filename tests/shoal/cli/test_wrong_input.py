@@ -17,7 +17,9 @@ USUAL = ["data.options.nodes=10000", "data.options.features=32", "data.options.c
 
 def graph_with_an_absurd_label(folder: Path) -> list[str]:
     y = np.array([0, 1, 2**31 - 1, 1])
-    np.savez(folder / "g.npz", edge_index=[[0, 1], [1, 2]], x=np.ones((4, 2), np.float32), y=y)
+    # Without names classes are the numbers that occur.
+    arrays = {"edge_index": [[0, 1], [1, 2]], "x": np.ones((4, 2), np.float32), "y": y}
+    np.savez(folder / "g.npz", **arrays, label_names=np.array(["a", "b"]))
     return [*USUAL, "data.dataset=files", f"data.path={folder}/g.npz"]
 
 
