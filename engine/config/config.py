@@ -127,15 +127,15 @@ class Config(ConfigOfFeatures):
 
     @cached_property
     def of_run(self) -> Path | None:
-        """The folder of a run on the same graphs that the config was read from; None: it is from elsewhere."""
+        """Returns the folder of a run on the same graphs that the config was read from; None: it is from elsewhere."""
         return None
 
     def models(self) -> tuple[ModelSpec, ...]:
-        """The models of the run, one or several."""
+        """Returns the models of the run, one or several."""
         return (self.model,) if isinstance(self.model, ModelSpec) else self.model
 
     def kernel(self) -> PropagationOptions:
-        """How hops are computed: section `propagation`, and over which edges between clients."""
+        """Reads how hops are computed: section `propagation`, and over which edges between clients."""
         data = self.data
         if data.cross_edges == "drop":
             return self.propagation
@@ -148,11 +148,11 @@ class Config(ConfigOfFeatures):
         return over_cross_edges(one, f"{edges.name}-{form}")
 
     def memory_limit(self) -> int:
-        """Bytes the run may use: `engine.memory_limit`, else the memory of the machine, or of its container."""
+        """Returns the bytes the run may use: `engine.memory_limit`, else the memory of the machine or container."""
         return self.engine.memory_limit or machine_memory()
 
     def plain(self) -> dict[str, Any]:
-        """The resolved config as plain values, ready for YAML or JSON."""
+        """Lists the resolved config as plain values, ready for YAML or JSON."""
         return self.model_dump(mode="json")
 
 
@@ -249,7 +249,7 @@ def _resolved(raw: Any, given: Sequence[tuple[str, str, Any]]) -> tuple[dict[str
 
 
 def _config_file(path: str | Path) -> Path:
-    """The file itself, that of a run folder, or one that comes with Shoal, by its bare name."""
+    """Finds the file itself, that of a run folder, or one that comes with Shoal, by its bare name."""
     if fault := path_fault(str(path)):
         raise ShoalError(path, f"no such config: {fault}")
     try:
@@ -298,7 +298,7 @@ def parse_config(
 
 
 def _without(plain: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """Plain values without dotted keys."""
+    """Copies plain values without dotted keys."""
     left = {name: value for name, value in plain.items() if name not in keys}
     for name, value in left.items():
         inner = {key.partition(".")[2] for key in keys if key.startswith(f"{name}.")}
@@ -309,12 +309,12 @@ def _without(plain: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def usual() -> Config:
-    """A config of no dataset and no method, whose keys have their defaults."""
+    """Makes a config of no dataset and no method, whose keys have their defaults."""
     return Config.model_validate({"name": "none", "data": {"dataset": "none"}, "algorithm": "none"})
 
 
 def _twin(dataset: str | tuple[str, ...], where: str) -> str:
-    """The synthetic twin of a dataset; a twin is its own."""
+    """Returns the synthetic twin of a dataset, which for a twin is the dataset itself."""
     name = str(dataset).lower()
     if name not in TWINS and name not in TWINS.values():
         known = ", ".join(TWINS)
@@ -338,7 +338,7 @@ def _require_clients_of_each(config: Config, where: str) -> None:
 
 
 def _known(location: Sequence[str | int]) -> str:
-    """The known keys at the place of a wrong one: of the config, of a section, or of one inside a section."""
+    """Lists the known keys at the place of a wrong one: of the config, of a section, or of one inside a section."""
     names = list(Config.model_fields)
     if len(location) > 1:
         section: Any = Config.model_fields[str(location[0])].annotation
@@ -363,7 +363,7 @@ def require_names(config: Config) -> None:
 
 
 def device_choice(config: Config) -> str:
-    """`cpu` or `cuda`: `engine.device`, or, if that is `auto`, a GPU where hosts have a share of one.
+    """Chooses `cpu` or `cuda`: `engine.device`, or, if that is `auto`, a GPU where hosts have a share of one.
 
     Raises ShoalError: device, shares and precision exclude one another.
     """

@@ -26,7 +26,7 @@ Sections = Mapping[str, type]
 
 
 class Given(NamedTuple):
-    """Keys that were laid over a config.
+    """The keys that were laid over a config.
 
     Attributes:
         keys: Dotted keys, and sections that were given as a whole.
