@@ -33,7 +33,7 @@ WINS = KINDS
 def score_graph(
     algorithm: Algorithm, client: Client, received: Received, measures: Mapping[str, Measure] = NO_MEASURES
 ) -> np.ndarray:
-    """Counts of a whole graph, int64 `[3, 4, C]`: as those of `score`, and what `twice_wins` gives before measures."""
+    """Counts a whole graph, int64 `[3, 4, C]`: as `score` does, and what `twice_wins` gives before measures."""
     classes = client.info.classes
     kept = [twice_wins, *measures.values()]
     counts = np.zeros((len(PARTS_OF_GRAPHS), WINS + len(kept), classes), dtype=np.int64)
@@ -64,7 +64,7 @@ class Domains:
         self.graphs = list(self._items)
 
     def summarize_graphs(self, scores: Mapping[int, np.ndarray]) -> dict[str, Any]:
-        """The numbers of scope `domains`, of counts by graph as `score_graph` gives them.
+        """Computes the numbers of scope `domains` from counts by graph, as `score_graph` gives them.
 
         Returns:
             For `val`, `test` and both together: what `summarize` gives, a graph being a client; the means over domains
@@ -134,11 +134,11 @@ def rates(counts_KC: np.ndarray) -> dict[str, float | None]:
 
 
 def _rates_of(counts: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
-    """The numbers of every domain that has rows."""
+    """Computes the numbers of every domain that has rows."""
     return {name: rates(found) for name, found in counts.items() if found[SUPPORT].any()}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Mean of those that are defined; None if none is."""
+    """Averages the numbers that are defined; None if none is."""
     defined = [value for value in values if value is not None]
     return float(np.mean(defined)) if defined else None

@@ -1,4 +1,4 @@
-"""What is kept of scores for metrics that counts do not tell: of rankings, and of functions of the user's own.
+"""The numbers kept of scores for metrics that counts do not tell: of rankings, and of functions of the user's own.
 
 Such a function is of one client's items of a part: `def ECE(logits, labels) -> float`.
 """
@@ -30,7 +30,7 @@ def measures_of(metrics: Sequence[str], own: Mapping[str, UserCode]) -> dict[str
 
 
 def own_metric(code: UserCode) -> Measure:
-    """The function, giving what counts keep of a value. Raises ShoalError: it is none, or takes other arguments."""
+    """Makes a measure of the user's function. Raises ShoalError: it is none, or takes other arguments."""
     function, name = code.function(KEY, "logits", "labels"), code.name.rpartition(":")[2]
 
     def measure(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
@@ -47,7 +47,7 @@ def own_metric(code: UserCode) -> Measure:
 
 
 def _number(value: Any) -> float | None:
-    """A number, or a tensor or array without axes, as a float; None: it is neither."""
+    """Converts a number, or a tensor or array without axes, to a float; None: it is neither."""
     if getattr(value, "shape", None) == ():
         value = value.item()
     return float(value) if isinstance(value, Real) else None

@@ -24,7 +24,7 @@ NEEDS_FLOATS = {Reduce.MEAN: "a sum", Reduce.MIX: "mixing"}
 
 
 def checks_always(method: Algorithm) -> bool:
-    """Whether a method is checked in every round: one of the user's, or any under `SHOAL_CHECK_ALWAYS=1`."""
+    """Returns whether a method is checked in every round: one of the user's, or any under `SHOAL_CHECK_ALWAYS=1`."""
     return not type(method).__module__.startswith(OURS) or os.environ.get(ALWAYS) == "1"
 
 
@@ -94,7 +94,7 @@ def require_untouched(server: Tree, before: Tree) -> None:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are of one type and shape, and of the same bits, NaN included."""
+    """Returns whether two tensors are of one type and shape, and of the same bits, NaN included."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     first, second = (t.detach().contiguous().view(-1).view(torch.uint8) for t in (one, other))
@@ -112,7 +112,7 @@ def require_same(one: Tree, other: Tree, where: str) -> None:
 
 
 def named(value: Any) -> str:
-    """A value in an error: None, or what type it has."""
+    """Describes a value in an error: None, or what type it has."""
     return "None" if value is None else f"a {type(value).__name__}"
 
 
@@ -203,7 +203,7 @@ def require_parameters(name: str, w: Tensor, shape: torch.Size) -> None:
 
 
 def kind(tensor: Tensor) -> str:
-    """The type of a tensor's numbers, as `float32`."""
+    """Returns the type of a tensor's numbers, as `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -236,7 +236,7 @@ class MethodFault(ShoalError):
 
 
 class ReadOnly:
-    """Notices when tensors are written to, by torch or behind its back."""
+    """A guard that notices when tensors are written to, by torch or behind its back."""
 
     def __init__(self, tree: Tree, what: str) -> None:
         """Remembers the tensors as they are; an error calls them `what`."""
@@ -264,5 +264,5 @@ def require_unwritten(data: View, where: str) -> None:
 
 
 def _sum(tensor: torch.Tensor) -> float:
-    """Their sum, where it costs no wait for a device."""
+    """Sums the numbers of tensors, where this costs no wait for a device."""
     return float(tensor.sum()) if tensor.device.type == "cpu" and tensor.dtype != torch.bool else 0.0

@@ -20,12 +20,14 @@ from shoal.storage.errors import ShoalError
 
 
 def tree_bytes(tree: Tree) -> int:
-    """Bytes of the tensors of a message."""
+    """Counts the bytes of the tensors of a message."""
     return sum(t.nbytes for t in tree.values())
 
 
 def upload_bytes(upload: Upload) -> int:
-    """Bytes of an upload as the protocol would send it: tensors as they are, weights as float32, or as it says."""
+    """Counts the bytes of an upload as the protocol would send it: tensors as they are, weights as float32, or as it
+    says.
+    """
     given = upload.upload_bytes
     tensors = sum(t.nbytes for name, t in upload.entries.items() if name not in given)
     weights = (w for name, w in upload.weight.items() if name not in given)
@@ -65,7 +67,7 @@ def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None
 
 
 def merge(singles: Sequence[Outcome]) -> Outcome:
-    """The outcome of a cell whose clients, ascending, ran one by one; means are still to be added up."""
+    """Joins outcomes to that of a cell whose clients, ascending, ran one by one; means are still to be added up."""
     merged = Outcome()
     for single in singles:
         merged.ids += single.ids
@@ -95,7 +97,7 @@ def merge(singles: Sequence[Outcome]) -> Outcome:
 
 
 class Sums:
-    """Means added up along a binary tree over the places of clients, so that no bit depends on cells.
+    """The means added up along a binary tree over the places of clients, so that no bit depends on cells.
 
     A range of 2**n places, from a multiple of 2**n on, is the sum of its first half plus that of its second, whoever
     adds them up, in whichever order they come. Where no client of a half answered, it is the sum of the other.
@@ -129,7 +131,7 @@ class Sums:
 
     @property
     def whole(self) -> PartialSum:
-        """The sum of all clients that answered, after which nothing comes."""
+        """Returns the sum of all clients that answered, after which nothing comes."""
         if len(self.parts) > 1:
             end = max(places.stop for places in self.parts)
             self.close(range(1 << (end - 1).bit_length()))
@@ -173,15 +175,15 @@ Inbox = dict[str, Any]
 
 
 class Parts(Protocol):
-    """Uploads of some clients, elsewhere."""
+    """The uploads of some clients, elsewhere."""
 
     def whole(self, parts: "Sequence[Any]") -> "Uploads":
-        """The uploads of all `parts`, of which this is one."""
+        """Returns the uploads of all `parts`, of which this is one."""
         ...
 
 
 class Uploads(Protocol):
-    """Uploads of one entry of `Reduce.MIX`, of all clients that answered, ascending, until they are mixed.
+    """The uploads of one entry of `Reduce.MIX`, of all clients that answered, ascending, until they are mixed.
 
     Attributes:
         shape: Of one.
@@ -194,16 +196,16 @@ class Uploads(Protocol):
     clients: int
 
     def product(self, rows: Tensor) -> Tensor:
-        """The product with `rows` `[k, clients]`, `[k, …]`."""
+        """Computes the product with `rows` `[k, clients]`, `[k, …]`."""
         ...
 
     def give(self, rows: Tensor) -> Sequence[Tensor | Mixed]:
-        """The rows of the product, for clients; uploads are lost: their memory may be that of the product."""
+        """Returns the rows of the product, for clients; uploads are lost: their memory may be that of the product."""
         ...
 
 
 class UploadsHere:
-    """See `Uploads`; in this process."""
+    """The `Uploads` of one entry in this process."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         """Takes tensors of one shape and type, none of which shares memory that stays with another."""
@@ -226,7 +228,7 @@ class UploadsHere:
 def combine(
     outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Reduce], sums: Sums
 ) -> tuple[Replies, dict[str, Uploads]]:
-    """What the server sees of all cells, and what the engine holds of `Reduce.MIX` entries.
+    """Combines the outcomes of all cells to what the server sees, and what the engine holds of `Reduce.MIX` entries.
 
     Outcomes are in cell order, `ids` are all clients that answered, in that order. Raises as `reduce_cell` does.
     """
@@ -264,7 +266,7 @@ def combine(
 
 
 def _other_half(places: range) -> range:
-    """The range that makes a range of 2**n places, from a multiple of 2**n on, one of twice as many."""
+    """Returns the range that makes a range of 2**n places, from a multiple of 2**n on, one of twice as many."""
     start = places.start ^ len(places)
     return range(start, start + len(places))
 
@@ -333,19 +335,19 @@ def require_finite(tree: Tree, where: str) -> None:
 
 
 def not_finite(where: str, name: str) -> ShoalError:
-    """The error of `require_finite`."""
+    """Makes the error of `require_finite`."""
     return ShoalError(f"{where} {name!r} holds NaN or infinity; the round is not committed")
 
 
 def counted(tensor: Tensor, weight: float | Tensor) -> Tensor:
-    """The tensor with zeros where its weight is zero: there it may hold anything, and nothing is read."""
+    """Zeros a tensor where its weight is zero: there it may hold anything, and nothing is read."""
     if not isinstance(weight, Tensor):
         return tensor if weight else torch.zeros_like(tensor)
     return tensor if bool(weight.all()) else torch.where(weight != 0, tensor, 0.0)
 
 
 def _finite(numbers: float | Tensor) -> bool:
-    """Whether all numbers are finite; their sum, which takes a tenth of the time, can only raise a false alarm."""
+    """Returns whether all numbers are finite; the sum, in a tenth of the time, can only raise a false alarm."""
     if not isinstance(numbers, Tensor):
         return math.isfinite(numbers)
     return math.isfinite(numbers.sum()) or bool(torch.isfinite(numbers).all())

@@ -48,7 +48,7 @@ Predicted = tuple[str, int, str, np.ndarray]
 
 
 class Server:
-    """Owns the federation's state between rounds, and runs one round after another.
+    """The server, which owns the federation's state between rounds and runs one round after another.
 
     Attributes:
         state: After the last committed round.
@@ -105,7 +105,7 @@ class Server:
         self._exchange: Callable[..., Exchange] = self.schedule.exchange or Exchange
 
     def cohort(self, round_number: int) -> list[int]:
-        """The clients of a round, ascending."""
+        """Returns the clients of a round, ascending."""
         return self.schedule.cohort(round_number)
 
     def round(self, watch: Watch = unwatched) -> dict[str, Any]:
@@ -226,7 +226,9 @@ class Server:
         next_state.scores[NEWCOMERS_TRAINED] = theirs.scores.get("trained", ScoreTable()).only(np.array(newcomers))
 
     def _next(self, requests: Requests, device: torch.device, exchange: "Exchange") -> Ask | Mix | None:
-        """The next request, all of it on the processor, in exchange for the reply to the last one; None: the end."""
+        """Gives the method the reply to its last request, and returns the next one, all of it on the processor; None:
+        the end.
+        """
         reply = exchange.reply
         if isinstance(reply, Replies) and device != CPU:
             lists = {name: [t.to(device) for t in tensors] for name, tensors in reply.lists.items()}
@@ -257,7 +259,7 @@ class Server:
         return self._checks_always or self._first_rounds.setdefault(phase, number) == number
 
     def client_scores(self) -> Columns:
-        """The newest scores of every client, or of the sample; see `shoal.engine.rounds.evaluation`."""
+        """Returns the newest scores of every client, or of the sample; see `shoal.engine.rounds.evaluation`."""
         return client_scores(newest(self.state, self.schedule.sample(self.state.round)), self.job.metrics)
 
     def _set_up(self) -> Tree:
@@ -305,7 +307,7 @@ class Server:
         )
 
     def _build(self, name: str, number: int = 0) -> FlatModel:
-        """A model for the method's server part, on the server's device; nothing else uses its memory."""
+        """Builds a model for the method's server part, on the server's device; nothing else uses its memory."""
         built = self._built[name][number]
         # The first client of the kind, whose initial parameters are those of all unless each has its own.
         client = next((info.client for info in self.infos if info.model == number), 0)
@@ -316,7 +318,7 @@ class Server:
 
 
 class Exchange:
-    """Runs phases and evaluations of one round on clients, and keeps what the next state gets of them.
+    """An exchange, which runs phases and evaluations of a round, and keeps what the next state gets of clients.
 
     Attributes:
         cohort: Clients of the round, ascending; those that fail are taken out.
@@ -373,7 +375,7 @@ class Exchange:
                 stage.begin(round)
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
-        """Runs one phase, and gives what the server sees of it; entries of `Reduce.MIX` are held.
+        """Runs a phase as `Exchange.ask`.
 
         A client that does not train again before the next evaluation (`is_last_visit`) is evaluated now, as it is after
         its last local step.
@@ -440,7 +442,7 @@ class Exchange:
         return self.next_state
 
     def _cell(self, ask: Ask, number: int, group: Group, score: frozenset[int], again: int | None) -> Cell:
-        """Clients to ask in round `number`; of these `score` are evaluated, and `again` is visited twice."""
+        """Makes the cell of clients to ask in round `number`; `score` are evaluated, and `again` is visited twice."""
         next_state, ids = self.next_state, group.ids
         return Cell(
             number, ids, ask.phase, ask.up, ask.train, _pick(ask.private, ids), _pick(next_state.clients, ids),
@@ -474,7 +476,7 @@ class Exchange:
         return answered
 
     def mix(self, mix: Mix) -> Tensor | None:
-        """The product of a matrix with held uploads, `[rows, …]`; rows of clients go to their inboxes instead.
+        """Multiplies a matrix with held uploads, `[rows, …]`; rows of clients go to their inboxes instead.
 
         Raises:
             ShoalError: No client uploaded the entry, the matrix does not fit those that did, or it holds NaN.
@@ -506,7 +508,7 @@ class Exchange:
     def score(
         self, ids: Sequence[int], download: Tree, fresh: bool = False, private: Mapping[int, Tree] | None = None
     ) -> ScoreTable:
-        """Counts of some clients after a download, and a private one; `fresh` ones have neither state nor inbox."""
+        """Counts how clients predict after a download, and a private one; `fresh` ones have neither state nor inbox."""
         state = FederationState() if fresh else self.next_state
         cells = [
             evaluation_cell(
@@ -525,7 +527,9 @@ class Exchange:
         return ScoreTable().with_counts(*tables)
 
     def _run(self, cells: Sequence[Cell], shared: Tree) -> tuple[list[Outcome], Sums, list[ScoreTable]]:
-        """The outcomes of cells and their sums, and of mere evaluations the counts, which are in no outcome then."""
+        """Runs cells: returns their outcomes and sums, and of mere evaluations the counts, which are in no outcome
+        then.
+        """
         outcomes: dict[int, Outcome] = {}
         sums, tables, counts = Sums(self._of_stages.adder), list[ScoreTable](), dict[int, np.ndarray]()
         self.meter.expect(sum(len(cell.ids) for cell in cells), any(not cell.phase for cell in cells))
@@ -558,7 +562,7 @@ class Exchange:
         self.predicted += [(scope, i, part, both) for i in sorted(found) for part, both in found[i].items()]
 
     def _leave_out(self, client: int, failure: tuple[str, str]) -> None:
-        """A client that fails takes no further part in the round and is as it was before it."""
+        """Leaves a client that fails out of the rest of the round; it stays as it was before."""
         self.meter.failures[client] = failure
         if client in self.cohort:
             self.cohort.remove(client)
@@ -578,7 +582,7 @@ class Welcome(Exchange):
     given: ScoreTable | None = None
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
-        """As `Exchange.ask`."""
+        """Runs a phase as `Exchange.ask`."""
         if ask.train and self.given is None:
             self.given = self.score(self.cohort, {**ask.shared, **ask.score_with}, private=ask.private)
         return super().ask(ask, is_last_visit)
