@@ -1,4 +1,4 @@
-"""What a host does on a GPU to wait for it seldom.
+"""The work of a host on a GPU, arranged so that it seldom waits for the device.
 
 Values of a cell come in one copy, results of its clients go back in one copy, large means as their sum alone, and
 predictions are counted together. On a processor nothing of this runs.
@@ -37,7 +37,7 @@ LEAST_TO_ADD = 2**16
 
 
 class Visited(Protocol):
-    """See `shoal.engine.hosts.host.Visit`."""
+    """A visit of a client; see `shoal.engine.hosts.host.Visit`."""
 
     received: Received
 
@@ -54,7 +54,7 @@ class Deferred:
     """The cells of one call on a host with a GPU."""
 
     def __init__(self, opened: Any, cache: Cache) -> None:
-        """Of the host's job (`shoal.engine.hosts.host.OpenedJob`) and its cache."""
+        """Defers results of the host's job (`shoal.engine.hosts.host.OpenedJob`), with its cache."""
         self._opened, self._cache = opened, cache
         self._results: list[ClientResult] = []
         self._bytes = 0
@@ -67,11 +67,11 @@ class Deferred:
         self._is_whole = True
 
     def sent(self, tree: Tree) -> Tree:
-        """Copies of a download on the device."""
+        """Copies a download to the device."""
         return dict(zip(tree, sent(list(tree.values()), self._opened.device)))
 
     def receive(self, cell: Cell, following: Cell | None) -> Cell:
-        """A cell with its clients' values on the device, where those of the following one come at its end."""
+        """Returns a cell with its clients' values on the device; those of the following one are sent at its end."""
         values, begun = self._values, self._begun
         self._means = {entry for entry, how in cell.up.items() if how is Reduce.MEAN}
         self._values, self._begun, self._next = None, False, following
@@ -101,7 +101,7 @@ class Deferred:
 
     @property
     def is_full(self) -> bool:
-        """Whether results take so much memory that they are to be fetched."""
+        """Returns whether results take so much memory that they are to be fetched."""
         return self._bytes > MAX_RESULT_BYTES
 
     def flush(
@@ -158,7 +158,7 @@ class Deferred:
         seconds["upload"] += working_clock() - began
 
     def _stays(self, result: "ClientResult") -> Tree:
-        """What of an upload is added up on the device: large entries of means whose weight is a number."""
+        """Selects what of an upload is added up on the device: large entries of means whose weight is a number."""
         if result.upload is None:
             return {}
         entries, weight = result.upload.entries, result.upload.weight
@@ -186,7 +186,7 @@ class Deferred:
                 room -= self._cache.size_of(self._gathered(client))
 
     def _gathered(self, client: int) -> Inputs:
-        """What the client's model reads to train; the cache keeps it."""
+        """Reads what the client's model needs to train; the cache keeps it."""
         opened = self._opened
         flat = opened.kinds[opened.infos[client].model].models[MODEL]
         # Nothing is drawn: models that draw neighbours are not trained in batches.
@@ -217,7 +217,7 @@ class ClientResult:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def tensors(self) -> Iterator[Tensor]:
-        """All of them, wherever they are."""
+        """Yields all tensors of the result, wherever they are."""
         yield from self.state.values()
         yield from (t for t in (self.counts, self.loss) if isinstance(t, Tensor))
         if self.upload is not None:
@@ -225,7 +225,7 @@ class ClientResult:
             yield from (w for w in self.upload.weight.values() if isinstance(w, Tensor))
 
     def named(self) -> Tree:
-        """What the visit gave, by what an error calls it."""
+        """Names the tensors of the visit as errors call them."""
         found = {f"client.state {name!r}": t for name, t in self.state.items() if not only_trains(name)}
         if self.upload is not None:
             found |= {f"upload {name!r}": t for name, t in self.upload.entries.items()}
@@ -233,7 +233,7 @@ class ClientResult:
         return found | {"the loss": torch.as_tensor(self.loss)}
 
     def mapped(self, to: Callable[[Tensor], Tensor]) -> "ClientResult":
-        """The same with other tensors."""
+        """Applies a function to every tensor of the result."""
         upload = self.upload
         if upload is not None:
             weight = {name: to(w) if isinstance(w, Tensor) else w for name, w in upload.weight.items()}
@@ -246,7 +246,7 @@ class ClientResult:
 
 
 def _fetched_but(staying: Mapping[int, Tensor], results: Sequence[ClientResult]) -> tuple[dict[int, Tensor], set[int]]:
-    """Copies of results, by id, but of tensors that stay, and the ids of those that are known to be finite."""
+    """Copies results, by id, except tensors that stay, and returns the ids of those known to be finite."""
     tensors = {id(t): t for one in results for t in one.tensors() if t.device.type != "cpu" and id(t) not in staying}
     # A norm that overflows is a false alarm.
     norms = [torch.stack(torch._foreach_norm(list(staying.values())))] if staying else []
@@ -273,7 +273,7 @@ def sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def brought(cell: Cell, device: torch.device) -> Cell:
-    """The cell with all values of its clients on a device, in one copy."""
+    """Sends all values of a cell's clients to a device, in one copy."""
     trees = [*cell.private.values(), *cell.states.values(), *cell.inboxes.values(), cell.score_with]
     copies = iter(sent([t for tree in trees for t in tree.values()], device))
 
@@ -290,7 +290,7 @@ def brought(cell: Cell, device: torch.device) -> Cell:
 
 
 def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of a device's tensors on the processor, with one wait."""
+    """Copies a device's tensors to the processor, with one wait."""
     if not tensors:
         return []
     layout = _Layout(tensors)
@@ -303,7 +303,7 @@ def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Layout:
-    """Where tensors lie one behind the other, those of one type together, wide numbers first.
+    """A layout of tensors one behind the other, those of one type together, wide numbers first.
 
     Attributes:
         groups: Places of the tensors of each type.
@@ -311,7 +311,7 @@ class _Layout:
     """
 
     def __init__(self, tensors: Sequence[Tensor], apart: int = 1) -> None:
-        """Each starts at a multiple of `apart` bytes, and of its numbers' width."""
+        """Starts each tensor at a multiple of `apart` bytes, and of its numbers' width."""
         self._tensors = tensors
         by_type: dict[torch.dtype, list[int]] = {}
         for i, t in enumerate(tensors):
@@ -323,7 +323,7 @@ class _Layout:
         self.size = sum(sum(rooms) * dtype.itemsize for rooms, dtype in zip(self._rooms, self._types))
 
     def places(self, bundle: Tensor) -> list[Tensor]:
-        """Views of a bundle of bytes, in the types and shapes of the tensors."""
+        """Makes views of a bundle of bytes, in the types and shapes of the tensors."""
         found: list[Tensor] = list(self._tensors)
         start = 0
         for dtype, of, rooms in zip(self._types, self.groups, self._rooms):
@@ -341,7 +341,7 @@ LOST = KINDS
 
 
 class Predicted(NamedTuple):
-    """Predictions of one part of a client, on its device: labels, predicted classes, both int64, and their scores."""
+    """The predictions of a part of a client, on its device: labels and predicted classes, int64, and their scores."""
 
     label_N: Tensor
     class_N: Tensor
@@ -349,7 +349,7 @@ class Predicted(NamedTuple):
 
 
 def predicted(algorithm: Algorithm, client: Client, received: Received) -> list[Predicted]:
-    """Predictions of the parts that are scored, not yet known to be finite; raises as `scores_in_form` does."""
+    """Predicts the parts that are scored, not yet known to be finite; raises as `scores_in_form` does."""
     found = []
     for part in PARTS:
         label_N = class_label(client.data, part)
@@ -361,7 +361,7 @@ def predicted(algorithm: Algorithm, client: Client, received: Received) -> list[
 
 
 def batched_counts(parts_J: Sequence[Predicted], classes: int) -> Tensor:
-    """Counts of every part, int64 `[J, 4, C]`: those of `scoring`, and in one place how many are `LOST`."""
+    """Counts every part, int64 `[J, 4, C]`: as `scoring` does, and in one place how many are `LOST`."""
     label_S, class_S, best_S = (torch.cat(parts) for parts in zip(*parts_J))
     number_J = torch.arange(len(parts_J), device=label_S.device)
     number_S = torch.cat([number_J[j : j + 1].expand(len(part.label_N)) for j, part in enumerate(parts_J)])
@@ -375,7 +375,7 @@ def batched_counts(parts_J: Sequence[Predicted], classes: int) -> Tensor:
 
 
 def without_lost(counts_PKC: np.ndarray) -> np.ndarray:
-    """Counts of a client's parts, int64 `[parts, 3, C]`; raises a ShoalError if a largest score was not finite."""
+    """Returns a client's counts, int64 `[parts, 3, C]`; raises a ShoalError if a largest score was not finite."""
     for part, lost in zip(PARTS, counts_PKC[:, LOST, 0]):
         require_winner(part, not lost)
     return counts_PKC[:, :KINDS]
@@ -398,9 +398,7 @@ Scored = Sequence[Predicted] | Held
 
 
 def may_wait(algorithm: Algorithm, client: Client) -> bool:
-    """Whether a client's predictions are what its one model makes of rows of dense hops, or of a graph that may lie
-    beside others, and nothing else.
-    """
+    """Returns whether predictions need one model alone, and rows of dense hops or a graph that may lie with others."""
     plain, model = type(algorithm).predict is Algorithm.predict, client.model
     if not plain or model.items is not None or model.pattern.prompted or name_of(model.pattern.module) is None:
         return False
@@ -410,7 +408,7 @@ def may_wait(algorithm: Algorithm, client: Client) -> bool:
 
 
 def counts_of(scored: Sequence[Scored], classes: int) -> list[Tensor]:
-    """Counts of every client, int64 `[parts, 4, C]`; see `batched_counts`."""
+    """Counts the predictions of every client, int64 `[parts, 4, C]`; see `batched_counts`."""
     held = [one for one in scored if isinstance(one, Held)]
     if held and held[0].client.model.coupled is not None:
         found = iter(_predicted_on_graphs(held))
@@ -421,7 +419,7 @@ def counts_of(scored: Sequence[Scored], classes: int) -> list[Tensor]:
 
 
 def _predicted(held: Sequence[Held], part: str) -> list[Predicted]:
-    """Predictions of a part of clients of one model."""
+    """Predicts a part of clients of one model."""
     found: list[Predicted] = []
     for group in _groups(held, part):
         labels = [class_label(one.client.data, part) for one in group]
@@ -434,7 +432,7 @@ def _predicted(held: Sequence[Held], part: str) -> list[Predicted]:
 
 
 def _predicted_on_graphs(held: Sequence[Held]) -> list[tuple[Predicted, ...]]:
-    """Predictions of every part of clients of one model that passes messages: one pass for all parts."""
+    """Predicts every part of clients of one model that passes messages: one pass for all parts."""
     model = held[0].client.model
     gathered = [one.client.model.gathered("all") for one in held]
     rows, numbers = zip(*(numbers_of_row(inputs, model.coupled) for inputs in gathered))
@@ -450,7 +448,7 @@ def _predicted_on_graphs(held: Sequence[Held]) -> list[tuple[Predicted, ...]]:
 
 
 def _chosen(group: Sequence[Held], part: str, class_BN: Tensor, best_BN: Tensor) -> list[Predicted]:
-    """Of predictions for all nodes those of a part."""
+    """Selects the predictions of a part from those for all nodes."""
     labels = [class_label(one.client.data, part) for one in group]
     row_BT = pad([getattr(one.client.data, part) for one in group], 0)
     class_BT, best_BT = class_BN.gather(1, row_BT), best_BN.gather(1, row_BT)
@@ -458,7 +456,7 @@ def _chosen(group: Sequence[Held], part: str, class_BN: Tensor, best_BN: Tensor)
 
 
 def _groups(held: Sequence[Held], part: str) -> Iterator[list[Held]]:
-    """Neighbouring clients, as many as a pass may have."""
+    """Yields neighbouring clients, as many as a pass may have."""
     group: list[Held] = []
     most = 0
     for one in held:

@@ -61,7 +61,7 @@ PARTS_IN_MEMORY = 16
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a host has for the clients that train one of the config's models.
+    """The models and trainers of a host for the clients that train one of the config's models.
 
     Attributes:
         models: The host's models, by name.
@@ -81,7 +81,7 @@ class _Kind:
 
 
 class OpenedJob:
-    """Method, models, trainers and data views of a job on a host; all of it can be made again.
+    """The method, models, trainers and data views of a job on a host; all of it can be made again.
 
     Attributes:
         creating: Inside this context, tensors that a method makes anew lie on the device; so in `training`.
@@ -164,7 +164,7 @@ class OpenedJob:
                 kind.batched.options = options
 
     def checks_form(self, cell: Cell) -> bool:
-        """Whether what clients give is checked: in the first round of a phase, or always."""
+        """Returns whether what clients give is checked: in the first round of a phase, or always."""
         return self.guarded or self._first_rounds.setdefault(cell.phase, cell.round) == cell.round
 
     def plan(self, cells: Sequence[Cell]) -> None:
@@ -176,12 +176,12 @@ class OpenedJob:
             self.scored_views.plan([i for cell in cells for i in cell.ids if i in cell.score])
 
     def visited(self, client: int) -> list[View]:
-        """Views of a client that the method could have modified."""
+        """Lists the views of a client that the method could have modified."""
         views = {id(of): of.opened(client) for of in (self.views, self.scored_views)}
         return [view for view in views.values() if view is not None]
 
     def where(self, cell: Cell, client: int) -> str:
-        """How an error names a visit, the method, and the user's files."""
+        """Returns how an error names a visit, the method, and the user's files."""
         method = type(self.algorithm)
         own = [*([] if method.__module__.startswith(OURS) else [file_of(method)]), *self.job.texts]
         own += [stage.name for stage in self.stages if stage.guarded]
@@ -198,7 +198,7 @@ class OpenedJob:
 
 
 class Visit:
-    """One client's step on a host: download, train, upload, score; the next visit takes the models of `client`."""
+    """The step of one client on a host: download, train, upload, score; the next visit takes the models of `client`."""
 
     def __init__(self, opened: OpenedJob, client_id: int, cell: Cell, shared: Tree, guard: ReadOnly | None) -> None:
         """Begins the visit, with the download of all clients on the host's device and the guard that watches over it.
@@ -261,7 +261,7 @@ class Visit:
         return bounded_loss(number) if number == number else number
 
     def upload(self) -> tuple[Upload, Tree]:
-        """What the client sends and its new state, where they are; the next client leaves both as they are.
+        """Returns what the client sends and its new state, where they are; the next client leaves both as they are.
 
         Raises:
             ShoalError: The method's code failed, or what it gave or keeps has not the form that it must have.
@@ -286,7 +286,7 @@ class Visit:
         return sent, state | at.kept
 
     def score(self) -> np.ndarray:
-        """Counts of the client's predictions; see `shoal.engine.rounds.scoring`, of a whole graph `domains`."""
+        """Counts the client's predictions; see `shoal.engine.rounds.scoring`, of a whole graph `domains`."""
         opened = self._opened
         with opened.creating:
             scored, received = self.scored, self.received_to_score()
@@ -298,12 +298,12 @@ class Visit:
 
     @property
     def is_graph(self) -> bool:
-        """Whether it is the whole graph of a domain, and no client."""
+        """Returns whether the visit is of the whole graph of a domain, and of no client."""
         return self._id >= len(self._opened.job.model_of)
 
     @property
     def scored(self) -> Client:
-        """The client as it is scored: with the models and the state that it has now, on all of its data."""
+        """Returns the client as it is scored: with the models and the state that it has now, on all of its data."""
         opened, client = self._opened, self.client
         if opened.scored_views is opened.views:
             return client
@@ -312,7 +312,7 @@ class Visit:
         return replace(client, info=opened.scored_infos[self._id], data=view, models=models)
 
     def received_to_score(self) -> Received:
-        """What the client received, or what `receive` makes of a download for the evaluation alone."""
+        """Returns what the client received, or what `receive` makes of a download for the evaluation alone."""
         if not self._cell.score_with:
             return self.received
         down = copied(self._cell.score_with, self._opened.device)
@@ -331,14 +331,14 @@ class Visit:
             require_unwritten(data, where)
 
     def _sent_as(self) -> dict[str, torch.Size]:
-        """Shapes of parameters by the names of entries that stand for them; `w` too unless `receive` is replaced."""
+        """Returns shapes of parameters by the entries that stand for them; `w` too unless `receive` is replaced."""
         shapes = dict(self._kind.shapes)
         if not overrides(self._opened.algorithm, "receive"):
             shapes["w"] = shapes[self._kind.keys[MODEL]]
         return shapes
 
     def _snapshot(self, tree: Tree) -> Tree:
-        """The tensors as they are now."""
+        """Detaches the tensors as they are now."""
         if not tree:
             return {}
         memory = {model.pattern.w.untyped_storage().data_ptr(): model for model in self.client.models.values()}
@@ -353,7 +353,7 @@ class Visit:
 
 
 class _CellAtWork:
-    """One cell: its clients one after another, trained one by one or, before that, in batches."""
+    """A cell that runs: its clients one after another, trained one by one or, before that, in batches."""
 
     def __init__(
         self, opened: OpenedJob, cell: Cell, shared: Tree, guard: ReadOnly | None, deferred: Deferred | None
@@ -404,7 +404,7 @@ class _CellAtWork:
             deferred.flush(self._take, self._fail, self._outcome.seconds, last=True)
 
     def visit_client(self, client_id: int, trained: Trained[Visit] | None) -> ClientResult:
-        """One client, from its download to its result: loss, upload (None: only evaluated), new state, counts.
+        """Visits one client, from its download to its result: loss, upload (None: only evaluated), new state, counts.
 
         `trained` says how it was trained in a batch; None: it was not.
         """
@@ -502,7 +502,7 @@ class _CellAtWork:
 
 
 class Host:
-    """Runs cells of the job that was opened on it last."""
+    """A host, which runs cells of the job that was opened on it last."""
 
     def __init__(self) -> None:
         self._opened: OpenedJob | None = None
@@ -531,7 +531,7 @@ class Host:
         return 1
 
     def begins(self, client: int) -> None:
-        """The visit of a client begins, or goes on after it was trained in a batch."""
+        """Notes that the visit of a client begins, or goes on after it was trained in a batch."""
 
     def run_cells(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> Iterator[Outcome | None]:
         """Runs cells one after another; while a client is visited, the data of the next one is opened.
@@ -576,7 +576,7 @@ class Host:
         return Visit(self._opened, client_id, cell, copied(down, self._opened.device), None)
 
     def visit_elsewhere(self, data: View, client_id: int, cell: Cell, down: Tree, alone: bool) -> Visit:
-        """The visit of a client that is scored on other data, as all later ones of the job are.
+        """Begins the visit of a client that is scored on other data, as all later ones of the job are.
 
         Its method receives the download beside the client's own data, as with `data.inductive`, or, if it is `alone`,
         beside that other data.
