@@ -1,4 +1,4 @@
-"""Who takes part in a round to its end: the selected clients that neither drop out nor come too late.
+"""The clients that take part in a round to its end: the selected ones that neither drop out nor come too late.
 
 Simulated times follow from formulas before any client trains, so clients that would not count are not trained, as if
 they had been offline. Axes: B all clients, C those drawn.

@@ -1,4 +1,4 @@
-"""How the clients of a round are drawn from what the server knows of them. Axes: B all clients, P those online.
+"""The draw of a round's clients from what the server knows of them. Axes: B all clients, P those online.
 
 A selection is a function of `Known`, a number of clients and a generator, keyed by (seed, round); it gives clients.
 """
@@ -20,7 +20,7 @@ KEY = "participation.selection"
 
 @dataclass(frozen=True)
 class Known:
-    """What the server knows before a round.
+    """The knowledge of the server before a round.
 
     Attributes:
         round: From 1.

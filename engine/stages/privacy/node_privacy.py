@@ -23,7 +23,7 @@ DEGREE = "propagation.max_degree"
 
 
 def moved_by(degree: int, hops: int, r: float) -> int:
-    """Clips by which one node moves the sum of clipped gradients at most.
+    """Counts the clips by which one node moves the sum of clipped gradients at most.
 
     Its own row, and the rows near it in either graph, change by two clips. Near are the d (d - 1)^(k-1) nodes at each
     distance k up to `hops`; where what a node sends is divided by its degree (r above 0), one step further.
@@ -91,19 +91,19 @@ def _moved(config: Config) -> int:
 
 
 def noise_of_node(config: Config) -> float:
-    """z, as it is given, or the least for epsilon with a client in every round; raises as `noise_of`."""
+    """Computes z, as it is given, or the least for epsilon with a client in every round; raises as `noise_of`."""
     found = noise_of(PRIVACY.of(config), 1, 1, config.rounds * config.train.epochs)
     return found if PRIVACY.of(config).noise is not None else found * _moved(config) / 2
 
 
 def epsilon_of_node(config: Config, rounds: int) -> float:
-    """Epsilon after a client took part in so many rounds; raises as `epsilon_after`."""
+    """Computes epsilon after a client took part in so many rounds; raises as `epsilon_after`."""
     noise = 2 * noise_of_node(config) / _moved(config)
     return epsilon_after(noise, PRIVACY.of(config).delta, 1, 1, rounds * config.train.epochs)
 
 
 def bound_of_node(config: Config, rounds: int) -> str:
-    """What hides a node, and epsilon after so many rounds with its unit; raises as `epsilon_after`."""
+    """Describes what hides a node, and epsilon after so many rounds with its unit; raises as `epsilon_after`."""
     options, most = PRIVACY.of(config), config.propagation.max_degree
     among = "" if most is None else f", among graphs of degree {most}"
     return (

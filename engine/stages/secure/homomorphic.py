@@ -25,7 +25,7 @@ MODULUS = 2**60 - 2**14 + 1
 
 
 def require_tenseal() -> Any:
-    """The package tenseal; raises a ShoalError if it is not installed."""
+    """Imports the package tenseal; raises a ShoalError if it is not installed."""
     try:
         import tenseal
     except ImportError:
@@ -34,7 +34,7 @@ def require_tenseal() -> Any:
 
 
 class KeyHolder:
-    """Has the secret key; `public` is the key that clients encrypt with."""
+    """The holder of the secret key; `public` is the key that clients encrypt with."""
 
     def __init__(self) -> None:
         """Draws keys, new ones in every process; raises as `require_tenseal` does."""
@@ -45,13 +45,13 @@ class KeyHolder:
         self.public: bytes = self._context.serialize(save_secret_key=False, save_galois_keys=False)
 
     def decrypted(self, ciphertexts: Tensor) -> Tensor:
-        """The numbers, int64 `[n]`; raises a ShoalError if the ciphertexts are damaged."""
+        """Decrypts the numbers, int64 `[n]`; raises a ShoalError if the ciphertexts are damaged."""
         return torch.tensor(_opened(self._context, ciphertexts).decrypt(), dtype=torch.int64)
 
 
 @dataclass(frozen=True)
 class Homomorphic(Secure):
-    """See the module; its `holder` stays in the process that made it."""
+    """A way to hide numbers by encryption; see the module. Its `holder` stays in the process that made it."""
 
     public: bytes
     holder: KeyHolder | None = field(compare=False)
@@ -59,7 +59,7 @@ class Homomorphic(Secure):
     reach: ClassVar[int] = 58
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to another process."""
+        """Leaves the holder out of what goes to another process."""
         return {**self.__dict__, "holder": None}
 
     def hide(self, client: int, entry: str, numbers: Tensor) -> Tensor:

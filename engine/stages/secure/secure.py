@@ -29,7 +29,7 @@ BITS = 24
 
 @dataclass(frozen=True)
 class Secure(ABC):
-    """How the clients of one phase hide what they send.
+    """A way in which the clients of one phase hide what they send.
 
     Attributes:
         reach: Sums of whole numbers stay below 2^reach in size.
@@ -43,18 +43,18 @@ class Secure(ABC):
 
     @abstractmethod
     def hide(self, client: int, entry: str, numbers: Tensor) -> Tensor:
-        """What a client sends for int64 numbers `[n]`, flat; may write to them."""
+        """Hides int64 numbers `[n]`, flat, of a client; may write to them."""
 
     @abstractmethod
     def add(self, first: Tensor, second: Tensor) -> Tensor:
-        """What stands for the sum of what two tensors stand for; may write to the first."""
+        """Adds two hidden tensors, so that the result reveals the sum; may write to the first."""
 
     @abstractmethod
     def reveal(self, entry: str, total: Tensor, answered: Sequence[int]) -> Tensor:
-        """The sum over all that answered, int64 `[n]`."""
+        """Returns the sum over all that answered, int64 `[n]`."""
 
     def hidden(self, client: int, upload: Upload, up: Mapping[str, Reduce]) -> Upload:
-        """What a client sends for finite means: flat entries, and instead of weights their shapes and those of entries.
+        """Hides finite means: entries get flat, and weights become their shapes and those of entries.
 
         Raises ShoalError: a number is too large for the sum of all, or a weight too small to count.
         """
@@ -75,7 +75,7 @@ class Secure(ABC):
         return Upload(entries, shapes, {entry: sent.nbytes for entry, sent in entries.items()})
 
     def joined(self, first: PartialSum, second: PartialSum) -> PartialSum:
-        """The sum of two; raises a ShoalError if shapes differ."""
+        """Adds two sums; raises a ShoalError if shapes differ."""
         joined = PartialSum(first.first, {}, dict(first.weight), own=True)
         for entry, total in first.total.items():
             shapes = [(one.first, torch.Size(_shapes(one, entry)[0])) for one in (first, second)]
@@ -108,6 +108,6 @@ class Secure(ABC):
 
 
 def _shapes(part: PartialSum, entry: str) -> tuple[list[int], list[int]]:
-    """Shapes of an entry and of its weight."""
+    """Reads the shapes of an entry and of its weight."""
     dims, *sizes = torch.as_tensor(part.weight[entry]).tolist()
     return sizes[:dims], sizes[dims:]
