@@ -25,7 +25,7 @@ from shoal.engine.config.config_text import (
     with_new_name,
 )
 from shoal.engine.config.effects import NO_OVERRIDES, Overrides, require_effects
-from shoal.engine.config.names import located
+from shoal.engine.config.names import locate_code
 from shoal.engine.config.overrides import (
     UNREADABLE,
     Given,
@@ -199,7 +199,7 @@ def load_config(
         text = read_text(file, MOST_BYTES)
         require_small(text)
         raw = _of_today(OmegaConf.load(io.StringIO(text)))
-        resolved, given = _resolved(raw, [*map(override_of, overrides), *_named_anew(values)])
+        resolved, given = _resolve(raw, [*map(override_of, overrides), *_named_anew(values)])
     except FileNotFoundError:
         known = ", ".join(sorted(known.stem for known in SHIPPED.glob("*.yaml")))
         raise ShoalError(file, f"no such config; by name there are {known}") from None
@@ -209,7 +209,7 @@ def load_config(
         return parse_config(resolved, str(file), overrides=Overrides(given.keys, given.keys, given.words, varied))
     # User code is loaded from the run folder, not from its original path. What the run had, it keeps.
     kept = Overrides(given.keys, words=given.words)
-    config = parse_config(located(resolved, file.parent), str(file), given.keys, kept)
+    config = parse_config(locate_code(resolved, file.parent), str(file), given.keys, kept)
     if not given.keys & {"data", "data.path", "data.dataset"}:
         # No key, and nothing in which two configs differ.
         vars(config)["of_run"] = file.parent
@@ -224,7 +224,7 @@ def _named_anew(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
 def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES) -> Config:
     """Makes a config of plain values, as a file would hold them; arguments and errors are those of `load_config`."""
     try:
-        resolved, given = _resolved(_of_today(OmegaConf.create(dict(plain))), _named_anew(values))
+        resolved, given = _resolve(_of_today(OmegaConf.create(dict(plain))), _named_anew(values))
     except UNREADABLE as error:
         raise ShoalError(NO_FILE, reason_of(error)) from error
     return parse_config(resolved, NO_FILE, overrides=Overrides(given.keys, given.keys, given.words))
@@ -237,7 +237,7 @@ def _of_today(raw: Any) -> Any:
     return raw if today == plain else OmegaConf.create(today)
 
 
-def _resolved(raw: Any, given: Sequence[tuple[str, str, Any]]) -> tuple[dict[str, Any], Given]:
+def _resolve(raw: Any, given: Sequence[tuple[str, str, Any]]) -> tuple[dict[str, Any], Given]:
     """Lays values over the content of a file, and returns it, its references resolved, with the keys of these."""
     laid = lay_over(raw, given, sections())
     plain = OmegaConf.to_container(raw)
@@ -279,7 +279,7 @@ def parse_config(
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"] if not OF_UNIONS.fullmatch(str(part)))
         if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            raise ShoalError(where, key, f"unknown key; {_known(first['loc'])}") from None
+            raise ShoalError(where, key, f"unknown key; {_list_known_keys(first['loc'])}") from None
         if first["type"] == "missing":
             raise ShoalError(where, key, "missing") from None
         raise ShoalError(where, key, f"{message_of(error)}, found {quoted(first.get('input'))}") from None
@@ -337,7 +337,7 @@ def _require_clients_of_each(config: Config, where: str) -> None:
         )
 
 
-def _known(location: Sequence[str | int]) -> str:
+def _list_known_keys(location: Sequence[str | int]) -> str:
     """Lists the known keys at the place of a wrong one: of the config, of a section, or of one inside a section."""
     names = list(Config.model_fields)
     if len(location) > 1:

@@ -193,10 +193,10 @@ class Overrides(NamedTuple):
 
     def excuse(self, rule: Rule, key: str) -> bool:
         """Returns whether an override of another key, or some rows of a sweep, left idle what the file says."""
-        if _covered(rule.other, self.varied):
+        if _is_among(rule.other, self.varied):
             return True
         inside = rule.other in self.words and key.startswith(f"{rule.other.rpartition('.')[0]}.")
-        return (inside or _covered(rule.other, self.excusing)) and not _covered(key, self.keys)
+        return (inside or _is_among(rule.other, self.excusing)) and not _is_among(key, self.keys)
 
 
 NO_OVERRIDES = Overrides()
@@ -219,7 +219,7 @@ def require_effects(
     idle = [(rule, key) for rule, key in _of(among) if not rule.holds(config)]
     wrong = [(r, key) for r, key in idle if attrgetter(key)(config) not in (attrgetter(key)(usual), r.given)]
     excused = {
-        key: f"is for {rule.other} {rule.values}, found {_shown(attrgetter(rule.other)(config))}"
+        key: f"is for {rule.other} {rule.values}, found {_show(attrgetter(rule.other)(config))}"
         for rule, key in wrong
         if overrides.excuse(rule, key)
     }
@@ -230,8 +230,8 @@ def require_effects(
         raise ShoalError(
             where,
             key,
-            f"is for {rule.other} {rule.values}, found {_shown(found)}; change that, or leave it at its default, "
-            f"{_shown(default)}" + (f", and so {', '.join(too)}" if too else ""),
+            f"is for {rule.other} {rule.values}, found {_show(found)}; change that, or leave it at its default, "
+            f"{_show(default)}" + (f", and so {', '.join(too)}" if too else ""),
         )
     return excused
 
@@ -252,21 +252,21 @@ def without_effect(keys: Mapping[str, str]) -> set[str]:
 def _of(among: Collection[str] | None) -> Iterator[tuple[Rule, str]]:
     for rule in RULES:
         for key in rule.keys:
-            if among is None or _covered(key, among) or _covered(rule.other, among):
+            if among is None or _is_among(key, among) or _is_among(rule.other, among):
                 yield rule, key
 
 
-def _covered(key: str, names: Collection[str]) -> bool:
+def _is_among(key: str, names: Collection[str]) -> bool:
     """Returns whether a key, or a section that it is in, is among some names."""
     return any(f"{key}.".startswith(f"{name}.") for name in names)
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     """Formats a value as a config has it, for a message."""
     if value is None:
         return "null"
     if isinstance(value, Sparsity):
         return "0 in all"
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(_show, value))}]"
     return str(getattr(value, "name", value))

@@ -38,7 +38,7 @@ def own_among(key: str, names: Iterable[str]) -> dict[str, UserCode]:
     return {name: read_user_code(key, name) for name in names if is_own(name)}
 
 
-def renamed(plain: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+def rename_code(plain: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
     """Copies the plain values of a config, with other names of user code."""
     found = copy.deepcopy(plain)
     for _, holder, last in _places(found):
@@ -58,12 +58,12 @@ def shown_name(name: str) -> str:
     return Path(name).name if is_own(name) else name
 
 
-def located(plain: dict[str, Any], run: Path) -> dict[str, Any]:
+def locate_code(plain: dict[str, Any], run: Path) -> dict[str, Any]:
     """Copies the values of a config in a run folder, with the user code found there.
 
     Raises ShoalError: code in the folder is not as the run wrote it, or cannot be read.
     """
-    found = renamed(plain, lambda name: str(run.absolute() / name) if name.startswith(f"{CODE}/") else name)
+    found = rename_code(plain, lambda name: str(run.absolute() / name) if name.startswith(f"{CODE}/") else name)
     for key, code in read_all(found):
         if code.name.startswith(f"{run.absolute() / CODE}/") and code.name != str(run.absolute() / kept_name(code)):
             raise ShoalError(

@@ -84,13 +84,13 @@ class ParticipationOptions:
 
     def size(self, clients: int) -> int:
         """Counts the clients that take part in a round where all are online; of groups, in the largest."""
-        return -(-clients // self.groups(clients)) if self.draw == "cyclic" else self._asked(clients)
+        return -(-clients // self.groups(clients)) if self.draw == "cyclic" else self._count_asked(clients)
 
     def groups(self, clients: int) -> int:
         """Counts the groups that take part by turns, with `draw: cyclic`."""
-        return -(-clients // self._asked(clients))
+        return -(-clients // self._count_asked(clients))
 
-    def _asked(self, clients: int) -> int:
+    def _count_asked(self, clients: int) -> int:
         return self.count or max(1, int(clients * self.ratio + 1e-9))
 
     @property

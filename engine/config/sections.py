@@ -136,7 +136,7 @@ def _different(metrics: tuple[str, ...]) -> tuple[str, ...]:
     return metrics
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     """Makes a list of one metric that is given alone."""
     return (value,) if isinstance(value, str) else value
 
@@ -146,7 +146,7 @@ Metrics = Annotated[
     tuple[Annotated[Name, AfterValidator(_metric)], ...],
     Field(min_length=1, max_length=MOST_METRICS),
     AfterValidator(_different),
-    BeforeValidator(_listed),
+    BeforeValidator(_as_list),
 ]
 
 

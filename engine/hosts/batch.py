@@ -83,7 +83,7 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     while groups:
         group = groups.pop(0)
         try:
-            found.clients.update(_trained(trainer, group))
+            found.clients.update(_train_batch(trainer, group))
         except torch.OutOfMemoryError:
             found.halved += 1
             half = len(group) // 2
@@ -91,7 +91,7 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     return found
 
 
-def _trained(
+def _train_batch(
     trainer: BatchedTrainer, group: Sequence[tuple[VisitT, torch.Tensor, Inputs]]
 ) -> dict[int, Trained[VisitT] | Exception]:
     """Trains one batch; raises torch.OutOfMemoryError where nothing has changed, and fewer clients may fit."""

@@ -27,7 +27,7 @@ from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.reduction import require_numbers
-from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, measured, require_winner, scores_in_form
+from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, metrics_beyond_counts, require_winner, scores_in_form
 from shoal.storage.store.cache import PASSING_SHARE, Cache
 
 # Bytes of results on the device; more are fetched before the end of a cell.
@@ -66,9 +66,9 @@ class Deferred:
         # Nothing of the present cell was fetched before its end.
         self._is_whole = True
 
-    def sent(self, tree: Tree) -> Tree:
+    def send(self, tree: Tree) -> Tree:
         """Copies a download to the device."""
-        return dict(zip(tree, sent(list(tree.values()), self._opened.device)))
+        return dict(zip(tree, send(list(tree.values()), self._opened.device)))
 
     def receive(self, cell: Cell, following: Cell | None) -> Cell:
         """Returns a cell with its clients' values on the device; those of the following one are sent at its end."""
@@ -77,12 +77,12 @@ class Deferred:
         self._values, self._begun, self._next = None, False, following
         if not begun:
             self._cache.begin_turn()
-        return brought(cell, self._opened.device) if values is None else values
+        return send_values(cell, self._opened.device) if values is None else values
 
     def scores_later(self, visit: Visited) -> bool:
         """Takes what a client predicts, or what that needs; False: it is to be scored now."""
         opened = self._opened
-        if measured(opened.job.metrics) or opened.job.predictions or visit.is_graph:
+        if metrics_beyond_counts(opened.job.metrics) or opened.job.predictions or visit.is_graph:
             return False
         received, client = visit.received_to_score(), visit.scored
         scored: Scored
@@ -90,7 +90,7 @@ class Deferred:
             scored = Held(client, client.model.snapshot())
         else:
             with opened.creating:
-                scored = predicted(opened.algorithm, client, received)
+                scored = predict_parts(opened.algorithm, client, received)
         self._scored[client.info.client] = scored
         return True
 
@@ -136,8 +136,8 @@ class Deferred:
             # What is added up where it is needs no copy, only to be known as finite.
             stays = [self._stays(one) if last and self._is_whole else {} for one in waiting]
             staying = {id(t): t for of in stays for t in of.values()}
-            here, finite = _fetched_but(staying, waiting)
-            found = [one.mapped(lambda t: here.get(id(t), t)) for one in waiting]
+            here, finite = _fetch_except(staying, waiting)
+            found = [one.map_tensors(lambda t: here.get(id(t), t)) for one in waiting]
         except Exception as error:
             # Which client is at fault cannot be known.
             for one in waiting:
@@ -179,13 +179,13 @@ class Deferred:
         self._begun = True
         room = PASSING_SHARE * self._cache.limit
         with suppress(Exception):
-            self._values = brought(cell, opened.device)
+            self._values = send_values(cell, opened.device)
             for client in cell.ids:
                 if room <= 0:
                     break
-                room -= self._cache.size_of(self._gathered(client))
+                room -= self._cache.size_of(self._gather(client))
 
-    def _gathered(self, client: int) -> Inputs:
+    def _gather(self, client: int) -> Inputs:
         """Reads what the client's model needs to train; the cache keeps it."""
         opened = self._opened
         flat = opened.kinds[opened.infos[client].model].models[MODEL]
@@ -224,7 +224,7 @@ class ClientResult:
             yield from self.upload.entries.values()
             yield from (w for w in self.upload.weight.values() if isinstance(w, Tensor))
 
-    def named(self) -> Tree:
+    def name_tensors(self) -> Tree:
         """Names the tensors of the visit as errors call them."""
         found = {f"client.state {name!r}": t for name, t in self.state.items() if not only_trains(name)}
         if self.upload is not None:
@@ -232,7 +232,7 @@ class ClientResult:
             found |= {f"the weight of {name!r}": torch.as_tensor(w) for name, w in self.upload.weight.items()}
         return found | {"the loss": torch.as_tensor(self.loss)}
 
-    def mapped(self, to: Callable[[Tensor], Tensor]) -> "ClientResult":
+    def map_tensors(self, to: Callable[[Tensor], Tensor]) -> "ClientResult":
         """Applies a function to every tensor of the result."""
         upload = self.upload
         if upload is not None:
@@ -245,12 +245,12 @@ class ClientResult:
         )
 
 
-def _fetched_but(staying: Mapping[int, Tensor], results: Sequence[ClientResult]) -> tuple[dict[int, Tensor], set[int]]:
+def _fetch_except(staying: Mapping[int, Tensor], results: Sequence[ClientResult]) -> tuple[dict[int, Tensor], set[int]]:
     """Copies results, by id, except tensors that stay, and returns the ids of those known to be finite."""
     tensors = {id(t): t for one in results for t in one.tensors() if t.device.type != "cpu" and id(t) not in staying}
     # A norm that overflows is a false alarm.
     norms = [torch.stack(torch._foreach_norm(list(staying.values())))] if staying else []
-    copies = fetched([*tensors.values(), *norms])
+    copies = fetch([*tensors.values(), *norms])
     found = copies.pop().tolist() if norms else []
     return dict(zip(tensors, copies)), {key for key, norm in zip(staying, found) if math.isfinite(norm)}
 
@@ -259,7 +259,7 @@ def _fetched_but(staying: Mapping[int, Tensor], results: Sequence[ClientResult])
 APART = 64
 
 
-def sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+def send(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Asynchronous copies to the device; the results do not alias for version counting."""
     if not tensors:
         return []
@@ -272,10 +272,10 @@ def sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     return [place.data for place in layout.places(bytes_there)]
 
 
-def brought(cell: Cell, device: torch.device) -> Cell:
+def send_values(cell: Cell, device: torch.device) -> Cell:
     """Sends all values of a cell's clients to a device, in one copy."""
     trees = [*cell.private.values(), *cell.states.values(), *cell.inboxes.values(), cell.score_with]
-    copies = iter(sent([t for tree in trees for t in tree.values()], device))
+    copies = iter(send([t for tree in trees for t in tree.values()], device))
 
     def of_clients(by_client: Mapping[int, Tree]) -> dict[int, Tree]:
         return {client: {name: next(copies) for name in tree} for client, tree in by_client.items()}
@@ -289,7 +289,7 @@ def brought(cell: Cell, device: torch.device) -> Cell:
     )
 
 
-def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies a device's tensors to the processor, with one wait."""
     if not tensors:
         return []
@@ -348,7 +348,7 @@ class Predicted(NamedTuple):
     best_N: Tensor
 
 
-def predicted(algorithm: Algorithm, client: Client, received: Received) -> list[Predicted]:
+def predict_parts(algorithm: Algorithm, client: Client, received: Received) -> list[Predicted]:
     """Predicts the parts that are scored, not yet known to be finite; raises as `scores_in_form` does."""
     found = []
     for part in PARTS:
@@ -411,14 +411,14 @@ def counts_of(scored: Sequence[Scored], classes: int) -> list[Tensor]:
     """Counts the predictions of every client, int64 `[parts, 4, C]`; see `batched_counts`."""
     held = [one for one in scored if isinstance(one, Held)]
     if held and held[0].client.model.coupled is not None:
-        found = iter(_predicted_on_graphs(held))
+        found = iter(_predict_on_graphs(held))
     else:
-        found = iter(list(zip(*(_predicted(held, part) for part in PARTS))))
+        found = iter(list(zip(*(_predict_part(held, part) for part in PARTS))))
     parts = [part for one in scored for part in (next(found) if isinstance(one, Held) else one)]
     return list(batched_counts(parts, classes).unflatten(0, (len(scored), len(PARTS))))
 
 
-def _predicted(held: Sequence[Held], part: str) -> list[Predicted]:
+def _predict_part(held: Sequence[Held], part: str) -> list[Predicted]:
     """Predicts a part of clients of one model."""
     found: list[Predicted] = []
     for group in _groups(held, part):
@@ -431,7 +431,7 @@ def _predicted(held: Sequence[Held], part: str) -> list[Predicted]:
     return found
 
 
-def _predicted_on_graphs(held: Sequence[Held]) -> list[tuple[Predicted, ...]]:
+def _predict_on_graphs(held: Sequence[Held]) -> list[tuple[Predicted, ...]]:
     """Predicts every part of clients of one model that passes messages: one pass for all parts."""
     model = held[0].client.model
     gathered = [one.client.model.gathered("all") for one in held]

@@ -18,7 +18,7 @@ from shoal.algorithms.base import Received, overrides, trains_plainly
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
 from shoal.algorithms.method_errors import OURS, file_of, raise_named
 from shoal.algorithms.protocol import COMPRESSION, MODEL, OF_STAGES, Tree, Upload, parameters_key
-from shoal.algorithms.rng import CPU, copied, creating_on, key
+from shoal.algorithms.rng import CPU, copy_to, creating_on, key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
@@ -175,7 +175,7 @@ class OpenedJob:
             # Evaluation reads what it needs.
             self.scored_views.plan([i for cell in cells for i in cell.ids if i in cell.score])
 
-    def visited(self, client: int) -> list[View]:
+    def views_of(self, client: int) -> list[View]:
         """Lists the views of a client that the method could have modified."""
         views = {id(of): of.opened(client) for of in (self.views, self.scored_views)}
         return [view for view in views.values() if view is not None]
@@ -315,7 +315,7 @@ class Visit:
         """Returns what the client received, or what `receive` makes of a download for the evaluation alone."""
         if not self._cell.score_with:
             return self.received
-        down = copied(self._cell.score_with, self._opened.device)
+        down = copy_to(self._cell.score_with, self._opened.device)
         if self._guards:
             self._guards.append(ReadOnly(down, "download"))
         return self._receive(down)
@@ -327,7 +327,7 @@ class Visit:
         where = self._opened.where(self._cell, self._id)
         for guard in self._guards:
             guard.require_unchanged(where)
-        for data in self._opened.visited(self._id):
+        for data in self._opened.views_of(self._id):
             require_unwritten(data, where)
 
     def _sent_as(self) -> dict[str, torch.Size]:
@@ -385,9 +385,9 @@ class _CellAtWork:
                 result = self.visit_client(client_id, trained)
                 if client_id == cell.again and trained is None and deferred is None:
                     # Nothing that the second visit writes reaches the first one's result.
-                    first = result.mapped(torch.clone)
+                    first = result.map_tensors(torch.clone)
                     second = self.visit_client(client_id, None)
-                    require_same(first.named(), second.named(), self._opened.where(cell, client_id))
+                    require_same(first.name_tensors(), second.name_tensors(), self._opened.where(cell, client_id))
                     result = first
                 # On a GPU results are taken later, with those of others.
                 (self._take if deferred is None else deferred.keep)(result)
@@ -454,7 +454,7 @@ class _CellAtWork:
                 bounded_loss(loss, self._cell.first_loss)
             if (adder := self._cell.stages.adder) is not None:
                 began = working_clock()
-                upload = adder.hidden(result.client, upload, self._cell.sent)
+                upload = adder.hidden(result.client, upload, self._cell.entries)
                 outcome.seconds["upload"] += working_clock() - began
             outcome.states[result.client] = result.state
             if result.notes:
@@ -478,7 +478,7 @@ class _CellAtWork:
             raise DeviceLost(who, f"the GPU answers this process no more: {why}", detail=traceback.format_exc())
         if opened.guarded:
             # It may have written into its data before, which a later visit would read.
-            for data in opened.visited(client_id):
+            for data in opened.views_of(client_id):
                 require_unwritten(data, opened.where(cell, client_id))
         if isinstance(error, FetchError) or (isinstance(error, ShoalError) and error.file is not None):
             # A file of the store that is damaged or missing is no fault of the client.
@@ -549,7 +549,7 @@ class Host:
         opened.begins = self.begins
         opened.plan(cells)
         deferred = None if opened.device == CPU else Deferred(opened, self._cache)
-        shared = copied(shared, CPU) if deferred is None else deferred.sent(shared)
+        shared = copy_to(shared, CPU) if deferred is None else deferred.send(shared)
         guard = ReadOnly(shared, "download") if opened.guarded else None
         for place, cell in enumerate(cells):
             if (options := cell.train_options(opened.job.train)) != opened.kinds[0].trainer.options:
@@ -573,7 +573,7 @@ class Host:
     def visit(self, client_id: int, cell: Cell, down: Tree) -> Visit:
         """Begins the visit of one client, for a look at its model; raises a ShoalError if its data is damaged."""
         assert self._opened is not None
-        return Visit(self._opened, client_id, cell, copied(down, self._opened.device), None)
+        return Visit(self._opened, client_id, cell, copy_to(down, self._opened.device), None)
 
     def visit_elsewhere(self, data: View, client_id: int, cell: Cell, down: Tree, alone: bool) -> Visit:
         """Begins the visit of a client that is scored on other data, as all later ones of the job are.

@@ -36,7 +36,7 @@ class Adder(Protocol):
         """Returns what a client sends instead of an upload of finite means."""
         ...
 
-    def joined(self, first: "PartialSum", second: "PartialSum") -> "PartialSum":
+    def join(self, first: "PartialSum", second: "PartialSum") -> "PartialSum":
         """Returns the sum of two; raises a ShoalError if shapes differ."""
         ...
 
@@ -110,7 +110,7 @@ class Cell:
     stages: OfStages = NO_STAGES
 
     @property
-    def sent(self) -> Mapping[str, Reduce]:
+    def entries(self) -> Mapping[str, Reduce]:
         """Returns all entries that come back, those of the method and of stages."""
         return {**self.up, **self.stages.added} if self.stages.added else self.up
 

@@ -42,7 +42,7 @@ def trainers_of(
         ShoalError: What is asked for cannot be, with a model, the batches or the method's training.
     """
     if path != "auto":
-        missing = [_needed(path, algorithm, model, train) for model in models]
+        missing = [_find_missing(path, algorithm, model, train) for model in models]
         if any(missing):
             raise ShoalError("engine.trainer", f"{path} needs {next(filter(None, missing))}; use autograd")
         return [path] * len(models)
@@ -52,12 +52,12 @@ def trainers_of(
             clients is not None and _many_and_small(clients, number, len(models), model, train)
         )
         wanted = [BATCHED] if device != "cpu" else [*([BATCHED] if batches else []), ANALYTIC]
-        possible = (one for one in wanted if _needed(one, algorithm, model, train) is None)
+        possible = (one for one in wanted if _find_missing(one, algorithm, model, train) is None)
         found.append(next(possible, AUTOGRAD))
     return found
 
 
-def _needed(path: str, algorithm: Algorithm, model: FlatModel, train: TrainOptions) -> str | None:
+def _find_missing(path: str, algorithm: Algorithm, model: FlatModel, train: TrainOptions) -> str | None:
     """Returns what is missing to train the clients of a model in a way; None: nothing."""
     if path == BATCHED:
         from shoal.algorithms.training.batched.batched_training import needed_to_batch

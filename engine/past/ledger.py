@@ -68,7 +68,7 @@ class _Noting(LocalBackend):
     def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
         for position, outcome in super().run_cells(cells, shared):
             cell = cells[position]
-            for entry, how in cell.sent.items() if outcome.ids else ():
+            for entry, how in cell.entries.items() if outcome.ids else ():
                 shapes, weight = _shapes(outcome, entry, how, cell.stages.rows)
                 before = self.found.get((cell.phase, entry))
                 shape = max([*shapes, *([before.shape] if before else [])], key=lambda shape: int(np.prod(shape)))

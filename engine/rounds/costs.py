@@ -112,23 +112,23 @@ class Meter:
         self._expected += visits
         self._show()
 
-    def sent(self, ask: Ask, ids: Sequence[int]) -> None:
+    def count_downloads(self, ask: Ask, ids: Sequence[int]) -> None:
         """Counts the downloads of an `Ask`."""
         for i in ids:
-            self.mixed(i, tree_bytes({**ask.shared, **ask.private.get(i, {})}))
+            self.count_download(i, tree_bytes({**ask.shared, **ask.private.get(i, {})}))
 
-    def mixed(self, client: int, size: int) -> None:
+    def count_download(self, client: int, size: int) -> None:
         """Counts the bytes of a result of mixing, or of a download, for a client."""
         self._bytes_down += size
         self._down[client] += size
 
-    def uploaded(self, outcome: Outcome) -> None:
+    def count_uploads(self, outcome: Outcome) -> None:
         """Counts the uploads of a cell, or of clients of several, which are at the server."""
         self._bytes_up += sum(outcome.bytes_up)
         for client, size in zip(outcome.ids, outcome.bytes_up):
             self._up[client] += size
 
-    def ran(self, visits: int, outcome: Outcome) -> None:
+    def count_cell(self, visits: int, outcome: Outcome) -> None:
         """Counts a cell that came back after so many visits."""
         self._visits += visits
         self._halved += outcome.halved
@@ -142,7 +142,7 @@ class Meter:
         sent = self._bytes_up, self._bytes_down
         self._watch(Live(self._number, self._visits, self._expected, *sent, hosts, retries, self._scored))
 
-    def trained(self, outcome: Outcome) -> None:
+    def keep_losses(self, outcome: Outcome) -> None:
         """Keeps the losses of clients that were trained."""
         self.losses.update(zip(outcome.ids, outcome.losses))
 
@@ -153,7 +153,7 @@ class Meter:
         yield
         self._scoring += working_clock() - began - (self.waited - waited)
 
-    def evaluated(self, other: "Meter") -> None:
+    def add_evaluation(self, other: "Meter") -> None:
         """Adds work for an evaluation that another meter counted: its time, and clients that were left out."""
         self._seconds["evaluate"] += sum(other._seconds.values())
         self._kernels += other._kernels

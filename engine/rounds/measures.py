@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from shoal.engine.config.sections import AVERAGE_PRECISION, ROC_AUC
-from shoal.engine.rounds.protocol_checks import named
-from shoal.engine.rounds.scoring import Measure, kept_of_own, measured, precision_bits, twice_wins
+from shoal.engine.rounds.protocol_checks import describe
+from shoal.engine.rounds.scoring import Measure, kept_of_own, metrics_beyond_counts, precision_bits, twice_wins
 from shoal.storage.user_code.user_code import UserCode
 
 KEY = "evaluation.metrics"
@@ -25,7 +25,7 @@ def measures_of(metrics: Sequence[str], own: Mapping[str, UserCode]) -> dict[str
 
     Metrics of stages are not among them: these score clients themselves. Raises as `own_metric`.
     """
-    named = [metric for metric in measured(metrics) if metric in own or metric in OURS]
+    named = [metric for metric in metrics_beyond_counts(metrics) if metric in own or metric in OURS]
     return {metric: own_metric(own[metric]) if metric in own else OURS[metric] for metric in named}
 
 
@@ -39,7 +39,7 @@ def own_metric(code: UserCode) -> Measure:
             value = function(scores_NC.detach().float().clone(), label_N.clone())
         number = math.nan if value is None else _number(value)
         if number is None or (value is not None and not math.isfinite(number)):
-            found = number or named(value)
+            found = number or describe(value)
             raise code.fault(KEY, f"{name} gives {found}, expected a finite number, or None where it is not defined")
         return kept_of_own(number, scores_NC.shape[1])
 

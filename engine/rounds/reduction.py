@@ -1,6 +1,6 @@
 """Reducing uploads: means are added up in float64, along a tree over clients (`Sums`); others lie in client order.
 
-What is mixed is multiplied by a matrix, in the same tiles of columns wherever this is done (`mixed`), so that no bit
+What is mixed is multiplied by a matrix, in the same tiles of columns wherever this is done (`multiply`), so that no bit
 depends on hosts.
 
 NaN and infinity are refused before anything is added up or committed.
@@ -36,7 +36,7 @@ def upload_bytes(upload: Upload) -> int:
 
 def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None:
     """Puts the reduced uploads of a cell into its outcome; raises a ShoalError if clients' shapes or types differ."""
-    for entry, how in cell.sent.items():
+    for entry, how in cell.entries.items():
         tensors = [upload.entries[entry] for upload in uploads]
         if how is not Reduce.GATHER and cell.stages.adder is None:
             require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
@@ -50,14 +50,14 @@ def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None
                 outcome.lists[entry] = tensors
             else:
                 outcome.tensors[entry] = torch.stack(tensors)
-    means = [entry for entry, how in cell.sent.items() if how is Reduce.MEAN and not cell.stages.rows]
+    means = [entry for entry, how in cell.entries.items() if how is Reduce.MEAN and not cell.stages.rows]
     sums, place = Sums(cell.stages.adder), dict(zip(cell.ids, cell.places))
     for client, upload in zip(outcome.ids, uploads) if means else ():
         weight, total = upload.weight, upload.entries
         if cell.stages.adder is None:
             weight = {entry: double_of(weight.get(entry, 1.0)) for entry in means}
             # That of one client is sent as it is: nothing was added that would need more digits.
-            total = {entry: counted(total[entry], weight[entry]) * weight[entry] for entry in means}
+            total = {entry: zero_unweighted(total[entry], weight[entry]) * weight[entry] for entry in means}
         part = PartialSum(client, total, dict(weight), own=cell.stages.adder is not None)
         sums.take(range(place[client], place[client] + 1), part)
     sums.close(cell.places)
@@ -109,13 +109,13 @@ class Sums:
     def __init__(self, adder: Adder | None = None) -> None:
         """Starts with nothing; without an `adder` sums are weighted sums."""
         self.parts: dict[range, PartialSum] = {}
-        self._joined = _joined if adder is None else adder.joined
+        self._join = _join if adder is None else adder.join
 
     def take(self, places: range, part: PartialSum) -> None:
         """Takes a sum, and joins it with those that wait for it; raises as `reduce_cell` does."""
         while (half := _other_half(places)) in self.parts:
             other = self.parts.pop(half)
-            part = self._joined(part, other) if places.start < half.start else self._joined(other, part)
+            part = self._join(part, other) if places.start < half.start else self._join(other, part)
             places = _both_halves(places)
         self.parts[places] = part
 
@@ -143,7 +143,7 @@ class Sums:
 TILE = 8192
 
 
-def mixed(rows: Tensor, held: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+def multiply(rows: Tensor, held: Sequence[Tensor], out: Sequence[Tensor]) -> None:
     """Writes the product of `rows` `[k, clients]` and `held`, a flat tensor a client, into the k flat tensors of `out`.
 
     These may be those of `held`: each tile is read before it is written.
@@ -214,13 +214,13 @@ class UploadsHere:
 
     def product(self, rows: Tensor) -> Tensor:
         out = self._flat[0].new_empty(len(rows), self.shape.numel())
-        mixed(rows, self._flat, list(out))
+        multiply(rows, self._flat, list(out))
         return out.reshape((len(rows), *self.shape))
 
     def give(self, rows: Tensor) -> list[Tensor]:
         more = len(rows) - self.clients
         out = [*self._flat[: len(rows)], *(torch.empty_like(self._flat[0]) for _ in range(more))]
-        mixed(rows, self._flat, out)
+        multiply(rows, self._flat, out)
         self._flat = []
         return [row.reshape(self.shape) for row in out]
 
@@ -276,7 +276,7 @@ def _both_halves(places: range) -> range:
     return range(start, start + 2 * len(places))
 
 
-def _joined(first: PartialSum, second: PartialSum) -> PartialSum:
+def _join(first: PartialSum, second: PartialSum) -> PartialSum:
     joined = PartialSum(first.first, {}, {}, own=True)
     for entry, total in first.total.items():
         term = second.total[entry]
@@ -317,7 +317,7 @@ def require_sound(upload: Upload, up: Mapping[str, Reduce]) -> None:
     for entry, how in up.items():
         read, weight = upload.entries[entry], upload.weight.get(entry, 1.0)
         if how is Reduce.MEAN:
-            read = counted(read, weight)
+            read = zero_unweighted(read, weight)
         require_numbers(entry, _finite(read) and _finite(weight))
 
 
@@ -339,7 +339,7 @@ def not_finite(where: str, name: str) -> ShoalError:
     return ShoalError(f"{where} {name!r} holds NaN or infinity; the round is not committed")
 
 
-def counted(tensor: Tensor, weight: float | Tensor) -> Tensor:
+def zero_unweighted(tensor: Tensor, weight: float | Tensor) -> Tensor:
     """Zeros a tensor where its weight is zero: there it may hold anything, and nothing is read."""
     if not isinstance(weight, Tensor):
         return tensor if weight else torch.zeros_like(tensor)

@@ -12,7 +12,7 @@ from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
 from shoal.algorithms.method_errors import ProtocolError, raise_named
 from shoal.engine.config.sections import ACCURACY, CHOSEN_BY, F1, RANKINGS, ROC_AUC, metric_key
-from shoal.engine.rounds.protocol_checks import kind, named
+from shoal.engine.rounds.protocol_checks import describe, kind
 from shoal.engine.rounds.state import ScoreTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
@@ -83,7 +83,7 @@ def precision_bits(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
     return average_precisions(scores_NC, label_N).view(np.int64)
 
 
-def measured(metrics: Sequence[str]) -> list[str]:
+def metrics_beyond_counts(metrics: Sequence[str]) -> list[str]:
     """Selects the metrics that counts do not tell."""
     return [metric for metric in metrics if metric not in (ACCURACY, F1)]
 
@@ -160,7 +160,7 @@ def score(
         if len(rows):
             scores, label = scores_of(algorithm, client, received, name, len(rows)), client.data.label[rows]
             class_N = scores.argmax(1)
-            counts[part, :KINDS] = counted(label, class_N, client.info.classes)
+            counts[part, :KINDS] = count_rows(label, class_N, client.info.classes)
             for place, measure in enumerate(measures.values(), KINDS):
                 counts[part, place] = measure(scores, label)
             if predicted is not None:
@@ -169,7 +169,7 @@ def score(
     return counts
 
 
-def counted(label: torch.Tensor, predicted: torch.Tensor, classes: int) -> np.ndarray:
+def count_rows(label: torch.Tensor, predicted: torch.Tensor, classes: int) -> np.ndarray:
     """Counts rows of every class, predicted so, rightly so, int64 `[3, C]`, of labels and predictions `[rows]`."""
     right = label[predicted == label]
     return np.stack([torch.bincount(found, minlength=classes).cpu().numpy() for found in (label, predicted, right)])
@@ -194,7 +194,7 @@ def scores_in_form(algorithm: Algorithm, client: Client, received: Received, par
         scores = algorithm.predict(client, received, part)
         fits = isinstance(scores, torch.Tensor) and list(scores.shape) == expected
         if not fits or scores.is_complex() or scores.dtype == torch.bool:
-            found = f"{kind(scores)} {list(scores.shape)}" if isinstance(scores, torch.Tensor) else named(scores)
+            found = f"{kind(scores)} {list(scores.shape)}" if isinstance(scores, torch.Tensor) else describe(scores)
             raise ProtocolError(f"gives {found} for {part!r}, expected scores {expected}, as float32")
     except BaseException as error:
         raise_named(algorithm, "predict", error)
@@ -243,7 +243,7 @@ class ByClient(NamedTuple):
 
 def by_client(table: ScoreTable, metrics: Sequence[str] = (ACCURACY,)) -> ByClient:
     """Numbers of the clients of a table, which has some, by part; metrics by their names among the numbers."""
-    kept = measured(metrics)
+    kept = metrics_beyond_counts(metrics)
     blocks: list[tuple[np.ndarray, ...]] = []
     pooled: Any = 0
     for counts_BPKC in table.blocks():

@@ -17,7 +17,7 @@ from shoal.algorithms.base import Algorithm, Context, Requests
 from shoal.algorithms.client import ClientTable, FlatModel
 from shoal.algorithms.method_errors import OURS, ProtocolError, raise_named, yield_place
 from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree
-from shoal.algorithms.rng import CPU, creating_on, key, moved
+from shoal.algorithms.rng import CPU, creating_on, key, to_device
 from shoal.engine.config.sections import EVALUATED, NEWCOMERS, NEWCOMERS_TRAINED
 from shoal.engine.messages.cell import NO_STAGES, Cell, OfStages, Outcome
 from shoal.engine.messages.job import Job
@@ -100,7 +100,7 @@ class Server:
         # Code of the user's trains.
         guarded = any(stage.guarded for stage in self._stages)
         self._own = guarded or bool(job.texts) or not type(self.algorithm).__module__.startswith(OURS)
-        self.state = FederationState(server=moved(self._set_up(), CPU)) if state is None else state
+        self.state = FederationState(server=to_device(self._set_up(), CPU)) if state is None else state
         self.schedule = plan.schedule(plan, job, store, self.algorithm, self._built[MODEL])
         self._exchange: Callable[..., Exchange] = self.schedule.exchange or Exchange
 
@@ -177,7 +177,7 @@ class Server:
     def run_method(self, exchange: "Exchange", context: Context, is_last_visit: Callable[[int], bool]) -> None:
         """Drives `Algorithm.round`, on the server's device, to its end; then `exchange.next_state` is complete."""
         next_state, device = exchange.next_state, context.device
-        server = moved(next_state.server, device)
+        server = to_device(next_state.server, device)
         self._hook = "round"
         requests = self.algorithm.round(server, context, list(exchange.cohort))
         checks_form = self._checks_form("round", next_state.round)
@@ -208,7 +208,7 @@ class Server:
         self._require_initial_unchanged()
         self._hook = ""
         require_finite(server, f"{self._where}: the server's state")
-        next_state.server = moved(server, CPU)
+        next_state.server = to_device(server, CPU)
 
     def _welcome(self, next_state: FederationState, meter: Meter) -> None:
         """Scores newcomers as if a further round, which leaves nothing behind, were theirs alone."""
@@ -222,7 +222,7 @@ class Server:
         self.run_method(exchange, replace(self._context(number), clients=self.infos), lambda client: True)
         # Where a method trains nobody in this round, it gives nothing new.
         next_state.scores[NEWCOMERS] = exchange.given or exchange.score(newcomers, {})
-        meter.evaluated(exchange.meter)
+        meter.add_evaluation(exchange.meter)
         next_state.scores[NEWCOMERS_TRAINED] = theirs.scores.get("trained", ScoreTable()).only(np.array(newcomers))
 
     def _next(self, requests: Requests, device: torch.device, exchange: "Exchange") -> Ask | Mix | None:
@@ -232,7 +232,7 @@ class Server:
         reply = exchange.reply
         if isinstance(reply, Replies) and device != CPU:
             lists = {name: [t.to(device) for t in tensors] for name, tensors in reply.lists.items()}
-            reply = Replies(reply.ids, moved(reply.entries, device), moved(reply.weights, device), lists)
+            reply = Replies(reply.ids, to_device(reply.entries, device), to_device(reply.weights, device), lists)
         elif isinstance(reply, Tensor):
             reply = reply.to(device)
         try:
@@ -251,8 +251,8 @@ class Server:
             return request
         if isinstance(request, Mix):
             return replace(request, rows=request.rows.to(CPU))
-        private = {client: moved(tree, CPU) for client, tree in request.private.items()}
-        shared, score_with = moved(request.shared, CPU), moved(request.score_with, CPU)
+        private = {client: to_device(tree, CPU) for client, tree in request.private.items()}
+        shared, score_with = to_device(request.shared, CPU), to_device(request.score_with, CPU)
         return replace(request, shared=shared, private=private, score_with=score_with)
 
     def _checks_form(self, phase: str, number: int) -> bool:
@@ -393,7 +393,7 @@ class Exchange:
         groups = form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
         phase = self._before(ask, ids)
         cells = [self._cell(ask, next_state.round, group, score, again) for group in groups]
-        self.meter.sent(ask, ids)
+        self.meter.count_downloads(ask, ids)
         outcomes, sums, _ = self._run(cells, ask.shared)
         answered = self._take(ask, ids, outcomes)
         if self._whole is not None and answered:
@@ -401,7 +401,7 @@ class Exchange:
         from_clients = [i for outcome in answered for i in outcome.ids]
         if answered and self._of_stages.adder is not None:
             self._of_stages.adder.read(sums.whole, from_clients)
-        replies, held = combine(answered, from_clients, cells[0].sent if cells else ask.up, sums)
+        replies, held = combine(answered, from_clients, cells[0].entries if cells else ask.up, sums)
         self._held.update(held)
         return self._after(replies, phase, outcomes)
 
@@ -459,7 +459,7 @@ class Exchange:
             next_state.keep(outcome.states, outcome.kept)
             next_state.touched.update({i: i in outcome.scores for i in outcome.ids})
             if ask.train:
-                self.meter.trained(outcome)
+                self.meter.keep_losses(outcome)
         with self.meter.scoring():
             for outcome in outcomes:
                 trained = next_state.scores.setdefault("trained", ScoreTable())
@@ -502,7 +502,7 @@ class Exchange:
             require_finite({mix.entry: part} if isinstance(part, Tensor) else {}, "the result of Mix")
         for client, part in zip(mix.dst, parts):
             self.next_state.put_into_inbox(client, mix.entry, part)
-            self.meter.mixed(client, part.nbytes)
+            self.meter.count_download(client, part.nbytes)
         return None
 
     def score(
@@ -548,8 +548,8 @@ class Exchange:
                 sums.take(places, part)
             outcome.sums = {}
             if not self._ahead:
-                self.meter.uploaded(outcome)
-            self.meter.ran(len(cells[position].ids), outcome)
+                self.meter.count_uploads(outcome)
+            self.meter.count_cell(len(cells[position].ids), outcome)
             asked = working_clock()
         self.meter.waited += working_clock() - asked
         for outcome in outcomes.values():

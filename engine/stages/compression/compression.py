@@ -76,7 +76,7 @@ class Compression(Stage):
             if self._options.upload == "topk":
                 coded = largest_of(change, largest)
             else:
-                coded = rounded(change, at.rng(f"{of_phase}{name}"))
+                coded = round_at_random(change, at.rng(f"{of_phase}{name}"))
             entries[name], sizes[name] = (base + coded).to(value.dtype), size + of_weight
             if self._options.error_feedback:
                 at.kept[key] = change - coded if received is not None else entries[name]
@@ -119,7 +119,7 @@ def largest_of(change: Tensor, count: int) -> Tensor:
     return torch.zeros_like(flat).scatter_(0, place, flat[place]).view_as(change)
 
 
-def rounded(change: Tensor, rng: torch.Generator) -> Tensor:
+def round_at_random(change: Tensor, rng: torch.Generator) -> Tensor:
     """Rounds the change to multiples of its largest magnitude over 127, up or down at random so that its mean is kept.
 
     That is QSGD (Alistarh et al., NeurIPS 2017, section 3) with the maximum norm and 127 levels.

@@ -21,7 +21,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.names import own_among, shown_name
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.changes import changes_of
-from shoal.engine.rounds.protocol_checks import named
+from shoal.engine.rounds.protocol_checks import describe
 from shoal.engine.rounds.stage import AtClient, Opened, Phase, Stage, require_means
 from shoal.engine.sections.sections import options_of
 from shoal.engine.stages.hostile.backdoor import with_rates
@@ -169,7 +169,7 @@ def own_change(code: UserCode) -> Change:
         with code.at_work(KIND):
             found = function(change.clone(), scale, rng)
         if not isinstance(found, Tensor) or found.shape != change.shape:
-            raise code.fault(KIND, f"{name} gives {named(found)}, expected a tensor of shape {list(change.shape)}")
+            raise code.fault(KIND, f"{name} gives {describe(found)}, expected a tensor of shape {list(change.shape)}")
         return found.to(change)
 
     return change_of

@@ -57,7 +57,7 @@ class HiddenClients(Stage):
     def at_client(self, upload: Upload, at: AtClient) -> Upload:
         received = with_rows(at.received, upload.entries)
         if self._noisy is not None:
-            return self._noisy.sent(upload, received, at.cell, at.random)
+            return self._noisy.protect(upload, received, at.cell, at.random)
         clip = at.cell.stages.notes.get(self.name)
         changes = changes_of(upload, received, at.cell)
         upload, above = bound_norm(upload, changes, self._clip if clip is None else clip)

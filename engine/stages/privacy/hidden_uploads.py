@@ -90,7 +90,7 @@ class NoisyUploads:
         """Prepares the noise of the options; raises as `norms_of`."""
         self._noise, self._clip, self._norms = options.noise or 0.0, options.clip or math.inf, norms_of(method)
 
-    def sent(self, upload: Upload, received: Tree, cell: Cell, random: Callable[[str], int]) -> Upload:
+    def protect(self, upload: Upload, received: Tree, cell: Cell, random: Callable[[str], int]) -> Upload:
         """Clips an upload, counts it once, and adds noise; `random` gives a seed of the client for a purpose.
 
         Raises ShoalError: an entry is of whole numbers.

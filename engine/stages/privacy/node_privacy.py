@@ -84,7 +84,7 @@ def clipped_rows_of(config: Config, store: Store) -> tuple[float | None, float] 
     return PRIVACY.of(config).clip, noise_of_node(config)
 
 
-def _moved(config: Config) -> int:
+def _clips_moved(config: Config) -> int:
     reads = any(model.name in READ_HOPS for model in config.models())
     hops = config.propagation.hops if reads else 0
     return moved_by(config.propagation.max_degree or 0, hops, config.propagation.r)
@@ -93,12 +93,12 @@ def _moved(config: Config) -> int:
 def noise_of_node(config: Config) -> float:
     """Computes z, as it is given, or the least for epsilon with a client in every round; raises as `noise_of`."""
     found = noise_of(PRIVACY.of(config), 1, 1, config.rounds * config.train.epochs)
-    return found if PRIVACY.of(config).noise is not None else found * _moved(config) / 2
+    return found if PRIVACY.of(config).noise is not None else found * _clips_moved(config) / 2
 
 
 def epsilon_of_node(config: Config, rounds: int) -> float:
     """Computes epsilon after a client took part in so many rounds; raises as `epsilon_after`."""
-    noise = 2 * noise_of_node(config) / _moved(config)
+    noise = 2 * noise_of_node(config) / _clips_moved(config)
     return epsilon_after(noise, PRIVACY.of(config).delta, 1, 1, rounds * config.train.epochs)
 
 

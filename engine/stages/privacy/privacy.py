@@ -165,7 +165,7 @@ def epsilon_of(config: Config, rounds: int) -> float:
         from shoal.engine.stages.privacy.node_privacy import epsilon_of_node
 
         return epsilon_of_node(config, rounds)
-    return epsilon_after(_noise(config), PRIVACY.of(config).delta, *_counted(config, rounds))
+    return epsilon_after(_noise(config), PRIVACY.of(config).delta, *_count_draws(config, rounds))
 
 
 def bound_of(config: Config, rounds: int) -> str:
@@ -192,10 +192,10 @@ def bound_of(config: Config, rounds: int) -> str:
 
 
 def _noise(config: Config) -> float:
-    return noise_of(PRIVACY.of(config), *_counted(config, config.rounds))
+    return noise_of(PRIVACY.of(config), *_count_draws(config, config.rounds))
 
 
-def _counted(config: Config, rounds: int) -> tuple[int, int, int, bool]:
+def _count_draws(config: Config, rounds: int) -> tuple[int, int, int, bool]:
     rounds = releases(config, rounds)
     if PRIVACY.of(config).where == "client":
         return 1, 1, rounds, False

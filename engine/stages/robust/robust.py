@@ -38,14 +38,14 @@ NU, STEPS, ACCURACY = 1e-6, 1000, 1e-10
 TINY = 1e-30
 
 
-def tolerated(options: AggregationOptions, clients: int) -> int:
+def count_tolerated(options: AggregationOptions, clients: int) -> int:
     """Computes f of so many clients: `share` of them, rounded up."""
     return math.ceil(options.share * clients - 1e-9)
 
 
 def require_enough(options: AggregationOptions, clients: int) -> None:
     """Raises a ShoalError if a reduction cannot tolerate its share of hostile clients among so many."""
-    f, (times, more) = tolerated(options, clients), NEEDED.get(options.kind, (0, 0))
+    f, (times, more) = count_tolerated(options, clients), NEEDED.get(options.kind, (0, 0))
     if clients < times * f + more:
         raise ShoalError(
             "aggregation.kind",
@@ -136,10 +136,10 @@ def reduce_rows(
     require_enough(options, len(counted))
     here = {entry: [of[place].reshape(-1) for place in counted] for entry, of in rows.items()}
     if options.kind == "fltrust":
-        found = trusted(options.root, [ids[place] for place in counted], here, shared or {})
+        found = reduce_by_trust(options.root, [ids[place] for place in counted], here, shared or {})
         return {entry: flat.reshape(rows[entry][0].shape) for entry, flat in found.items()}
     distances = squared_distances(list(here.values()))
-    f = tolerated(options, len(counted))
+    f = count_tolerated(options, len(counted))
     out = {entry: torch.empty(of[0].numel()) for entry, of in here.items()}
     shares = shares_of(options.kind, distances, f)
     for entry, of in here.items():
@@ -152,7 +152,7 @@ def reduce_rows(
     return {entry: flat.reshape(rows[entry][0].shape) for entry, flat in out.items()}
 
 
-def trusted(root: int, ids: Sequence[int], rows: Mapping[str, Sequence[Tensor]], shared: Tree) -> Tree:
+def reduce_by_trust(root: int, ids: Sequence[int], rows: Mapping[str, Sequence[Tensor]], shared: Tree) -> Tree:
     """Reduces by FLTrust (Cao et al., NDSS 2021, algorithm 2), float32: trust in others is by the root's change g_0.
 
     g = sum_i TS_i |g_0| / |g_i| g_i / sum_i TS_i with TS_i = max(0, cos(g_i, g_0)), over all clients but the root, of
@@ -207,11 +207,11 @@ def _by_coordinate(options: AggregationOptions, rows: Sequence[Tensor], weights:
     for tile in _tiles(len(out)):
         block_BM = torch.stack([row[tile] for row in flat], 1)
         has_BM = torch.stack([of[tile] if of.dim() else of.expand(len(block_BM)) for of in has], 1)
-        sorted_BM = _sorted(torch.where(has_BM, block_BM, math.inf)).double()
+        sorted_BM = _sort_rows(torch.where(has_BM, block_BM, math.inf)).double()
         count_B1 = has_BM.sum(1, keepdim=True)
         cut_B1 = (count_B1 - 1).clamp(min=0) // 2
         if options.kind == "trimmed":
-            f_of = torch.tensor([tolerated(options, count) for count in range(len(rows) + 1)])
+            f_of = torch.tensor([count_tolerated(options, count) for count in range(len(rows) + 1)])
             cut_B1 = torch.minimum(cut_B1, f_of[count_B1])
         place_M = torch.arange(len(rows))
         inside_BM = (place_M >= cut_B1) & (place_M < count_B1 - cut_B1)
@@ -219,7 +219,7 @@ def _by_coordinate(options: AggregationOptions, rows: Sequence[Tensor], weights:
     return out.reshape(shape)
 
 
-def _sorted(block_BM: Tensor) -> Tensor:
+def _sort_rows(block_BM: Tensor) -> Tensor:
     """Sorts each row; NumPy takes a tenth of torch's time."""
     return torch.from_numpy(np.sort(block_BM.numpy(), axis=1))
 
@@ -274,7 +274,7 @@ def chosen_by_bulyan(distances: Tensor, f: int) -> list[int]:
 
 def nearest_to_median(block_BM: Tensor, count: int) -> Tensor:
     """Averages the `count` numbers of each row that are nearest to its median, of equals the smaller; float64."""
-    sorted_BM = _sorted(block_BM).double()
+    sorted_BM = _sort_rows(block_BM).double()
     last = sorted_BM.shape[1] - 1
     middle_B1 = (sorted_BM[:, last // 2] + sorted_BM[:, (last + 1) // 2])[:, None] / 2
     nearest = (sorted_BM - middle_B1).abs().sort(dim=1, stable=True).indices[:, :count]

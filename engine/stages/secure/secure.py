@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Upload
 from shoal.engine.messages.cell import PartialSum
-from shoal.engine.rounds.reduction import counted, require_one_shape
+from shoal.engine.rounds.reduction import require_one_shape, zero_unweighted
 from shoal.engine.stages.secure.answers import Answers
 from shoal.engine.stages.secure.section import SecureOptions
 from shoal.storage.errors import ShoalError
@@ -62,9 +62,9 @@ class Secure(ABC):
         for entry in up:
             value, weight = upload.entries[entry].cpu(), torch.as_tensor(upload.weight.get(entry, 1.0)).cpu().double()
             weight = weight * 2**BITS
-            exact, values = torch.cat([counted(value, weight).reshape(-1), weight.reshape(-1)]), value.numel()
+            exact, values = torch.cat([zero_unweighted(value, weight).reshape(-1), weight.reshape(-1)]), value.numel()
             exact[:values].view(value.shape).mul_(weight)
-            numbers = self._rounded(entry, exact)
+            numbers = self._round(entry, exact)
             if bool(((exact[values:] != 0) & (numbers[values:] == 0)).any()):
                 raise ShoalError(
                     "secure.kind",
@@ -74,7 +74,7 @@ class Secure(ABC):
             shapes[entry] = torch.tensor([value.dim(), *value.shape, *weight.shape])
         return Upload(entries, shapes, {entry: sent.nbytes for entry, sent in entries.items()})
 
-    def joined(self, first: PartialSum, second: PartialSum) -> PartialSum:
+    def join(self, first: PartialSum, second: PartialSum) -> PartialSum:
         """Adds two sums; raises a ShoalError if shapes differ."""
         joined = PartialSum(first.first, {}, dict(first.weight), own=True)
         for entry, total in first.total.items():
@@ -96,7 +96,7 @@ class Secure(ABC):
             whole.total[entry] = numbers[:values].reshape(shape)
             whole.weight[entry] = numbers[values:].reshape(of_weight)
 
-    def _rounded(self, entry: str, numbers: Tensor) -> Tensor:
+    def _round(self, entry: str, numbers: Tensor) -> Tensor:
         limit = 2.0 ** (self.reach - BITS) / len(self.clients)
         if bool((numbers.abs() >= limit * 2**BITS).any()):
             raise ShoalError(
