@@ -56,11 +56,11 @@ def creating_on(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext() if device.type == "cpu" else device
 
 
-def moved(tree: Tree, device: torch.device) -> Tree:
+def to_device(tree: Tree, device: torch.device) -> Tree:
     """Moves the tensors to a device; those that lie there already are the same."""
     return {name: t.to(device) for name, t in tree.items()}
 
 
-def copied(tree: Tree, device: torch.device) -> Tree:
+def copy_to(tree: Tree, device: torch.device) -> Tree:
     """Copies the tensors to a device."""
     return {name: t.to(device, copy=True) for name, t in tree.items()}

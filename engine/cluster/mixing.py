@@ -13,7 +13,15 @@ from torch import Tensor
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.hosts.backend import ServerLost
 from shoal.engine.messages.cell import Outcome
-from shoal.engine.rounds.reduction import TILE, Mixed, Uploads, mixed, not_finite, require_one_shape, require_one_type
+from shoal.engine.rounds.reduction import (
+    TILE,
+    Mixed,
+    Uploads,
+    multiply,
+    not_finite,
+    require_one_shape,
+    require_one_type,
+)
 
 # A block of a row has at least so many bytes, and so has an upload that is mixed on hosts. Ray sends results below
 # 1 MiB to the server, and sending fewer bytes takes less time than a call for each block.
@@ -83,7 +91,7 @@ def multiply_blocks(rows: Tensor, order: Sequence[int], gives: bool, blocks: Seq
     """
     uploads = [upload for block in blocks for upload in block]
     out = [uploads[0].new_empty(len(uploads[0])) for _ in rows]
-    mixed(rows, [uploads[place] for place in order], out)
+    multiply(rows, [uploads[place] for place in order], out)
     finite = all(bool(torch.isfinite(row).all()) for row in out)
     return [finite, *(out if gives else [torch.stack(out)])]
 

@@ -25,7 +25,7 @@ from shoal.engine.config.config_text import (
     with_new_name,
 )
 from shoal.engine.config.effects import NO_OVERRIDES, Overrides, require_effects
-from shoal.engine.config.names import located
+from shoal.engine.config.names import locate_code
 from shoal.engine.config.overrides import (
     UNREADABLE,
     Given,
@@ -127,15 +127,15 @@ class Config(ConfigOfFeatures):
 
     @cached_property
     def of_run(self) -> Path | None:
-        """The folder of a run on the same graphs that the config was read from; None: it is from elsewhere."""
+        """Returns the folder of a run on the same graphs that the config was read from; None: it is from elsewhere."""
         return None
 
     def models(self) -> tuple[ModelSpec, ...]:
-        """The models of the run, one or several."""
+        """Returns the models of the run, one or several."""
         return (self.model,) if isinstance(self.model, ModelSpec) else self.model
 
     def kernel(self) -> PropagationOptions:
-        """How hops are computed: section `propagation`, and over which edges between clients."""
+        """Reads how hops are computed: section `propagation`, and over which edges between clients."""
         data = self.data
         if data.cross_edges == "drop":
             return self.propagation
@@ -148,11 +148,11 @@ class Config(ConfigOfFeatures):
         return over_cross_edges(one, f"{edges.name}-{form}")
 
     def memory_limit(self) -> int:
-        """Bytes the run may use: `engine.memory_limit`, else the memory of the machine, or of its container."""
+        """Returns the bytes the run may use: `engine.memory_limit`, else the memory of the machine or container."""
         return self.engine.memory_limit or machine_memory()
 
     def plain(self) -> dict[str, Any]:
-        """The resolved config as plain values, ready for YAML or JSON."""
+        """Lists the resolved config as plain values, ready for YAML or JSON."""
         return self.model_dump(mode="json")
 
 
@@ -199,7 +199,7 @@ def load_config(
         text = read_text(file, MOST_BYTES)
         require_small(text)
         raw = _of_today(OmegaConf.load(io.StringIO(text)))
-        resolved, given = _resolved(raw, [*map(override_of, overrides), *_named_anew(values)])
+        resolved, given = _resolve(raw, [*map(override_of, overrides), *_named_anew(values)])
     except FileNotFoundError:
         known = ", ".join(sorted(known.stem for known in SHIPPED.glob("*.yaml")))
         raise ShoalError(file, f"no such config; by name there are {known}") from None
@@ -209,7 +209,7 @@ def load_config(
         return parse_config(resolved, str(file), overrides=Overrides(given.keys, given.keys, given.words, varied))
     # User code is loaded from the run folder, not from its original path. What the run had, it keeps.
     kept = Overrides(given.keys, words=given.words)
-    config = parse_config(located(resolved, file.parent), str(file), given.keys, kept)
+    config = parse_config(locate_code(resolved, file.parent), str(file), given.keys, kept)
     if not given.keys & {"data", "data.path", "data.dataset"}:
         # No key, and nothing in which two configs differ.
         vars(config)["of_run"] = file.parent
@@ -224,7 +224,7 @@ def _named_anew(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
 def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES) -> Config:
     """Makes a config of plain values, as a file would hold them; arguments and errors are those of `load_config`."""
     try:
-        resolved, given = _resolved(_of_today(OmegaConf.create(dict(plain))), _named_anew(values))
+        resolved, given = _resolve(_of_today(OmegaConf.create(dict(plain))), _named_anew(values))
     except UNREADABLE as error:
         raise ShoalError(NO_FILE, reason_of(error)) from error
     return parse_config(resolved, NO_FILE, overrides=Overrides(given.keys, given.keys, given.words))
@@ -237,7 +237,7 @@ def _of_today(raw: Any) -> Any:
     return raw if today == plain else OmegaConf.create(today)
 
 
-def _resolved(raw: Any, given: Sequence[tuple[str, str, Any]]) -> tuple[dict[str, Any], Given]:
+def _resolve(raw: Any, given: Sequence[tuple[str, str, Any]]) -> tuple[dict[str, Any], Given]:
     """Lays values over the content of a file, and returns it, its references resolved, with the keys of these."""
     laid = lay_over(raw, given, sections())
     plain = OmegaConf.to_container(raw)
@@ -249,7 +249,7 @@ def _resolved(raw: Any, given: Sequence[tuple[str, str, Any]]) -> tuple[dict[str
 
 
 def _config_file(path: str | Path) -> Path:
-    """The file itself, that of a run folder, or one that comes with Shoal, by its bare name."""
+    """Finds the file itself, that of a run folder, or one that comes with Shoal, by its bare name."""
     if fault := path_fault(str(path)):
         raise ShoalError(path, f"no such config: {fault}")
     try:
@@ -279,7 +279,7 @@ def parse_config(
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"] if not OF_UNIONS.fullmatch(str(part)))
         if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            raise ShoalError(where, key, f"unknown key; {_known(first['loc'])}") from None
+            raise ShoalError(where, key, f"unknown key; {_list_known_keys(first['loc'])}") from None
         if first["type"] == "missing":
             raise ShoalError(where, key, "missing") from None
         raise ShoalError(where, key, f"{message_of(error)}, found {quoted(first.get('input'))}") from None
@@ -298,7 +298,7 @@ def parse_config(
 
 
 def _without(plain: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """Plain values without dotted keys."""
+    """Copies plain values without dotted keys."""
     left = {name: value for name, value in plain.items() if name not in keys}
     for name, value in left.items():
         inner = {key.partition(".")[2] for key in keys if key.startswith(f"{name}.")}
@@ -309,12 +309,12 @@ def _without(plain: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def usual() -> Config:
-    """A config of no dataset and no method, whose keys have their defaults."""
+    """Makes a config of no dataset and no method, whose keys have their defaults."""
     return Config.model_validate({"name": "none", "data": {"dataset": "none"}, "algorithm": "none"})
 
 
 def _twin(dataset: str | tuple[str, ...], where: str) -> str:
-    """The synthetic twin of a dataset; a twin is its own."""
+    """Returns the synthetic twin of a dataset, which for a twin is the dataset itself."""
     name = str(dataset).lower()
     if name not in TWINS and name not in TWINS.values():
         known = ", ".join(TWINS)
@@ -337,8 +337,8 @@ def _require_clients_of_each(config: Config, where: str) -> None:
         )
 
 
-def _known(location: Sequence[str | int]) -> str:
-    """The known keys at the place of a wrong one: of the config, of a section, or of one inside a section."""
+def _list_known_keys(location: Sequence[str | int]) -> str:
+    """Lists the known keys at the place of a wrong one: of the config, of a section, or of one inside a section."""
     names = list(Config.model_fields)
     if len(location) > 1:
         section: Any = Config.model_fields[str(location[0])].annotation
@@ -363,7 +363,7 @@ def require_names(config: Config) -> None:
 
 
 def device_choice(config: Config) -> str:
-    """`cpu` or `cuda`: `engine.device`, or, if that is `auto`, a GPU where hosts have a share of one.
+    """Chooses `cpu` or `cuda`: `engine.device`, or, if that is `auto`, a GPU where hosts have a share of one.
 
     Raises ShoalError: device, shares and precision exclude one another.
     """

@@ -30,7 +30,7 @@ _announced: set[str] = set()
 
 
 def with_new_name(key: str, value: Any) -> tuple[str, Any]:
-    """A dotted key and its value, or a section, by the names of today; renamed keys are announced once in a process."""
+    """Renames a dotted key and its value, or a section, to today's names; announces a renamed key once in a process."""
     if isinstance(value, Mapping):
         return key, with_new_keys({key: value})[key]
     if key not in RENAMED:
@@ -49,7 +49,7 @@ def announce(key: str, what: str) -> None:
 
 
 def with_new_keys(plain: dict[Any, Any]) -> dict[Any, Any]:
-    """The plain values of a config by the keys of today. Raises ValueError: a key is there by both names."""
+    """Renames the keys of a config's plain values to today's. Raises ValueError: a key is there by both names."""
     for old, (new, _) in RENAMED.items():
         section, _, name = old.rpartition(".")
         holder, today = plain.get(section), new.rpartition(".")[2]
@@ -118,7 +118,7 @@ def require_resolvable(tree: Mapping[Any, Any]) -> None:
 
 
 def _texts(tree: Any) -> Sequence[str]:
-    """All texts with an interpolation."""
+    """Yields all texts with an interpolation."""
     if isinstance(tree, str):
         return [tree] if "${" in tree else []
     if isinstance(tree, Mapping):
@@ -150,7 +150,7 @@ OF_A_RUN = re.compile(r".+-[0-9a-f]{8}")
 
 
 def with_seal(text: str, run: str | None = None) -> str:
-    """A text that ends with a newline, with the name of its run and its seal as last lines, comments in YAML."""
+    """Appends the name of the run and the seal to a text, as last lines, which are comments in YAML."""
     text += "" if run is None else f"{RUN}{run}\n"
     return f"{text}{SEAL}{text_digest(text)[:16]}\n"
 
@@ -174,12 +174,12 @@ def require_as_kept(file: Path) -> str | None:
 
 
 def new_run(folder: Path) -> str | None:
-    """The name of a run that begins in a folder, that of the folder; None: the folder is not named as those of runs."""
+    """Names a run that begins in a folder, after the folder; None: the folder is not named as those of runs."""
     return folder.name if OF_A_RUN.fullmatch(folder.name) else None
 
 
 def run_of(folder: Path) -> str | None:
-    """The name that all files of a run carry: its folder's when it began; None: it began before files had one."""
+    """Returns the name that all files of a run carry, its folder's when it began; None: files had none yet."""
     try:
         return require_as_kept(folder / CONFIG)
     except ShoalError:

@@ -1,4 +1,4 @@
-"""When a key has an effect: one table of keys that another key's value leaves without one."""
+"""The conditions under which keys have an effect: one table of keys that another key's value leaves without one."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
@@ -40,7 +40,7 @@ def _reads_hops(config: Any) -> bool:
 
 
 def _in_layers(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A condition of edges between clients that layers read."""
+    """Makes a condition of edges between clients that layers read."""
     return lambda config: config.data.cross_edges not in READ_SUMS or holds(config)
 
 
@@ -50,7 +50,7 @@ def _reads_sums(config: Any) -> bool:
 
 
 def _last_is_another(config: Any) -> bool:
-    """Whether the end of the last round is not that of `evaluation.last: all`."""
+    """Returns whether the end of the last round is not that of `evaluation.last: all`."""
     found = config.evaluation
     return found.clients != "all" or (found.last == "none" and config.rounds % found.every != 0)
 
@@ -177,7 +177,7 @@ RULES = (
 
 
 class Overrides(NamedTuple):
-    """Dotted keys that were laid over a config, and which of them excuse others that have no effect with them.
+    """The dotted keys that were laid over a config, and which of them excuse others that have no effect with them.
 
     Attributes:
         keys: All that were laid over it, none of which is excused.
@@ -192,11 +192,11 @@ class Overrides(NamedTuple):
     varied: frozenset[str] = frozenset()
 
     def excuse(self, rule: Rule, key: str) -> bool:
-        """Whether what the file says was left idle by an override of another key, or in some rows of a sweep."""
-        if _covered(rule.other, self.varied):
+        """Returns whether an override of another key, or some rows of a sweep, left idle what the file says."""
+        if _is_among(rule.other, self.varied):
             return True
         inside = rule.other in self.words and key.startswith(f"{rule.other.rpartition('.')[0]}.")
-        return (inside or _covered(rule.other, self.excusing)) and not _covered(key, self.keys)
+        return (inside or _is_among(rule.other, self.excusing)) and not _is_among(key, self.keys)
 
 
 NO_OVERRIDES = Overrides()
@@ -219,7 +219,7 @@ def require_effects(
     idle = [(rule, key) for rule, key in _of(among) if not rule.holds(config)]
     wrong = [(r, key) for r, key in idle if attrgetter(key)(config) not in (attrgetter(key)(usual), r.given)]
     excused = {
-        key: f"is for {rule.other} {rule.values}, found {_shown(attrgetter(rule.other)(config))}"
+        key: f"is for {rule.other} {rule.values}, found {_show(attrgetter(rule.other)(config))}"
         for rule, key in wrong
         if overrides.excuse(rule, key)
     }
@@ -230,14 +230,14 @@ def require_effects(
         raise ShoalError(
             where,
             key,
-            f"is for {rule.other} {rule.values}, found {_shown(found)}; change that, or leave it at its default, "
-            f"{_shown(default)}" + (f", and so {', '.join(too)}" if too else ""),
+            f"is for {rule.other} {rule.values}, found {_show(found)}; change that, or leave it at its default, "
+            f"{_show(default)}" + (f", and so {', '.join(too)}" if too else ""),
         )
     return excused
 
 
 def without_effect(keys: Mapping[str, str]) -> set[str]:
-    """Of a config's keys as texts, options of a section that the word of its kind or name leaves without effect."""
+    """Lists, of a config's keys, options of a section that the word of its kind or name leaves without effect."""
     words = [(rule, keys.get(rule.other, ""), rule.values.split(", ")) for rule in RULES if rule.by_words]
     # A list may have one of several.
     idle = [
@@ -252,21 +252,21 @@ def without_effect(keys: Mapping[str, str]) -> set[str]:
 def _of(among: Collection[str] | None) -> Iterator[tuple[Rule, str]]:
     for rule in RULES:
         for key in rule.keys:
-            if among is None or _covered(key, among) or _covered(rule.other, among):
+            if among is None or _is_among(key, among) or _is_among(rule.other, among):
                 yield rule, key
 
 
-def _covered(key: str, names: Collection[str]) -> bool:
-    """Whether a key, or a section that it is in, is among some names."""
+def _is_among(key: str, names: Collection[str]) -> bool:
+    """Returns whether a key, or a section that it is in, is among some names."""
     return any(f"{key}.".startswith(f"{name}.") for name in names)
 
 
-def _shown(value: Any) -> str:
-    """A value as a config has it, for a message."""
+def _show(value: Any) -> str:
+    """Formats a value as a config has it, for a message."""
     if value is None:
         return "null"
     if isinstance(value, Sparsity):
         return "0 in all"
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(_show, value))}]"
     return str(getattr(value, "name", value))

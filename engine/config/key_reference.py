@@ -38,7 +38,7 @@ class Key(NamedTuple):
 
 
 def config_keys() -> Iterator[Key]:
-    """All keys of a config in its order, those at the top first; without the options of what a key names."""
+    """Yields all keys of a config in its order, those at the top first; without the options of what a key names."""
     meanings, hints = attributes(Config), get_type_hints(Config, include_extras=True)
     for name, field in Config.model_fields.items():
         if name in meanings:
@@ -48,7 +48,7 @@ def config_keys() -> Iterator[Key]:
 
 
 def sections() -> dict[str, type]:
-    """The class of the options of each section."""
+    """Maps the name of each section to the class of its options."""
     found = {name: field.annotation for name, field in Config.model_fields.items()}
     return {
         name: ModelSpec if name == "model" else cls  # type: ignore[misc]
@@ -58,7 +58,7 @@ def sections() -> dict[str, type]:
 
 
 def keys_of(section: str, options: type) -> Iterator[Key]:
-    """The keys of a class of options; one with options of its own has theirs after it."""
+    """Yields the keys of a class of options; one with options of its own has theirs after it."""
     meanings = attributes(options)
     hints = get_type_hints(options, include_extras=True)
     for name, value in values_of(options).items():
@@ -79,19 +79,19 @@ def values_of(options: type) -> dict[str, Any]:
 
 
 def attributes(options: type) -> dict[str, str]:
-    """What docstrings of a class and its bases say of their attributes."""
+    """Reads the texts on attributes from the docstrings of a class and its bases."""
     texts = [cls.__dict__.get("__doc__") for cls in reversed(options.__mro__)]
     return {name: words for text in texts for name, words in entries(text, "Attributes").items()}
 
 
 def arguments(cls: type) -> dict[str, str]:
-    """What docstrings of the constructors of a class and its bases say of their arguments."""
+    """Reads the texts on arguments from the docstrings of the constructors of a class and its bases."""
     texts = [each.__dict__["__init__"].__doc__ for each in reversed(cls.__mro__) if "__init__" in each.__dict__]
     return {name: words for text in texts for name, words in entries(text, "Args").items()}
 
 
 def entries(text: str | None, heading: str) -> dict[str, str]:
-    """The names below a heading of a docstring, and what is said of each."""
+    """Reads the names below a heading of a docstring, and what is said of each."""
     part = re.search(rf"(?m)^( *){heading}:\n(.*?)(?:\n\s*\n|\Z)", text or "", flags=re.DOTALL)
     if part is None:
         return {}
@@ -101,7 +101,7 @@ def entries(text: str | None, heading: str) -> dict[str, str]:
 
 
 def in_yaml(value: Any) -> str:
-    """A default as a config has it; empty for none, and for a section."""
+    """Formats a default as a config has it; empty for none, and for a section."""
     # pydantic holds some defaults in descriptions of its own.
     value = getattr(value, "default", value)
     if value is dataclasses.MISSING or value is PydanticUndefined or dataclasses.is_dataclass(value) or value == {}:
@@ -111,7 +111,7 @@ def in_yaml(value: Any) -> str:
 
 
 def kind_of(hint: Any) -> str:
-    """Type and bounds of the values of a key, in words."""
+    """Describes type and bounds of the values of a key, in words."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         schema = TypeAdapter(hint).json_schema()
@@ -119,7 +119,7 @@ def kind_of(hint: Any) -> str:
 
 
 def _in_words(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
-    """A JSON schema in words; `parts` are those that it refers to by name."""
+    """Describes a JSON schema in words; `parts` are those that it refers to by name."""
     if "$ref" in schema:
         return _in_words(parts[schema["$ref"].rpartition("/")[2]], parts)
     for several in ("anyOf", "oneOf"):
@@ -138,7 +138,7 @@ def _in_words(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
 
 
 def effects_of(name: str) -> list[str]:
-    """What else a config must have for a key to have an effect: another key and its values."""
+    """Describes what else a config must have for a key to have an effect: another key and its values."""
     return [f"{rule.other} {rule.values}" for rule in RULES if name in rule.keys]
 
 
@@ -162,7 +162,7 @@ def example_of(key: Key) -> str | None:
 
 
 def _missing(key: str, above: frozenset[str] = frozenset()) -> Iterator[Rule]:
-    """The rules that leave a key without effect by default, behind those of the keys that they ask for."""
+    """Lists the rules that leave a key without effect by default, behind those of the keys that they ask for."""
     for rule in RULES:
         if key in rule.keys and not rule.holds(usual()):
             if rule.other not in above:

@@ -28,18 +28,18 @@ PLACES = (
 
 
 def read_all(plain: dict[str, Any]) -> list[tuple[str, UserCode]]:
-    """All user code that a config names, with its key. Raises ShoalError: a file cannot be read."""
+    """Reads all user code that a config names, by its key. Raises ShoalError: a file cannot be read."""
     names = [(key, holder[last]) for key, holder, last in _places(plain) if is_own(str(holder[last]))]
     return [(key, read_user_code(key, name)) for key, name in names]
 
 
 def own_among(key: str, names: Iterable[str]) -> dict[str, UserCode]:
-    """The user code among the names of a key, by name; raises as `read_all`."""
+    """Selects the user code among the names of a key, by name; raises as `read_all`."""
     return {name: read_user_code(key, name) for name in names if is_own(name)}
 
 
-def renamed(plain: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
-    """A copy of the plain values of a config with other names of user code."""
+def rename_code(plain: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """Copies the plain values of a config, with other names of user code."""
     found = copy.deepcopy(plain)
     for _, holder, last in _places(found):
         if is_own(str(holder[last])):
@@ -48,22 +48,22 @@ def renamed(plain: dict[str, Any], rename: Callable[[str], str]) -> dict[str, An
 
 
 def kept_name(code: UserCode) -> str:
-    """The name of user code in a run folder: `code/<digits>/my_file.py:Name`."""
+    """Names user code in a run folder: `code/<digits>/my_file.py:Name`."""
     file, _, name = code.name.rpartition(":")
     return f"{CODE}/{code.digest[:8]}/{Path(file).name}:{name}"
 
 
 def shown_name(name: str) -> str:
-    """A name for people: of user code `my_file.py:Name`, wherever the file is."""
+    """Shortens a name for people: user code is `my_file.py:Name`, wherever the file is."""
     return Path(name).name if is_own(name) else name
 
 
-def located(plain: dict[str, Any], run: Path) -> dict[str, Any]:
-    """The values of a config in a run folder, its code found there.
+def locate_code(plain: dict[str, Any], run: Path) -> dict[str, Any]:
+    """Copies the values of a config in a run folder, with the user code found there.
 
     Raises ShoalError: code in the folder is not as the run wrote it, or cannot be read.
     """
-    found = renamed(plain, lambda name: str(run.absolute() / name) if name.startswith(f"{CODE}/") else name)
+    found = rename_code(plain, lambda name: str(run.absolute() / name) if name.startswith(f"{CODE}/") else name)
     for key, code in read_all(found):
         if code.name.startswith(f"{run.absolute() / CODE}/") and code.name != str(run.absolute() / kept_name(code)):
             raise ShoalError(
@@ -73,7 +73,7 @@ def located(plain: dict[str, Any], run: Path) -> dict[str, Any]:
 
 
 def _places(plain: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Every place where a name may stand: its key, what holds it, and the key or number in that."""
+    """Yields every place where a name may stand: its key, what holds it, and the key or number in that."""
     for section, last in PLACES:
         value = plain.get(section)
         if section == "algorithm" and isinstance(value, str):

@@ -26,7 +26,7 @@ Sections = Mapping[str, type]
 
 
 class Given(NamedTuple):
-    """Keys that were laid over a config.
+    """The keys that were laid over a config.
 
     Attributes:
         keys: Dotted keys, and sections that were given as a whole.
@@ -106,7 +106,7 @@ def lay_over(raw: DictConfig, given: Sequence[tuple[str, str, Any]], sections: S
     units = [unit for shown, key, value in given for unit in _units(key, value, shown, sections)]
     whole = {unit.key: number for number, unit in enumerate(units) if _of_a_name(unit.key, sections)}
     units = [unit for number, unit in enumerate(units) if whole.get(unit.key, number) == number]
-    before = {key: _removed(raw, key) for key in whole}
+    before = {key: _remove(raw, key) for key in whole}
     # A list is there before options of its entries, and what is no mapping drops none that are given.
     for unit in sorted(units, key=lambda unit: unit.key not in whole or isinstance(unit.value, Mapping)):
         try:
@@ -141,7 +141,7 @@ def _of_a_name(key: str, sections: Sections) -> bool:
     return key in sections and issubclass(sections[key], Named)
 
 
-def _removed(raw: DictConfig, key: str) -> Any:
+def _remove(raw: DictConfig, key: str) -> Any:
     """Takes a section out of a config, and returns its plain value; None: it has none."""
     above, _, name = key.rpartition(".")
     holder = OmegaConf.select(raw, above) if above else raw

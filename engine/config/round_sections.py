@@ -22,7 +22,8 @@ from shoal.storage.options.types import (
 
 @dataclass(frozen=True, config=CLOSED)
 class AvailabilityOptions(WithShortForm):
-    """When clients are online (`shoal.engine.schedules.availability`). A kind alone stands for the section.
+    """The times at which clients are online (`shoal.engine.schedules.availability`). A kind alone stands for the
+    section.
 
     Attributes:
         kind: In all rounds (`always`); each client in the same part of every period, from a place of its own on
@@ -82,19 +83,19 @@ class ParticipationOptions:
     candidates: Positive | None = None
 
     def size(self, clients: int) -> int:
-        """How many clients of all take part in a round where all are online, of groups the largest."""
-        return -(-clients // self.groups(clients)) if self.draw == "cyclic" else self._asked(clients)
+        """Counts the clients that take part in a round where all are online; of groups, in the largest."""
+        return -(-clients // self.groups(clients)) if self.draw == "cyclic" else self._count_asked(clients)
 
     def groups(self, clients: int) -> int:
-        """How many groups take part by turns, with `draw: cyclic`."""
-        return -(-clients // self._asked(clients))
+        """Counts the groups that take part by turns, with `draw: cyclic`."""
+        return -(-clients // self._count_asked(clients))
 
-    def _asked(self, clients: int) -> int:
+    def _count_asked(self, clients: int) -> int:
         return self.count or max(1, int(clients * self.ratio + 1e-9))
 
     @property
     def simulates(self) -> bool:
-        """Whether anything but the uniform draw, and a trace, says who takes part, or when a round ends."""
+        """Returns whether anything but the uniform draw, and a trace, says who takes part, or when a round ends."""
         usual = self.selection == "random" and not self.dropout and self.devices is None
         return not usual or self.availability.kind != "always"
 
@@ -106,7 +107,7 @@ IN_ORDER = Field(union_mode="left_to_right")
 
 @dataclass(frozen=True, config=CLOSED)
 class ScheduleOptions(WithShortForm):
-    """When the server steps; see docs/asynchronous.md. A name alone stands for the section.
+    """The rule by which the server steps; see docs/asynchronous.md. A name alone stands for the section.
 
     Attributes:
         name: With the uploads of a cohort, round by round (`synchronous`), with every upload (`fedasync`), with every
@@ -140,7 +141,7 @@ class ScheduleOptions(WithShortForm):
 
     @property
     def synchronous(self) -> bool:
-        """Whether rounds follow one another."""
+        """Returns whether rounds follow one another."""
         return self.name == "synchronous"
 
     @property

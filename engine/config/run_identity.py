@@ -30,12 +30,12 @@ LOGGERS = ("csv", "mlflow", "tensorboard", "wandb")
 
 
 def changes_numbers(key: str) -> bool:
-    """Whether a dotted key may change any number of a run; others may differ on resume."""
+    """Returns whether a dotted key may change any number of a run; others may differ on resume."""
     return key in BUT_THESE or not any(key == place or key.startswith(place + ".") for place in NEUTRAL)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys."""
+    """Flattens nested mappings to dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
@@ -47,14 +47,14 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def defaults() -> Mapping[str, Any]:
-    """The default of every dotted key that changes numbers and has one."""
+    """Lists the default of every dotted key that changes numbers and has one."""
     return {
         key: v for key, v in identity_keys(usual().plain()).items() if key not in ("data.dataset", "algorithm.name")
     }
 
 
 def identity_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The dotted keys of a resolved config that change numbers, with their values."""
+    """Lists the dotted keys of a resolved config that change numbers, with their values."""
     values = {key: value for key, value in flatten(plain).items() if changes_numbers(key)}
     if isinstance(values.get("model"), list | tuple):
         # Files of parameters count by their content (`shoal.engine.records.inputs`).
@@ -72,7 +72,7 @@ def identity_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """8 hexadecimal digits of a run: of the keys that differ from their defaults, of inputs, and of `NUMBERS`.
+    """Computes 8 hexadecimal digits of a run: of keys that differ from their defaults, of inputs, and of `NUMBERS`.
 
     A key that comes new, and stays at its default, changes no name.
 
@@ -101,15 +101,15 @@ def option_defaults(method: str, model: Any) -> dict[str, Any]:
 
 
 def steering(callbacks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The callbacks of a resolved config that may end a run: all but the loggers."""
+    """Lists the callbacks of a resolved config that may end a run: all but the loggers."""
     return [callback for callback in callbacks if callback.get("name") not in LOGGERS]
 
 
 def _without_place(value: Any) -> Any:
-    """A name of user code without its file, whose content counts."""
+    """Strips the file from a name of user code, since its content counts."""
     return value.rpartition(":")[2] if isinstance(value, str) and is_own(value) else value
 
 
 def fingerprint_of(values: Mapping[str, Any]) -> str:
-    """8 hexadecimal digits over plain values; part of the name of a store or run folder."""
+    """Computes 8 hexadecimal digits over plain values; part of the name of a store or run folder."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]

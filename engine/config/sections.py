@@ -61,7 +61,7 @@ OLD_SCOPES, OLD_MOMENTS = {"served": "deployed"}, {"last": "final"}
 
 
 def current_name(figure: str) -> str:
-    """The dotted name of a number as it is today: `deployed.final.test` for `served.last.test`."""
+    """Renames a number to its dotted name of today: `served.last.test` becomes `deployed.final.test`."""
     scope, *rest = figure.split(".")
     if rest and scope in ("trained", "global", DOMAINS, *OLD_SCOPES, *OLD_SCOPES.values()):
         rest[0] = OLD_MOMENTS.get(rest[0], rest[0])
@@ -69,7 +69,7 @@ def current_name(figure: str) -> str:
 
 
 def current_scopes(scopes: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of scopes by today's names of these."""
+    """Renames the scopes of numbers to today's names."""
     return {OLD_SCOPES.get(scope, scope): numbers for scope, numbers in scopes.items()}
 
 
@@ -88,7 +88,7 @@ Paths = Annotated[
 
 @dataclass(frozen=True, config=CLOSED)
 class DatasetPlaces:
-    """Which graph, and the folders of its files.
+    """The graph of a run, by name, and the folders of its files.
 
     Attributes:
         dataset: Name of the dataset; or a list: each is a domain, with separate clients.
@@ -114,7 +114,7 @@ class DatasetPlaces:
 
 
 def metric_key(metric: str) -> str:
-    """The name of a metric among the numbers of a part: of a user's own that of its function."""
+    """Returns the name of a metric among the numbers of a part: for a user's metric that of its function."""
     return MACRO_F1 if metric == F1 else metric.rpartition(":")[2]
 
 
@@ -136,8 +136,8 @@ def _different(metrics: tuple[str, ...]) -> tuple[str, ...]:
     return metrics
 
 
-def _listed(value: Any) -> Any:
-    """One metric given alone."""
+def _as_list(value: Any) -> Any:
+    """Makes a list of one metric that is given alone."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -146,7 +146,7 @@ Metrics = Annotated[
     tuple[Annotated[Name, AfterValidator(_metric)], ...],
     Field(min_length=1, max_length=MOST_METRICS),
     AfterValidator(_different),
-    BeforeValidator(_listed),
+    BeforeValidator(_as_list),
 ]
 
 
@@ -167,7 +167,7 @@ def _cross_share(value: Any) -> Any:
 # Bases in this order: a resolved config begins with the dataset.
 @dataclass(frozen=True, config=CLOSED)
 class DataConfig(SplitOptions, DatasetPlaces):
-    """Which graph, how its nodes are split, and how its features are kept.
+    """The graph of a run, how its nodes are split, and how its features are kept.
 
     Attributes:
         dtype: How features are stored.
@@ -212,13 +212,13 @@ class DataConfig(SplitOptions, DatasetPlaces):
 
     @property
     def split_name(self) -> str:
-        """Folder of the split inside a store, that of other shares of masked training labels another one."""
+        """Names the folder of the split inside a store; other shares of masked training labels have another one."""
         return super().split_name + self.sparsity.of_split
 
 
 @dataclass(frozen=True, config=CLOSED)
 class HeterogeneityOptions:
-    """Which client trains which model, where `model` is a list; see `shoal.engine.messages.models.assign_models`.
+    """The rule for which client trains which model of a list; see `shoal.engine.messages.models.assign_models`.
 
     Attributes:
         rule: `round-robin`, `blocks`, `random`, or `explicit`.
@@ -236,7 +236,7 @@ class HeterogeneityOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class EvaluationConfig:
-    """When clients are evaluated, and by which metrics.
+    """The rounds in which clients are evaluated, and the metrics.
 
     Attributes:
         every: Rounds between evaluations. The best round is one of these, and patience of early stopping counts them; 1
@@ -262,7 +262,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, config=CLOSED)
 class EngineConfig:
-    """Hosts, trainers and devices of a run.
+    """The hosts, trainers and devices of a run.
 
     Attributes:
         backend: `ray`, or `local` for the same code in this process.
@@ -318,7 +318,7 @@ def _whole_above_one(share: float) -> float:
 
 @dataclass(frozen=True, config=CLOSED)
 class ResourcesConfig:
-    """Resources that every host and the server ask Ray for.
+    """The resources that every host and the server ask Ray for.
 
     Attributes:
         cpus_per_host: Processors of a host.
@@ -352,7 +352,7 @@ EnvironmentKey = Literal[
 
 
 def _with_texts(environment: dict[str, Any]) -> dict[str, Any]:
-    """With environment variables as Ray takes them; YAML reads numbers."""
+    """Turns environment variables into texts, as Ray takes them; YAML reads numbers."""
     variables = environment.get("env_vars", {})
     if not isinstance(variables, dict):
         raise ValueError("env_vars must be a mapping of names to values")
@@ -379,7 +379,7 @@ class RayConfig:
 
 @dataclass(frozen=True, config=CLOSED)
 class RunConfig:
-    """Files that are kept of a run.
+    """The files that are kept of a run.
 
     Attributes:
         root: Folder of run folders, or its address: `s3://bucket/runs`, `gs://…`, `file://…`.

@@ -9,7 +9,7 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def size(count: float) -> str:
-    """Bytes for people, in powers of 1024."""
+    """Formats bytes for people, in powers of 1024."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -18,7 +18,7 @@ def size(count: float) -> str:
 
 
 def machine_memory() -> int:
-    """Bytes of memory of the machine, or of the container (cgroup, of either version) that this process is in."""
+    """Reads the bytes of memory of the machine, or of the container (cgroup, of either version) of this process."""
     return min([psutil.virtual_memory().total, *_cgroup_limits()])
 
 

@@ -1,4 +1,4 @@
-"""What a driver steps through the rounds of a run: a server, and hosts that stay warm between runs."""
+"""The interface that a driver steps through rounds: a server, and hosts that stay warm between runs."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,8 @@ class ServerLost(Exception):
 
 
 class Backend(Protocol):
-    """Runs jobs, one after another: `open`, then `round` as often as wanted; `close` at the very end.
+    """A server and its hosts, which run jobs one after another: `open`, then `round` as often as wanted, at last
+    `close`.
 
     Methods that need the server raise ServerLost where it died, and ShoalError for what a user can cause.
     """
@@ -44,11 +45,11 @@ class Backend(Protocol):
         ...
 
     def client_scores(self) -> Columns:
-        """The scores of every client after the last evaluation."""
+        """Returns the scores of every client after the last evaluation."""
         ...
 
     def state(self, on_disk: Collection[str] = ()) -> FederationState:
-        """The state after the last committed round; models of these digests, which a checkpoint has, may lack."""
+        """Returns the state after the last committed round; models of digests that a checkpoint has may lack."""
         ...
 
     def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
@@ -69,7 +70,7 @@ class Backend(Protocol):
 
 
 def server_device(config: Config) -> torch.device:
-    """The device of the server, ready for use; raises a ShoalError if it is to be a GPU and there is none."""
+    """Takes the device of the server, ready for use; raises a ShoalError if it is to be a GPU and there is none."""
     share = config.resources.server_gpus
     try:
         return take_device("cuda" if share else "cpu", min(share, 1.0), config.engine.precision)

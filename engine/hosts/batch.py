@@ -36,7 +36,7 @@ class Trained(Generic[VisitT]):
     loss: float | torch.Tensor
 
     def resume(self) -> VisitT:
-        """The visit, its model holding the client's parameters again."""
+        """Returns the visit, its model holding the client's parameters again."""
         model = self.visit.client.model
         # The result on the processor must not hold on to the memory of the batch.
         (model.load if self.w.device.type == "cpu" else model.take)(self.w)
@@ -83,7 +83,7 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     while groups:
         group = groups.pop(0)
         try:
-            found.clients.update(_trained(trainer, group))
+            found.clients.update(_train_batch(trainer, group))
         except torch.OutOfMemoryError:
             found.halved += 1
             half = len(group) // 2
@@ -91,10 +91,10 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     return found
 
 
-def _trained(
+def _train_batch(
     trainer: BatchedTrainer, group: Sequence[tuple[VisitT, torch.Tensor, Inputs]]
 ) -> dict[int, Trained[VisitT] | Exception]:
-    """One batch; raises torch.OutOfMemoryError where nothing has changed, and fewer clients may fit."""
+    """Trains one batch; raises torch.OutOfMemoryError where nothing has changed, and fewer clients may fit."""
     visits, w_P, inputs = zip(*group)
     w_BP, ids = torch.stack(w_P), [visit.client.info.client for visit in visits]
     try:
@@ -112,7 +112,7 @@ def _trained(
 
 
 def in_one_line(error: Exception) -> str:
-    """An error as one line, with a way out where memory was short."""
+    """Formats an error as one line, with a way out where memory was short."""
     line = str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
     advice = "; a larger resources.gpus_per_host or a smaller engine.cell_size may help"
     return " ".join(line.split()) + (advice if isinstance(error, torch.OutOfMemoryError) else "")

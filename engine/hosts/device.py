@@ -1,4 +1,4 @@
-"""Where hosts compute: on their processor, or on their share of a GPU."""
+"""The device on which a host computes: its processor, or its share of a GPU."""
 
 import contextlib
 import ctypes
@@ -17,7 +17,7 @@ CACHE_SHARE = 0.5
 
 
 def take_device(name: str, share: float, precision: str) -> torch.device:
-    """The device of this process, ready for use: on a GPU with its share, in (0, 1], of the memory as a limit.
+    """Takes the device of this process, ready for use; of a GPU's memory its share, in (0, 1], is the limit.
 
     `name` is `cpu` or `cuda` (Ray shows a process no GPU but its own), `precision` `float32`, `tf32` or `bfloat16`.
 
@@ -47,7 +47,9 @@ def take_device(name: str, share: float, precision: str) -> torch.device:
 
 
 def tensor_bytes(share: float, total: int) -> int:
-    """Bytes for tensors in a share, in (0, 1], of a GPU, without what CUDA keeps; raises a ShoalError if none are."""
+    """Computes the bytes for tensors in a share, in (0, 1], of a GPU, less what CUDA keeps; raises a ShoalError at
+    none.
+    """
     left = int(share * total) - CONTEXT_BYTES
     if left <= 0:
         raise ShoalError(
@@ -59,14 +61,16 @@ def tensor_bytes(share: float, total: int) -> int:
 
 
 def cache_bytes(device: torch.device, share: float, on_processor: int) -> int:
-    """Limit of what a host caches: as said on a processor, half its share of the memory for tensors on a GPU."""
+    """Computes the limit of a host's cache: as said on a processor, half its share of the memory for tensors on a
+    GPU.
+    """
     if device.type != "cuda":
         return on_processor
     return int(CACHE_SHARE * tensor_bytes(share, torch.cuda.get_device_properties(device).total_memory))
 
 
 def lost(device: torch.device) -> str | None:
-    """Why a GPU answers this process no more; None while it does.
+    """Returns why a GPU no longer answers this process; None while it does.
 
     After some errors, as an assertion in a kernel, every later call of the process fails with the same one: only a new
     process can use the GPU.
@@ -90,7 +94,7 @@ KEPT, LARGEST_KEPT = 2**28, 2**25
 
 
 class PeakMemory:
-    """Samples a process tree in the background; `peak` is the largest sum of proportional set sizes, in bytes."""
+    """A thread that samples a process tree; `peak` is the largest sum of proportional set sizes, in bytes."""
 
     def __init__(self, seconds: float = 2.0) -> None:
         """Starts sampling every `seconds`, or less often where a sample takes long: a look at every mapped page."""
@@ -142,7 +146,7 @@ OF_MALLINFO = (
 
 
 class _MallInfo2(ctypes.Structure):
-    """As `mallinfo2` of glibc gives it; `fordblks` are bytes of free pieces."""
+    """A record as `mallinfo2` of glibc gives it; `fordblks` are bytes of free pieces."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in OF_MALLINFO]
 
@@ -160,12 +164,14 @@ def give_back_memory(keep: int = KEPT) -> None:
 
 
 def resident() -> int:
-    """Bytes that this process has in memory, mapped files included."""
+    """Reads the bytes that this process has in memory, mapped files included."""
     return psutil.Process().memory_info().rss
 
 
 def tree_memory(pid: int | None = None) -> int:
-    """Proportional set size of a process (this one by default) and its descendants, in bytes; 0 if it has ended."""
+    """Sums the proportional set sizes of a process (default: this one) and its descendants, in bytes; 0 if it has
+    ended.
+    """
     total = 0
     with contextlib.suppress(psutil.NoSuchProcess):
         first = psutil.Process(pid)

@@ -1,4 +1,4 @@
-"""What a host does on a GPU to wait for it seldom.
+"""The work of a host on a GPU, arranged so that it seldom waits for the device.
 
 Values of a cell come in one copy, results of its clients go back in one copy, large means as their sum alone, and
 predictions are counted together. On a processor nothing of this runs.
@@ -27,7 +27,7 @@ from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.reduction import require_numbers
-from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, measured, require_winner, scores_in_form
+from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, metrics_beyond_counts, require_winner, scores_in_form
 from shoal.storage.shards.cache import PASSING_SHARE, Cache
 
 # Bytes of results on the device; more are fetched before the end of a cell.
@@ -37,7 +37,7 @@ LEAST_TO_ADD = 2**16
 
 
 class Visited(Protocol):
-    """See `shoal.engine.hosts.host.Visit`."""
+    """A visit of a client; see `shoal.engine.hosts.host.Visit`."""
 
     received: Received
 
@@ -54,7 +54,7 @@ class Deferred:
     """The cells of one call on a host with a GPU."""
 
     def __init__(self, opened: Any, cache: Cache) -> None:
-        """Of the host's job (`shoal.engine.hosts.host.OpenedJob`) and its cache."""
+        """Defers results of the host's job (`shoal.engine.hosts.host.OpenedJob`), with its cache."""
         self._opened, self._cache = opened, cache
         self._results: list[ClientResult] = []
         self._bytes = 0
@@ -66,23 +66,23 @@ class Deferred:
         # Nothing of the present cell was fetched before its end.
         self._is_whole = True
 
-    def sent(self, tree: Tree) -> Tree:
-        """Copies of a download on the device."""
-        return dict(zip(tree, sent(list(tree.values()), self._opened.device)))
+    def send(self, tree: Tree) -> Tree:
+        """Copies a download to the device."""
+        return dict(zip(tree, send(list(tree.values()), self._opened.device)))
 
     def receive(self, cell: Cell, following: Cell | None) -> Cell:
-        """A cell with its clients' values on the device, where those of the following one come at its end."""
+        """Returns a cell with its clients' values on the device; those of the following one are sent at its end."""
         values, begun = self._values, self._begun
         self._means = {entry for entry, how in cell.up.items() if how is Reduce.MEAN}
         self._values, self._begun, self._next = None, False, following
         if not begun:
             self._cache.begin_turn()
-        return brought(cell, self._opened.device) if values is None else values
+        return send_values(cell, self._opened.device) if values is None else values
 
     def scores_later(self, visit: Visited) -> bool:
         """Takes what a client predicts, or what that needs; False: it is to be scored now."""
         opened = self._opened
-        if measured(opened.job.metrics) or opened.job.predictions or visit.is_graph:
+        if metrics_beyond_counts(opened.job.metrics) or opened.job.predictions or visit.is_graph:
             return False
         received, client = visit.received_to_score(), visit.scored
         scored: Scored
@@ -90,7 +90,7 @@ class Deferred:
             scored = Held(client, client.model.snapshot())
         else:
             with opened.creating:
-                scored = predicted(opened.algorithm, client, received)
+                scored = predict_parts(opened.algorithm, client, received)
         self._scored[client.info.client] = scored
         return True
 
@@ -101,7 +101,7 @@ class Deferred:
 
     @property
     def is_full(self) -> bool:
-        """Whether results take so much memory that they are to be fetched."""
+        """Returns whether results take so much memory that they are to be fetched."""
         return self._bytes > MAX_RESULT_BYTES
 
     def flush(
@@ -136,8 +136,8 @@ class Deferred:
             # What is added up where it is needs no copy, only to be known as finite.
             stays = [self._stays(one) if last and self._is_whole else {} for one in waiting]
             staying = {id(t): t for of in stays for t in of.values()}
-            here, finite = _fetched_but(staying, waiting)
-            found = [one.mapped(lambda t: here.get(id(t), t)) for one in waiting]
+            here, finite = _fetch_except(staying, waiting)
+            found = [one.map_tensors(lambda t: here.get(id(t), t)) for one in waiting]
         except Exception as error:
             # Which client is at fault cannot be known.
             for one in waiting:
@@ -158,7 +158,7 @@ class Deferred:
         seconds["upload"] += working_clock() - began
 
     def _stays(self, result: "ClientResult") -> Tree:
-        """What of an upload is added up on the device: large entries of means whose weight is a number."""
+        """Selects what of an upload is added up on the device: large entries of means whose weight is a number."""
         if result.upload is None:
             return {}
         entries, weight = result.upload.entries, result.upload.weight
@@ -179,14 +179,14 @@ class Deferred:
         self._begun = True
         room = PASSING_SHARE * self._cache.limit
         with suppress(Exception):
-            self._values = brought(cell, opened.device)
+            self._values = send_values(cell, opened.device)
             for client in cell.ids:
                 if room <= 0:
                     break
-                room -= self._cache.size_of(self._gathered(client))
+                room -= self._cache.size_of(self._gather(client))
 
-    def _gathered(self, client: int) -> Inputs:
-        """What the client's model reads to train; the cache keeps it."""
+    def _gather(self, client: int) -> Inputs:
+        """Reads what the client's model needs to train; the cache keeps it."""
         opened = self._opened
         flat = opened.kinds[opened.infos[client].model].models[MODEL]
         # Nothing is drawn: models that draw neighbours are not trained in batches.
@@ -217,23 +217,23 @@ class ClientResult:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def tensors(self) -> Iterator[Tensor]:
-        """All of them, wherever they are."""
+        """Yields all tensors of the result, wherever they are."""
         yield from self.state.values()
         yield from (t for t in (self.counts, self.loss) if isinstance(t, Tensor))
         if self.upload is not None:
             yield from self.upload.entries.values()
             yield from (w for w in self.upload.weight.values() if isinstance(w, Tensor))
 
-    def named(self) -> Tree:
-        """What the visit gave, by what an error calls it."""
+    def name_tensors(self) -> Tree:
+        """Names the tensors of the visit as errors call them."""
         found = {f"client.state {name!r}": t for name, t in self.state.items() if not only_trains(name)}
         if self.upload is not None:
             found |= {f"upload {name!r}": t for name, t in self.upload.entries.items()}
             found |= {f"the weight of {name!r}": torch.as_tensor(w) for name, w in self.upload.weight.items()}
         return found | {"the loss": torch.as_tensor(self.loss)}
 
-    def mapped(self, to: Callable[[Tensor], Tensor]) -> "ClientResult":
-        """The same with other tensors."""
+    def map_tensors(self, to: Callable[[Tensor], Tensor]) -> "ClientResult":
+        """Applies a function to every tensor of the result."""
         upload = self.upload
         if upload is not None:
             weight = {name: to(w) if isinstance(w, Tensor) else w for name, w in upload.weight.items()}
@@ -245,12 +245,12 @@ class ClientResult:
         )
 
 
-def _fetched_but(staying: Mapping[int, Tensor], results: Sequence[ClientResult]) -> tuple[dict[int, Tensor], set[int]]:
-    """Copies of results, by id, but of tensors that stay, and the ids of those that are known to be finite."""
+def _fetch_except(staying: Mapping[int, Tensor], results: Sequence[ClientResult]) -> tuple[dict[int, Tensor], set[int]]:
+    """Copies results, by id, except tensors that stay, and returns the ids of those known to be finite."""
     tensors = {id(t): t for one in results for t in one.tensors() if t.device.type != "cpu" and id(t) not in staying}
     # A norm that overflows is a false alarm.
     norms = [torch.stack(torch._foreach_norm(list(staying.values())))] if staying else []
-    copies = fetched([*tensors.values(), *norms])
+    copies = fetch([*tensors.values(), *norms])
     found = copies.pop().tolist() if norms else []
     return dict(zip(tensors, copies)), {key for key, norm in zip(staying, found) if math.isfinite(norm)}
 
@@ -259,7 +259,7 @@ def _fetched_but(staying: Mapping[int, Tensor], results: Sequence[ClientResult])
 APART = 64
 
 
-def sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+def send(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Asynchronous copies to the device; the results do not alias for version counting."""
     if not tensors:
         return []
@@ -272,10 +272,10 @@ def sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     return [place.data for place in layout.places(bytes_there)]
 
 
-def brought(cell: Cell, device: torch.device) -> Cell:
-    """The cell with all values of its clients on a device, in one copy."""
+def send_values(cell: Cell, device: torch.device) -> Cell:
+    """Sends all values of a cell's clients to a device, in one copy."""
     trees = [*cell.private.values(), *cell.states.values(), *cell.inboxes.values(), cell.score_with]
-    copies = iter(sent([t for tree in trees for t in tree.values()], device))
+    copies = iter(send([t for tree in trees for t in tree.values()], device))
 
     def of_clients(by_client: Mapping[int, Tree]) -> dict[int, Tree]:
         return {client: {name: next(copies) for name in tree} for client, tree in by_client.items()}
@@ -289,8 +289,8 @@ def brought(cell: Cell, device: torch.device) -> Cell:
     )
 
 
-def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of a device's tensors on the processor, with one wait."""
+def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies a device's tensors to the processor, with one wait."""
     if not tensors:
         return []
     layout = _Layout(tensors)
@@ -303,7 +303,7 @@ def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Layout:
-    """Where tensors lie one behind the other, those of one type together, wide numbers first.
+    """A layout of tensors one behind the other, those of one type together, wide numbers first.
 
     Attributes:
         groups: Places of the tensors of each type.
@@ -311,7 +311,7 @@ class _Layout:
     """
 
     def __init__(self, tensors: Sequence[Tensor], apart: int = 1) -> None:
-        """Each starts at a multiple of `apart` bytes, and of its numbers' width."""
+        """Starts each tensor at a multiple of `apart` bytes, and of its numbers' width."""
         self._tensors = tensors
         by_type: dict[torch.dtype, list[int]] = {}
         for i, t in enumerate(tensors):
@@ -323,7 +323,7 @@ class _Layout:
         self.size = sum(sum(rooms) * dtype.itemsize for rooms, dtype in zip(self._rooms, self._types))
 
     def places(self, bundle: Tensor) -> list[Tensor]:
-        """Views of a bundle of bytes, in the types and shapes of the tensors."""
+        """Makes views of a bundle of bytes, in the types and shapes of the tensors."""
         found: list[Tensor] = list(self._tensors)
         start = 0
         for dtype, of, rooms in zip(self._types, self.groups, self._rooms):
@@ -341,15 +341,15 @@ LOST = KINDS
 
 
 class Predicted(NamedTuple):
-    """Predictions of one part of a client, on its device: labels, predicted classes, both int64, and their scores."""
+    """The predictions of a part of a client, on its device: labels and predicted classes, int64, and their scores."""
 
     label_N: Tensor
     class_N: Tensor
     best_N: Tensor
 
 
-def predicted(algorithm: Algorithm, client: Client, received: Received) -> list[Predicted]:
-    """Predictions of the parts that are scored, not yet known to be finite; raises as `scores_in_form` does."""
+def predict_parts(algorithm: Algorithm, client: Client, received: Received) -> list[Predicted]:
+    """Predicts the parts that are scored, not yet known to be finite; raises as `scores_in_form` does."""
     found = []
     for part in PARTS:
         label_N = class_label(client.data, part)
@@ -361,7 +361,7 @@ def predicted(algorithm: Algorithm, client: Client, received: Received) -> list[
 
 
 def batched_counts(parts_J: Sequence[Predicted], classes: int) -> Tensor:
-    """Counts of every part, int64 `[J, 4, C]`: those of `scoring`, and in one place how many are `LOST`."""
+    """Counts every part, int64 `[J, 4, C]`: as `scoring` does, and in one place how many are `LOST`."""
     label_S, class_S, best_S = (torch.cat(parts) for parts in zip(*parts_J))
     number_J = torch.arange(len(parts_J), device=label_S.device)
     number_S = torch.cat([number_J[j : j + 1].expand(len(part.label_N)) for j, part in enumerate(parts_J)])
@@ -375,7 +375,7 @@ def batched_counts(parts_J: Sequence[Predicted], classes: int) -> Tensor:
 
 
 def without_lost(counts_PKC: np.ndarray) -> np.ndarray:
-    """Counts of a client's parts, int64 `[parts, 3, C]`; raises a ShoalError if a largest score was not finite."""
+    """Returns a client's counts, int64 `[parts, 3, C]`; raises a ShoalError if a largest score was not finite."""
     for part, lost in zip(PARTS, counts_PKC[:, LOST, 0]):
         require_winner(part, not lost)
     return counts_PKC[:, :KINDS]
@@ -398,9 +398,7 @@ Scored = Sequence[Predicted] | Held
 
 
 def may_wait(algorithm: Algorithm, client: Client) -> bool:
-    """Whether a client's predictions are what its one model makes of rows of dense hops, or of a graph that may lie
-    beside others, and nothing else.
-    """
+    """Returns whether predictions need one model alone, and rows of dense hops or a graph that may lie with others."""
     plain, model = type(algorithm).predict is Algorithm.predict, client.model
     if not plain or model.items is not None or model.pattern.prompted or name_of(model.pattern.module) is None:
         return False
@@ -410,18 +408,18 @@ def may_wait(algorithm: Algorithm, client: Client) -> bool:
 
 
 def counts_of(scored: Sequence[Scored], classes: int) -> list[Tensor]:
-    """Counts of every client, int64 `[parts, 4, C]`; see `batched_counts`."""
+    """Counts the predictions of every client, int64 `[parts, 4, C]`; see `batched_counts`."""
     held = [one for one in scored if isinstance(one, Held)]
     if held and held[0].client.model.coupled is not None:
-        found = iter(_predicted_on_graphs(held))
+        found = iter(_predict_on_graphs(held))
     else:
-        found = iter(list(zip(*(_predicted(held, part) for part in PARTS))))
+        found = iter(list(zip(*(_predict_part(held, part) for part in PARTS))))
     parts = [part for one in scored for part in (next(found) if isinstance(one, Held) else one)]
     return list(batched_counts(parts, classes).unflatten(0, (len(scored), len(PARTS))))
 
 
-def _predicted(held: Sequence[Held], part: str) -> list[Predicted]:
-    """Predictions of a part of clients of one model."""
+def _predict_part(held: Sequence[Held], part: str) -> list[Predicted]:
+    """Predicts a part of clients of one model."""
     found: list[Predicted] = []
     for group in _groups(held, part):
         labels = [class_label(one.client.data, part) for one in group]
@@ -433,8 +431,8 @@ def _predicted(held: Sequence[Held], part: str) -> list[Predicted]:
     return found
 
 
-def _predicted_on_graphs(held: Sequence[Held]) -> list[tuple[Predicted, ...]]:
-    """Predictions of every part of clients of one model that passes messages: one pass for all parts."""
+def _predict_on_graphs(held: Sequence[Held]) -> list[tuple[Predicted, ...]]:
+    """Predicts every part of clients of one model that passes messages: one pass for all parts."""
     model = held[0].client.model
     gathered = [one.client.model.gathered("all") for one in held]
     rows, numbers = zip(*(numbers_of_row(inputs, model.coupled) for inputs in gathered))
@@ -450,7 +448,7 @@ def _predicted_on_graphs(held: Sequence[Held]) -> list[tuple[Predicted, ...]]:
 
 
 def _chosen(group: Sequence[Held], part: str, class_BN: Tensor, best_BN: Tensor) -> list[Predicted]:
-    """Of predictions for all nodes those of a part."""
+    """Selects the predictions of a part from those for all nodes."""
     labels = [class_label(one.client.data, part) for one in group]
     row_BT = pad([getattr(one.client.data, part) for one in group], 0)
     class_BT, best_BT = class_BN.gather(1, row_BT), best_BN.gather(1, row_BT)
@@ -458,7 +456,7 @@ def _chosen(group: Sequence[Held], part: str, class_BN: Tensor, best_BN: Tensor)
 
 
 def _groups(held: Sequence[Held], part: str) -> Iterator[list[Held]]:
-    """Neighbouring clients, as many as a pass may have."""
+    """Yields neighbouring clients, as many as a pass may have."""
     group: list[Held] = []
     most = 0
     for one in held:

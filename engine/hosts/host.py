@@ -18,7 +18,7 @@ from shoal.algorithms.base import Received, overrides, trains_plainly
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
 from shoal.algorithms.method_errors import OURS, file_of, raise_named
 from shoal.algorithms.protocol import COMPRESSION, MODEL, OF_STAGES, Tree, Upload, parameters_key
-from shoal.algorithms.rng import CPU, copied, creating_on, key
+from shoal.algorithms.rng import CPU, copy_to, creating_on, key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
@@ -61,7 +61,7 @@ PARTS_IN_MEMORY = 16
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a host has for the clients that train one of the config's models.
+    """The models and trainers of a host for the clients that train one of the config's models.
 
     Attributes:
         models: The host's models, by name.
@@ -81,7 +81,7 @@ class _Kind:
 
 
 class OpenedJob:
-    """Method, models, trainers and data views of a job on a host; all of it can be made again.
+    """The method, models, trainers and data views of a job on a host; all of it can be made again.
 
     Attributes:
         creating: Inside this context, tensors that a method makes anew lie on the device; so in `training`.
@@ -164,7 +164,7 @@ class OpenedJob:
                 kind.batched.options = options
 
     def checks_form(self, cell: Cell) -> bool:
-        """Whether what clients give is checked: in the first round of a phase, or always."""
+        """Returns whether what clients give is checked: in the first round of a phase, or always."""
         return self.guarded or self._first_rounds.setdefault(cell.phase, cell.round) == cell.round
 
     def plan(self, cells: Sequence[Cell]) -> None:
@@ -175,13 +175,13 @@ class OpenedJob:
             # Evaluation reads what it needs.
             self.scored_views.plan([i for cell in cells for i in cell.ids if i in cell.score])
 
-    def visited(self, client: int) -> list[View]:
-        """Views of a client that the method could have modified."""
+    def views_of(self, client: int) -> list[View]:
+        """Lists the views of a client that the method could have modified."""
         views = {id(of): of.opened(client) for of in (self.views, self.scored_views)}
         return [view for view in views.values() if view is not None]
 
     def where(self, cell: Cell, client: int) -> str:
-        """How an error names a visit, the method, and the user's files."""
+        """Returns how an error names a visit, the method, and the user's files."""
         method = type(self.algorithm)
         own = [*([] if method.__module__.startswith(OURS) else [file_of(method)]), *self.job.texts]
         own += [stage.name for stage in self.stages if stage.guarded]
@@ -198,7 +198,7 @@ class OpenedJob:
 
 
 class Visit:
-    """One client's step on a host: download, train, upload, score; the next visit takes the models of `client`."""
+    """The step of one client on a host: download, train, upload, score; the next visit takes the models of `client`."""
 
     def __init__(self, opened: OpenedJob, client_id: int, cell: Cell, shared: Tree, guard: ReadOnly | None) -> None:
         """Begins the visit, with the download of all clients on the host's device and the guard that watches over it.
@@ -261,7 +261,7 @@ class Visit:
         return bounded_loss(number) if number == number else number
 
     def upload(self) -> tuple[Upload, Tree]:
-        """What the client sends and its new state, where they are; the next client leaves both as they are.
+        """Returns what the client sends and its new state, where they are; the next client leaves both as they are.
 
         Raises:
             ShoalError: The method's code failed, or what it gave or keeps has not the form that it must have.
@@ -286,7 +286,7 @@ class Visit:
         return sent, state | at.kept
 
     def score(self) -> np.ndarray:
-        """Counts of the client's predictions; see `shoal.engine.rounds.scoring`, of a whole graph `domains`."""
+        """Counts the client's predictions; see `shoal.engine.rounds.scoring`, of a whole graph `domains`."""
         opened = self._opened
         with opened.creating:
             scored, received = self.scored, self.received_to_score()
@@ -298,12 +298,12 @@ class Visit:
 
     @property
     def is_graph(self) -> bool:
-        """Whether it is the whole graph of a domain, and no client."""
+        """Returns whether the visit is of the whole graph of a domain, and of no client."""
         return self._id >= len(self._opened.job.model_of)
 
     @property
     def scored(self) -> Client:
-        """The client as it is scored: with the models and the state that it has now, on all of its data."""
+        """Returns the client as it is scored: with the models and the state that it has now, on all of its data."""
         opened, client = self._opened, self.client
         if opened.scored_views is opened.views:
             return client
@@ -312,10 +312,10 @@ class Visit:
         return replace(client, info=opened.scored_infos[self._id], data=view, models=models)
 
     def received_to_score(self) -> Received:
-        """What the client received, or what `receive` makes of a download for the evaluation alone."""
+        """Returns what the client received, or what `receive` makes of a download for the evaluation alone."""
         if not self._cell.score_with:
             return self.received
-        down = copied(self._cell.score_with, self._opened.device)
+        down = copy_to(self._cell.score_with, self._opened.device)
         if self._guards:
             self._guards.append(ReadOnly(down, "download"))
         return self._receive(down)
@@ -327,18 +327,18 @@ class Visit:
         where = self._opened.where(self._cell, self._id)
         for guard in self._guards:
             guard.require_unchanged(where)
-        for data in self._opened.visited(self._id):
+        for data in self._opened.views_of(self._id):
             require_unwritten(data, where)
 
     def _sent_as(self) -> dict[str, torch.Size]:
-        """Shapes of parameters by the names of entries that stand for them; `w` too unless `receive` is replaced."""
+        """Returns shapes of parameters by the entries that stand for them; `w` too unless `receive` is replaced."""
         shapes = dict(self._kind.shapes)
         if not overrides(self._opened.algorithm, "receive"):
             shapes["w"] = shapes[self._kind.keys[MODEL]]
         return shapes
 
     def _snapshot(self, tree: Tree) -> Tree:
-        """The tensors as they are now."""
+        """Detaches the tensors as they are now."""
         if not tree:
             return {}
         memory = {model.pattern.w.untyped_storage().data_ptr(): model for model in self.client.models.values()}
@@ -353,7 +353,7 @@ class Visit:
 
 
 class _CellAtWork:
-    """One cell: its clients one after another, trained one by one or, before that, in batches."""
+    """A cell that runs: its clients one after another, trained one by one or, before that, in batches."""
 
     def __init__(
         self, opened: OpenedJob, cell: Cell, shared: Tree, guard: ReadOnly | None, deferred: Deferred | None
@@ -385,9 +385,9 @@ class _CellAtWork:
                 result = self.visit_client(client_id, trained)
                 if client_id == cell.again and trained is None and deferred is None:
                     # Nothing that the second visit writes reaches the first one's result.
-                    first = result.mapped(torch.clone)
+                    first = result.map_tensors(torch.clone)
                     second = self.visit_client(client_id, None)
-                    require_same(first.named(), second.named(), self._opened.where(cell, client_id))
+                    require_same(first.name_tensors(), second.name_tensors(), self._opened.where(cell, client_id))
                     result = first
                 # On a GPU results are taken later, with those of others.
                 (self._take if deferred is None else deferred.keep)(result)
@@ -404,7 +404,7 @@ class _CellAtWork:
             deferred.flush(self._take, self._fail, self._outcome.seconds, last=True)
 
     def visit_client(self, client_id: int, trained: Trained[Visit] | None) -> ClientResult:
-        """One client, from its download to its result: loss, upload (None: only evaluated), new state, counts.
+        """Visits one client, from its download to its result: loss, upload (None: only evaluated), new state, counts.
 
         `trained` says how it was trained in a batch; None: it was not.
         """
@@ -454,7 +454,7 @@ class _CellAtWork:
                 bounded_loss(loss, self._cell.first_loss)
             if (adder := self._cell.stages.adder) is not None:
                 began = working_clock()
-                upload = adder.hidden(result.client, upload, self._cell.sent)
+                upload = adder.hidden(result.client, upload, self._cell.entries)
                 outcome.seconds["upload"] += working_clock() - began
             outcome.states[result.client] = result.state
             if result.notes:
@@ -478,7 +478,7 @@ class _CellAtWork:
             raise DeviceLost(who, f"the GPU answers this process no more: {why}", detail=traceback.format_exc())
         if opened.guarded:
             # It may have written into its data before, which a later visit would read.
-            for data in opened.visited(client_id):
+            for data in opened.views_of(client_id):
                 require_unwritten(data, opened.where(cell, client_id))
         if isinstance(error, FetchError) or (isinstance(error, ShoalError) and error.file is not None):
             # A file of the store that is damaged or missing is no fault of the client.
@@ -502,7 +502,7 @@ class _CellAtWork:
 
 
 class Host:
-    """Runs cells of the job that was opened on it last."""
+    """A host, which runs cells of the job that was opened on it last."""
 
     def __init__(self) -> None:
         self._opened: OpenedJob | None = None
@@ -531,7 +531,7 @@ class Host:
         return 1
 
     def begins(self, client: int) -> None:
-        """The visit of a client begins, or goes on after it was trained in a batch."""
+        """Notes that the visit of a client begins, or goes on after it was trained in a batch."""
 
     def run_cells(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> Iterator[Outcome | None]:
         """Runs cells one after another; while a client is visited, the data of the next one is opened.
@@ -549,7 +549,7 @@ class Host:
         opened.begins = self.begins
         opened.plan(cells)
         deferred = None if opened.device == CPU else Deferred(opened, self._cache)
-        shared = copied(shared, CPU) if deferred is None else deferred.sent(shared)
+        shared = copy_to(shared, CPU) if deferred is None else deferred.send(shared)
         guard = ReadOnly(shared, "download") if opened.guarded else None
         for place, cell in enumerate(cells):
             if (options := cell.train_options(opened.job.train)) != opened.kinds[0].trainer.options:
@@ -573,10 +573,10 @@ class Host:
     def visit(self, client_id: int, cell: Cell, down: Tree) -> Visit:
         """Begins the visit of one client, for a look at its model; raises a ShoalError if its data is damaged."""
         assert self._opened is not None
-        return Visit(self._opened, client_id, cell, copied(down, self._opened.device), None)
+        return Visit(self._opened, client_id, cell, copy_to(down, self._opened.device), None)
 
     def visit_elsewhere(self, data: View, client_id: int, cell: Cell, down: Tree, alone: bool) -> Visit:
-        """The visit of a client that is scored on other data, as all later ones of the job are.
+        """Begins the visit of a client that is scored on other data, as all later ones of the job are.
 
         Its method receives the download beside the client's own data, as with `data.inductive`, or, if it is `alone`,
         beside that other data.

@@ -14,7 +14,7 @@ from shoal.algorithms.train_options import TrainOptions
 
 @dataclass(frozen=True)
 class Kept:
-    """What a client keeps where it was visited last, in a cluster's memory.
+    """The state that a client keeps where it was visited last, in a cluster's memory.
 
     Attributes:
         ref: Reference to the tensors by name.
@@ -30,13 +30,13 @@ class Kept:
 
 
 class Adder(Protocol):
-    """How the means of a phase are added up, where plain sums are not enough; it travels to hosts with each cell."""
+    """An adder of the means of a phase, where plain sums are not enough; it travels to hosts with each cell."""
 
     def hidden(self, client: int, upload: Upload, up: Mapping[str, Reduce]) -> Upload:
         """Returns what a client sends instead of an upload of finite means."""
         ...
 
-    def joined(self, first: "PartialSum", second: "PartialSum") -> "PartialSum":
+    def join(self, first: "PartialSum", second: "PartialSum") -> "PartialSum":
         """Returns the sum of two; raises a ShoalError if shapes differ."""
         ...
 
@@ -50,7 +50,7 @@ class Adder(Protocol):
 
 @dataclass(frozen=True)
 class OfStages:
-    """What the stages of a run ask of the hosts in a phase; see `shoal.engine.rounds.stage`.
+    """The requests of a run's stages to the hosts in a phase; see `shoal.engine.rounds.stage`.
 
     Attributes:
         notes: What a stage at the server sends to the same stage on hosts, by its name.
@@ -70,7 +70,7 @@ NO_STAGES = OfStages()
 
 @dataclass(frozen=True)
 class Cell:
-    """Clients to visit, and what they are given.
+    """A group of clients to visit, and what they are given.
 
     Attributes:
         ids: Clients, ascending.
@@ -110,19 +110,19 @@ class Cell:
     stages: OfStages = NO_STAGES
 
     @property
-    def sent(self) -> Mapping[str, Reduce]:
-        """All entries that come back, those of the method and of stages."""
+    def entries(self) -> Mapping[str, Reduce]:
+        """Returns all entries that come back, those of the method and of stages."""
         return {**self.up, **self.stages.added} if self.stages.added else self.up
 
     def train_options(self, train: TrainOptions) -> TrainOptions:
-        """The options that its clients train with; raises a ShoalError if the schedule gives its round no rate."""
+        """Returns the options that clients train with; raises a ShoalError if the schedule gives the round no rate."""
         options = train if train.schedule is None else train.in_round(self.round)
         return options if self.epochs is None else replace(options, epochs=self.epochs)
 
 
 @dataclass
 class PartialSum:
-    """Weighted sums of `Reduce.MEAN` entries over the clients in a range of places.
+    """The weighted sums of `Reduce.MEAN` entries over the clients in a range of places.
 
     Attributes:
         first: The first of these clients.
@@ -139,7 +139,7 @@ class PartialSum:
 
 @dataclass
 class Outcome:
-    """What comes back from a cell; lists follow `ids`.
+    """The results of a cell; lists follow `ids`.
 
     Attributes:
         ids: Clients that answered, ascending.
@@ -185,7 +185,7 @@ class Outcome:
 
 
 def one_by_one(cell: Cell) -> list[Cell]:
-    """The clients of a cell as cells of their own."""
+    """Splits a cell into cells of one client each."""
     return [
         replace(
             cell,

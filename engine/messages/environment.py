@@ -1,4 +1,4 @@
-"""What a run's last bits depend on beside its config."""
+"""The environment on which a run's last bits depend beside its config."""
 
 import platform
 from functools import cache
@@ -15,7 +15,7 @@ PACKAGES = ("engine", "algorithms", "storage", "partition")
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Processor, device type and versions, as recorded in checkpoints and the summary."""
+    """Reads processor, device type and versions, as recorded in checkpoints and the summary."""
     # It takes seconds, and who reads what was recorded has no use for it.
     import torch
 
@@ -31,14 +31,14 @@ def environment(device: str) -> dict[str, Any]:
 
 @cache
 def _shoal() -> str:
-    """Digest of Shoal's own code."""
+    """Computes the digest of Shoal's own code."""
     root = Path(__file__).absolute().parents[2]
     files = sorted(path for name in PACKAGES for path in (root / name).rglob("*.py"))
     return text_digest("".join(digest(path) for path in files))[:8]
 
 
 def bfloat16_support() -> str:
-    """What this processor has for products in bfloat16, by Linux, and whether they are slower than in float32."""
+    """Describes what this processor has for products in bfloat16, by Linux, and whether float32 is faster."""
     flags = (_cpu_line("flags") or "").split()
     found = [name for name in BFLOAT16 if name in flags]
     named = ", ".join(found) or "no instructions for it"
@@ -50,7 +50,7 @@ def _cpu() -> str:
 
 
 def _cpu_line(name: str) -> str | None:
-    """What Linux tells of the first processor under a name; None: nothing."""
+    """Reads what Linux says of the first processor under a name; None: nothing."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -59,6 +59,6 @@ def _cpu_line(name: str) -> str | None:
 
 
 def differences(old: dict[str, Any], device: str) -> list[str]:
-    """What differs from a recorded environment, as `key (old -> new)`."""
+    """Lists what differs from a recorded environment, as `key (old -> new)`."""
     new = environment(device)
     return [f"{key} ({old.get(key)} -> {value})" for key, value in new.items() if old.get(key) != value]

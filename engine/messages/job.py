@@ -1,4 +1,4 @@
-"""What a host has to know of a run: sent once, small, plain values."""
+"""The job, which has what a host must know of a run: sent once, small, plain values."""
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -108,7 +108,7 @@ class Job:
 
     @property
     def method_name(self) -> str:
-        """Name of the method's class, for errors."""
+        """Returns the name of the method's class, for errors."""
         return type(self.algorithm()).__name__
 
     def without_stage(self, name: str) -> "Job":
@@ -117,17 +117,17 @@ class Job:
 
     @property
     def store_path(self) -> Path:
-        """Folder of the store."""
+        """Returns the folder of the store."""
         return Path(self.store)
 
     @property
     def hops_folder(self) -> str | None:
-        """Folder of what lies on disk of hops; see `PropagationOptions.folder`."""
+        """Returns the folder of what lies on disk of hops; see `PropagationOptions.folder`."""
         return None if self.propagation is None else propagation_of(self.propagation).folder
 
     @property
     def computes_parts(self) -> bool:
-        """Whether what a client sees of its shard lies in memory, and in no map."""
+        """Returns whether what a client sees of its shard lies in memory, and in no map."""
         options = None if self.propagation is None else propagation_of(self.propagation)
         return options is not None and options.computed and options.rows == "labelled"
 
@@ -141,17 +141,17 @@ class Job:
             require_room_for_hops(options, nodes, manifest.features, limit)
 
     def open_store(self) -> Store:
-        """The store, as this process sees it; raises a ShoalError if it is another one than the run was made for."""
+        """Opens the store as this process sees it; raises a ShoalError if the run was made for another one."""
         where, first_read = self.store_path, self.first_read
         store = Store(where, first_read) if self.remote is None else self.remote.open().store(where, first_read)
         return self._as_started(store, self.content)
 
     def open_graphs(self, store: Store) -> Store | None:
-        """The whole graphs of the domains; None if none is evaluated. Raises as `open_store` does."""
+        """Opens the whole graphs of the domains; None if none is evaluated. Raises as `open_store` does."""
         return self._as_started(store.domain_graphs(), self.graphs) if self.domains else None
 
     def open_training(self, store: Store) -> Store:
-        """What methods see of clients: training nodes alone, or the store itself. Raises as `open_store` does."""
+        """Opens what methods see of clients: training nodes alone, or the store itself. Raises as `open_store` does."""
         return self._as_started(store.training(self.split), self.training) if self.training else store
 
     def _as_started(self, store: Store, content: str) -> Store:
@@ -166,15 +166,15 @@ class Job:
         return store
 
     def algorithm(self) -> Algorithm:
-        """The method; raises a ShoalError if a hyper-parameter is unknown or out of its range."""
+        """Makes the method; raises a ShoalError if a hyper-parameter is unknown or out of its range."""
         return load(self.method)
 
     def build_models(self, store: Store, algorithm: Algorithm) -> BuiltModels:
-        """The models that clients hold, by name; raises a ShoalError if a file that one starts from does not fit."""
+        """Builds the models that clients hold, by name; raises a ShoalError if a file of parameters does not fit."""
         return self._fitting(built_models(algorithm, self.models, self.embedding, **self._shape(store)))
 
     def sketch_models(self, store: Store, algorithm: Algorithm) -> BuiltModels:
-        """The same models on the device `meta`, before any process takes memory for them.
+        """Builds the models that clients hold on the device `meta`, before any process takes memory for them.
 
         Raises:
             ShoalError: They do not fit the memory, an option is out of range, or a file that one of them is to start
@@ -188,7 +188,7 @@ class Job:
     def trainers(
         self, store: Store, algorithm: Algorithm, models: Sequence[FlatModel], device: str | None = None
     ) -> list[str]:
-        """How clients are trained, by the models of the config; see `trainers_of`.
+        """Chooses how clients are trained, by the models of the config; see `trainers_of`.
 
         `device` is the type of a host's device; None: that of the job.
         """
@@ -214,7 +214,9 @@ class Job:
         return built
 
     def initial(self, built: BuiltModel, name: str, client: int) -> Tensor:
-        """Initial parameters of one of a client's models, `[P]`: the same for all clients of the kind, or its own."""
+        """Makes the initial parameters of one of a client's models, `[P]`: the same for all clients of the kind, or
+        its own.
+        """
         purpose = ("init",) if name == MODEL else ("init", name)
         drawn = built.flat.initial(key(self.seed, *purpose, *([client] if built.spec.init == "own" else [])))
         path = built.spec.pretrained
@@ -229,7 +231,7 @@ class Job:
         flipped: bool = False,
         trigger: "Trigger | None" = None,
     ) -> View:
-        """The data of a client of one of the stores, hops of a triggered one computed; `flipped` is as of `View`."""
+        """Opens the data of a client of a store, and computes hops of a triggered one; `flipped` is as of `View`."""
         changed = [*(["flipped"] if flipped else []), *([trigger] if trigger else [])]
         name = (str(store.path), self.split, self.propagation, client, *changed)
         shard, split, hops = store.data(self.split, self.propagation, client)
@@ -245,7 +247,7 @@ class Job:
         return View(name, shard, split, hops, classes, cache, device, propagation, edges, flipped, boundary)
 
     def infos(self, store: Store) -> ClientTable:
-        """Sizes of all clients."""
+        """Reads the sizes of all clients."""
         manifest = store.manifest
         domain = np.zeros(len(manifest.clients), dtype=np.int64)
         for number, record in enumerate(manifest.domains):
@@ -258,7 +260,7 @@ class Job:
         return ClientTable(columns, manifest.classes, None if copies is None else copies.most)
 
     def graph_infos(self, graphs: Store | None) -> list[ClientInfo]:
-        """Sizes of the whole graphs that are evaluated, as of clients that never train; the model is the first kind."""
+        """Reads sizes of the evaluated whole graphs, as of clients that never train; the model is the first kind."""
         if graphs is None:
             return []
         counts, classes = graphs.manifest.splits[self.split].counts.tolist(), graphs.manifest.classes
@@ -269,11 +271,11 @@ class Job:
         ]
 
     def is_graph(self, number: int) -> bool:
-        """Whether a number is that of a domain's whole graph, and not of a client."""
+        """Returns whether a number is that of a domain's whole graph, and not of a client."""
         return 0 <= number - len(self.model_of) < len(self.domains)
 
     def who(self, number: int) -> str:
-        """How an error names a client, or the domain of a whole graph."""
+        """Returns how an error names a client, or the domain of a whole graph."""
         return f"domain {self.domains[number - len(self.model_of)]}" if self.is_graph(number) else f"client {number}"
 
 
@@ -292,7 +294,7 @@ def require_room_for_hops(propagation: PropagationOptions, nodes: int, features:
 
 
 def make_job(config: Config, store: Store, job_id: str) -> Job:
-    """The job of a config on its prepared store.
+    """Makes the job of a config on its prepared store.
 
     Raises:
         ShoalError: Whole graphs are to be evaluated, and were not prepared from those of the clients, a file that a
@@ -361,7 +363,7 @@ def _clipped_rows(config: Config, store: Store) -> tuple[float | None, float] | 
 
 
 def _training(config: Config, store: Store) -> str:
-    """The content of the store of training nodes; empty where methods see all nodes.
+    """Reads the content of the store of training nodes; empty where methods see all nodes.
 
     Raises:
         ShoalError: They are to be seen alone, and were not prepared.
@@ -379,7 +381,7 @@ def _content(store: Store, config: Config) -> str:
 
 
 def _graphs(config: Config, store: Store, method: MethodSpec) -> tuple[tuple[str, ...], str]:
-    """Names of the domains whose whole graphs are evaluated, and the content of the store of these.
+    """Reads names of the domains whose whole graphs are evaluated, and the content of the store of these.
 
     Raises:
         ShoalError: They are to be evaluated, and were not prepared, or from other graphs than the clients' ones.

@@ -36,7 +36,7 @@ class BuiltModel:
 
     @property
     def info(self) -> ModelInfo:
-        """What a method's server part sees of it."""
+        """Returns what a method's server part sees of the model."""
         shapes = {name: tuple(p.shape) for name, p in self.flat.module.named_parameters()}
         return ModelInfo(self.spec.name, shapes, width_of(self.flat.module))
 
@@ -46,7 +46,7 @@ BuiltModels = Mapping[str, Sequence[BuiltModel]]
 
 
 def model_of(built: BuiltModels, info: ClientInfo, name: str) -> BuiltModel:
-    """The kind of one of a client's models; a model that the method describes is of one kind at all clients."""
+    """Returns the kind of one of a client's models; a model that the method describes is of one kind at all clients."""
     several = built[name]
     return several[info.model if len(several) > 1 else 0]
 
@@ -54,7 +54,7 @@ def model_of(built: BuiltModels, info: ClientInfo, name: str) -> BuiltModel:
 def require_fitting(
     algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, memory_limit: int, **shape: Any
 ) -> BuiltModels:
-    """The same models on the device `meta`, as shapes without values, before any memory is taken.
+    """Builds the same models on the device `meta`, as shapes without values, before any memory is taken.
 
     Raises:
         ShoalError: As `built_models` does, or training would take more than `memory_limit` bytes.
@@ -72,7 +72,7 @@ def require_fitting(
 
 
 def built_models(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, **shape: Any) -> BuiltModels:
-    """All models that clients of a method hold; `embedding` and `shape` are what `build_models` takes.
+    """Builds all models that clients of a method hold; `embedding` and `shape` are what `build_models` takes.
 
     Raises:
         ShoalError: As `build_models` does, or the method describes its models wrongly.
@@ -101,7 +101,7 @@ def built_models(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: in
 def _with_head(
     spec: ModelSpec, algorithm: Algorithm, beside: Sequence[ModelSpec], shape: Mapping[str, Any]
 ) -> ModelSpec:
-    """The model with the classifier of its paper, where the config leaves open which one it has.
+    """Gives the model the classifier of its paper, where the config leaves open which one it has.
 
     It is linear where the method reads the embedding below it, where models that differ are compared by it, where a
     step reads drawn neighbours, where all layers come from a file, and where nothing would be left below.
@@ -131,7 +131,7 @@ def _require_description(name: Any, described: Any) -> None:
 
 
 def assign_models(config: Config, clients: int) -> list[int]:
-    """The number of every client's model, from 0, by `heterogeneity.rule`.
+    """Assigns every client its model, by number from 0, by `heterogeneity.rule`.
 
     With M models, client k of N has model k mod M (`round-robin`) or floor(M k / N) (`blocks`); `random` shuffles the
     former, so that shares are equal.
@@ -163,7 +163,7 @@ def build_models(
     task: str = "node",
     texts: Texts | None = None,
 ) -> list[FlatModel]:
-    """The models of a run; several have embeddings of one width, by adapters.
+    """Builds the models of a run; several have embeddings of one width, by adapters.
 
     Args:
         specs: What to build.

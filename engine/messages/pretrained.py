@@ -33,7 +33,7 @@ WAY_OUT = "take a file that `shoal pretrain` makes with this config's data and m
 
 
 def gnn_parameters(backbone: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of a backbone by name, without those of its classifier."""
+    """Copies the parameters of a backbone by name, without those of its classifier."""
     return {name: p for name, p in backbone.named_parameters() if not name.startswith(CLASSIFIER)}
 
 
@@ -49,7 +49,7 @@ def write_pretrained(path: Path, backbone: nn.Module, described: Mapping[str, An
 
 
 def read_pretrained(models: Sequence[ModelSpec], most_bytes: int) -> dict[str, bytes]:
-    """The contents of the files that models start from, by path.
+    """Reads the contents of the files that models start from, by path.
 
     Raises:
         ShoalError: A file is missing, larger than `most_bytes`, or cannot be read.
@@ -80,7 +80,7 @@ def require_fitting_files(models: Iterable[tuple[ModelSpec, FlatModel]], content
 
 
 def start_from(flat: FlatModel, content: bytes) -> Tensor:
-    """All parameters of a model, `[P]`, in which those of a file have replaced its own; the model keeps them."""
+    """Replaces parameters of a model, which keeps them, by those of a file; returns all of them, `[P]`."""
     own = dict(flat.backbone.named_parameters())
     with torch.no_grad():
         for name, tensor in load(content).items():

@@ -1,4 +1,4 @@
-"""How the clients of a run are trained: by autograd, in batches, or by formulas of gradients."""
+"""The choice of how the clients of a run are trained: by autograd, in batches, or by formulas of gradients."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ MANY_CLIENTS, NARROW, SMALL = 64, 128, 2**14
 
 
 class Clients(NamedTuple):
-    """What the choice of a trainer reads of the clients: sizes, width of features, number in a round."""
+    """The facts on clients by which a trainer is chosen: sizes, width of features, number in a round."""
 
     infos: Sequence[ClientInfo]
     features: int
@@ -32,7 +32,7 @@ def trainers_of(
     train: TrainOptions,
     clients: Clients | None = None,
 ) -> list[str]:
-    """For every model of the config how its clients are trained: `autograd`, `batched` or `analytic`.
+    """Chooses for every model of the config how its clients are trained: `autograd`, `batched` or `analytic`.
 
     `auto` takes batches on GPUs; on a processor batches for many small clients, and formulas for others and for heads
     that one call trains (`SmallHead`). It depends on the run alone, so that the numbers are the same on any hosts.
@@ -42,7 +42,7 @@ def trainers_of(
         ShoalError: What is asked for cannot be, with a model, the batches or the method's training.
     """
     if path != "auto":
-        missing = [_needed(path, algorithm, model, train) for model in models]
+        missing = [_find_missing(path, algorithm, model, train) for model in models]
         if any(missing):
             raise ShoalError("engine.trainer", f"{path} needs {next(filter(None, missing))}; use autograd")
         return [path] * len(models)
@@ -52,13 +52,13 @@ def trainers_of(
             clients is not None and _many_and_small(clients, number, len(models), model, train)
         )
         wanted = [BATCHED] if device != "cpu" else [*([BATCHED] if batches else []), ANALYTIC]
-        possible = (one for one in wanted if _needed(one, algorithm, model, train) is None)
+        possible = (one for one in wanted if _find_missing(one, algorithm, model, train) is None)
         found.append(next(possible, AUTOGRAD))
     return found
 
 
-def _needed(path: str, algorithm: Algorithm, model: FlatModel, train: TrainOptions) -> str | None:
-    """What is missing to train the clients of a model in a way; None: nothing."""
+def _find_missing(path: str, algorithm: Algorithm, model: FlatModel, train: TrainOptions) -> str | None:
+    """Returns what is missing to train the clients of a model in a way; None: nothing."""
     if path == BATCHED:
         from shoal.algorithms.training.batched.batched_training import needed_to_batch
 
@@ -67,7 +67,7 @@ def _needed(path: str, algorithm: Algorithm, model: FlatModel, train: TrainOptio
 
 
 def _many_and_small(clients: Clients, number: int, models: int, model: FlatModel, train: TrainOptions) -> bool:
-    """Whether batches pay on a processor for the clients of a model."""
+    """Returns whether batches pay on a processor for the clients of a model."""
     mine = [info for info in clients.infos if info.model == number]
     if not mine or clients.in_round // models < MANY_CLIENTS or clients.features > NARROW:
         return False

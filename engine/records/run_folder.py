@@ -14,7 +14,7 @@ import yaml
 
 from shoal.engine.config.config import Config
 from shoal.engine.config.config_text import CONFIG, OF_RUN, new_run, run_of, with_new_keys, with_seal
-from shoal.engine.config.names import CODE, kept_name, read_all, renamed
+from shoal.engine.config.names import CODE, kept_name, read_all, rename_code
 from shoal.engine.config.run_identity import defaults, identity_keys, name_digits
 from shoal.engine.records import checkpoint
 from shoal.engine.records.at_work import AtWork, ended_at
@@ -194,7 +194,7 @@ class RunFolder:
         codes = {code.name: code for _, code in read_all(plain)}
         for code in codes.values():
             self._keep(code)
-        text = yaml.safe_dump(renamed(plain, lambda name: kept_name(codes[name])), sort_keys=False)
+        text = yaml.safe_dump(rename_code(plain, lambda name: kept_name(codes[name])), sort_keys=False)
         with replacing(self.path / CONFIG) as unfinished:
             unfinished.write_text(with_seal(text, self.metrics.run))
 

@@ -1,1 +1,1 @@
-"""What a round is: the method's exchange, mixing, evaluation, and the state between rounds."""
+"""The parts of a round: the method's exchange, mixing, evaluation, and the state between rounds."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Tree, Upload
 from shoal.engine.messages.cell import Cell
-from shoal.engine.rounds.reduction import counted
+from shoal.engine.rounds.reduction import zero_unweighted
 
 
 def like(value: Tensor, other: Tensor | None) -> Tensor | None:
@@ -27,7 +27,7 @@ def changes_of(upload: Upload, received: Tree, cell: Cell) -> dict[str, tuple[Te
         if how is Reduce.MEAN and (isinstance(weight, Tensor) or weight):
             base = like(value, received.get(name))
             base = torch.zeros_like(value) if base is None else base.to(value.dtype)
-            changes[name] = base, counted(value - base, weight)
+            changes[name] = base, zero_unweighted(value - base, weight)
     return changes
 
 

@@ -1,4 +1,4 @@
-"""What a round costs (bytes, seconds, visits, losses of clients), and where its cells run."""
+"""The costs of a round (bytes, seconds, visits, losses of clients), and where its cells run."""
 
 import math
 import time
@@ -27,7 +27,7 @@ SIMULATED = "simulated"
 
 @dataclass(frozen=True)
 class Live:
-    """How far a round is: visits to clients, those known to be needed, bytes, hosts (at work, of all), lost cells.
+    """The progress of a round: visits to clients, those known to be needed, bytes, hosts (at work, of all), lost cells.
 
     While clients are `scored`, visits are those of the evaluation, of the model at hand.
     """
@@ -46,11 +46,11 @@ Watch = Callable[[Live], None]
 
 
 def unwatched(live: Live) -> None:
-    """No-op watcher."""
+    """Ignores the progress of a round."""
 
 
 class Pool(Protocol):
-    """Hosts on Ray, or this process.
+    """The hosts that run cells: on Ray, or this process.
 
     Attributes:
         retried: How often a cell, or a client of one, was lost with its host, since the pool was made.
@@ -71,7 +71,7 @@ class Pool(Protocol):
 
 
 class Meter:
-    """Counts one round.
+    """A meter of the costs of one round.
 
     Attributes:
         failures: Clients that were left out, with the error's line and the traceback.
@@ -105,31 +105,31 @@ class Meter:
         self.notes = {name: float(value) if math.isfinite(value) else None for name, value in notes.items()}
 
     def expect(self, visits: int, scored: bool) -> None:
-        """So many more visits are needed; those that only score are counted from 0 for each model."""
+        """Adds to the visits that are needed; those that only score are counted from 0 for each model."""
         if scored:
             self._visits = self._expected = 0
         self._scored = scored
         self._expected += visits
         self._show()
 
-    def sent(self, ask: Ask, ids: Sequence[int]) -> None:
-        """The downloads of an `Ask` go out."""
+    def count_downloads(self, ask: Ask, ids: Sequence[int]) -> None:
+        """Counts the downloads of an `Ask`."""
         for i in ids:
-            self.mixed(i, tree_bytes({**ask.shared, **ask.private.get(i, {})}))
+            self.count_download(i, tree_bytes({**ask.shared, **ask.private.get(i, {})}))
 
-    def mixed(self, client: int, size: int) -> None:
-        """A result of mixing, or a download, of so many bytes goes to a client."""
+    def count_download(self, client: int, size: int) -> None:
+        """Counts the bytes of a result of mixing, or of a download, for a client."""
         self._bytes_down += size
         self._down[client] += size
 
-    def uploaded(self, outcome: Outcome) -> None:
-        """The uploads of a cell, or of clients of several, are at the server."""
+    def count_uploads(self, outcome: Outcome) -> None:
+        """Counts the uploads of a cell, or of clients of several, which are at the server."""
         self._bytes_up += sum(outcome.bytes_up)
         for client, size in zip(outcome.ids, outcome.bytes_up):
             self._up[client] += size
 
-    def ran(self, visits: int, outcome: Outcome) -> None:
-        """A cell of so many clients came back."""
+    def count_cell(self, visits: int, outcome: Outcome) -> None:
+        """Counts a cell that came back after so many visits."""
         self._visits += visits
         self._halved += outcome.halved
         self._kernels += outcome.kernels / max(self._pool.hosts[0], 1)
@@ -142,8 +142,8 @@ class Meter:
         sent = self._bytes_up, self._bytes_down
         self._watch(Live(self._number, self._visits, self._expected, *sent, hosts, retries, self._scored))
 
-    def trained(self, outcome: Outcome) -> None:
-        """The losses of clients that were trained."""
+    def keep_losses(self, outcome: Outcome) -> None:
+        """Keeps the losses of clients that were trained."""
         self.losses.update(zip(outcome.ids, outcome.losses))
 
     @contextmanager
@@ -153,7 +153,7 @@ class Meter:
         yield
         self._scoring += working_clock() - began - (self.waited - waited)
 
-    def evaluated(self, other: "Meter") -> None:
+    def add_evaluation(self, other: "Meter") -> None:
         """Adds work for an evaluation that another meter counted: its time, and clients that were left out."""
         self._seconds["evaluate"] += sum(other._seconds.values())
         self._kernels += other._kernels
@@ -161,14 +161,16 @@ class Meter:
         self.failures |= other.failures
 
     def discard(self) -> None:
-        """The round changes nothing: bytes, losses and notes are none; its time, and who failed, stay."""
+        """Forgets bytes, losses and notes of a round that changes nothing; its time, and who failed, stay."""
         self._bytes_up = self._bytes_down = 0
         self._up.clear()
         self._down.clear()
         self.losses, self.notes = {}, {}
 
     def line(self, cohort: Sequence[int], scopes: dict[str, Any] | None) -> dict[str, Any]:
-        """The round's line of metrics: clients that took part to the end, accuracies by scope if it was evaluated."""
+        """Makes the round's line of metrics: clients that took part to the end, and accuracies by scope if it was
+        evaluated.
+        """
         total, waited = working_clock() - self._began - self._kernels, self.waited - self._kernels
         transfer = self._pool.transfer - self._transfer_before
         method = total - waited - self._scoring
@@ -205,7 +207,7 @@ class Meter:
         return line
 
     def _mean_loss(self) -> float | None:
-        """Mean over training rows of the clients that report a loss; None if none does."""
+        """Averages the losses of the clients that report one, over training rows; None if none does."""
         finite = [(self._infos[i].train, loss) for i, loss in self.losses.items() if math.isfinite(loss)]
         rows = [(train, loss) for train, loss in finite if train]
         weight = sum(train for train, _ in rows)
@@ -214,25 +216,25 @@ class Meter:
 
 
 def _column(sizes: Mapping[int, int], cohort: Sequence[int]) -> list[int]:
-    """Bytes of every client of a cohort, in its order; where all have as many, that number once."""
+    """Lists the bytes of every client of a cohort, in its order; where all have as many, that number once."""
     column = [sizes.get(client, 0) for client in cohort]
     return column[:1] if len(set(column)) == 1 else column
 
 
 class _Kernels(event.Listener):
-    """Seconds in which kernels were compiled, or loaded as compiled before, in this process."""
+    """A listener that adds up the seconds in which this process compiled kernels, or loaded compiled ones."""
 
     def __init__(self) -> None:
         self.seconds, self._began, self._depth = 0.0, 0.0, 0
 
     def on_start(self, event: event.Event) -> None:
-        """One begins; it may need others."""
+        """Notes when a kernel begins; it may need others."""
         if not self._depth:
             self._began = time.perf_counter()
         self._depth += 1
 
     def on_end(self, event: event.Event) -> None:
-        """One is ready."""
+        """Adds the time of a kernel that is ready."""
         self._depth -= 1
         if not self._depth:
             self.seconds += time.perf_counter() - self._began
@@ -244,10 +246,10 @@ event.register("numba:compiler_lock", _kernels)
 
 
 def seconds_of_kernels() -> float:
-    """Seconds in which this process made kernels ready so far."""
+    """Returns the seconds in which this process made kernels ready so far."""
     return _kernels.seconds
 
 
 def working_clock() -> float:
-    """Seconds, of which only differences mean anything, without those of `seconds_of_kernels`."""
+    """Reads a clock in seconds, of which only differences mean anything, without those of `seconds_of_kernels`."""
     return time.perf_counter() - _kernels.seconds

@@ -16,7 +16,7 @@ from shoal.engine.rounds.scoring import (
     PARTS,
     SUPPORT,
     Measure,
-    counted,
+    count_rows,
     macro_f1,
     mean_auc,
     scores_of,
@@ -33,7 +33,7 @@ WINS = KINDS
 def score_graph(
     algorithm: Algorithm, client: Client, received: Received, measures: Mapping[str, Measure] = NO_MEASURES
 ) -> np.ndarray:
-    """Counts of a whole graph, int64 `[3, 4, C]`: as those of `score`, and what `twice_wins` gives before measures."""
+    """Counts a whole graph, int64 `[3, 4, C]`: as `score` does, and what `twice_wins` gives before measures."""
     classes = client.info.classes
     kept = [twice_wins, *measures.values()]
     counts = np.zeros((len(PARTS_OF_GRAPHS), WINS + len(kept), classes), dtype=np.int64)
@@ -42,7 +42,7 @@ def score_graph(
         rows = getattr(client.data, name)
         if len(rows):
             scores, label = scores_of(algorithm, client, received, name, len(rows)), client.data.label[rows]
-            counts[part, :WINS] = counted(label, scores.argmax(1), classes)
+            counts[part, :WINS] = count_rows(label, scores.argmax(1), classes)
             counts[part, WINS:] = [measure(scores, label) for measure in kept]
             found.append((scores.detach().double().cpu(), label.cpu()))
     counts[-1, :WINS] = counts[:-1, :WINS].sum(0)
@@ -64,7 +64,7 @@ class Domains:
         self.graphs = list(self._items)
 
     def summarize_graphs(self, scores: Mapping[int, np.ndarray]) -> dict[str, Any]:
-        """The numbers of scope `domains`, of counts by graph as `score_graph` gives them.
+        """Computes the numbers of scope `domains` from counts by graph, as `score_graph` gives them.
 
         Returns:
             For `val`, `test` and both together: what `summarize` gives, a graph being a client; the means over domains
@@ -78,7 +78,7 @@ class Domains:
             of_part = {name: counts[PARTS_OF_GRAPHS.index(part)] for name, counts in named.items()}
             by_name = _rates_of(of_part)
             means = ("balanced", "auc", "majority")
-            table |= {rate: _mean([found[rate] for found in by_name.values()]) for rate in means}
+            table |= {rate: _average([found[rate] for found in by_name.values()]) for rate in means}
             shares_DC = [of_part[name][SUPPORT] / of_part[name][SUPPORT].sum() for name in by_name]
             share_C = np.mean(shares_DC, axis=0)
             table |= {"constant": float(share_C.max()), "constant_class": int(share_C.argmax()), DOMAINS: by_name}
@@ -101,7 +101,7 @@ class Domains:
             of_part = {name: counts[:, PARTS.index(part)] for name, counts in by_part.items()}
             by_name = _rates_of({name: counts.sum(0) for name, counts in of_part.items()})
             means = {name: {**found, **_over_clients(of_part[name])} for name, found in by_name.items()}
-            table |= {"balanced": _mean([found["balanced"] for found in by_name.values()]), DOMAINS: means}
+            table |= {"balanced": _average([found["balanced"] for found in by_name.values()]), DOMAINS: means}
 
 
 def _over_clients(counts_BKC: np.ndarray) -> dict[str, float]:
@@ -134,11 +134,11 @@ def rates(counts_KC: np.ndarray) -> dict[str, float | None]:
 
 
 def _rates_of(counts: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
-    """The numbers of every domain that has rows."""
+    """Computes the numbers of every domain that has rows."""
     return {name: rates(found) for name, found in counts.items() if found[SUPPORT].any()}
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Mean of those that are defined; None if none is."""
+def _average(values: Sequence[float | None]) -> float | None:
+    """Averages the numbers that are defined; None if none is."""
     defined = [value for value in values if value is not None]
     return float(np.mean(defined)) if defined else None

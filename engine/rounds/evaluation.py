@@ -1,4 +1,4 @@
-"""Which clients are evaluated at the end of a round, with which model; the others keep their counts.
+"""Evaluation at the end of a round: of which clients, with which model; the others keep their counts.
 
 A scope holds the newest counts of every client: `trained` those from the end of its last local training, `deployed`
 those of what it would deploy now, `global` those of the server's model, `domains` those of that model on the whole
@@ -29,17 +29,17 @@ WHOLE = (DOMAINS, NEWCOMERS, NEWCOMERS_TRAINED)
 
 
 class Scorer(Protocol):
-    """What an evaluation needs of a round; see `shoal.engine.rounds.server.Exchange`."""
+    """The parts of a round that an evaluation needs; see `shoal.engine.rounds.server.Exchange`."""
 
     next_state: FederationState
 
     def score(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> ScoreTable:
-        """Counts of some clients after a download; `fresh` ones have neither state nor inbox."""
+        """Counts how some clients predict after a download; `fresh` ones have neither state nor inbox."""
         ...
 
 
 class Evaluator:
-    """Brings the scores of a run up to date."""
+    """An evaluator, which brings the scores of a run up to date."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Evaluator:
         metrics: Sequence[str] = (ACCURACY,),
         newcomers: Sequence[int] = (),
     ) -> None:
-        """Of a method, on clients of these sizes, which may come from several domains, by the metrics of the run.
+        """Evaluates a method on clients of these sizes, which may come from several domains, by the metrics of the run.
 
         Newcomers are evaluated apart.
         """
@@ -97,7 +97,7 @@ class Evaluator:
         return found
 
     def _evaluate_the_global_model(self, exchange: Scorer, model: Tree, asked: np.ndarray) -> None:
-        """Counts of the server's model, of clients and every domain; of one that was evaluated, those of then."""
+        """Counts for the server's model, of clients and every domain; an evaluated model keeps its counts."""
         next_state, found = exchange.next_state, tree_digest(model)
         graphs = {DOMAINS: np.array(self._domains.graphs)} if self._domains and self._domains.graphs else {}
         for scope, ids in {"global": asked, **graphs}.items():
@@ -111,7 +111,7 @@ class Evaluator:
     def _deploy_the_global_model(
         self, stale: np.ndarray, received: np.ndarray, next_state: FederationState
     ) -> np.ndarray:
-        """Clients that hold the server's model as it is now and nothing else, of those that received one in a round."""
+        """Returns the clients that received a model in the round and hold the server's present one alone."""
         rounds = [r for r in np.unique(received).tolist() if r in next_state.downloads]
         same = [r for r in rounds if next_state.content(r) == next_state.evaluated]
         found = stale[np.isin(received, same)]
@@ -119,14 +119,14 @@ class Evaluator:
         return found[~np.array(own, dtype=bool)]
 
     def _deploy_what_they_trained(self, stale: np.ndarray, next_state: FederationState) -> np.ndarray:
-        """Clients whose last visit was evaluated at its end and that got nothing since."""
+        """Returns the clients whose last visit was evaluated at its end and that got nothing since."""
         scored = [i for i, trained in next_state.touched.items() if trained and i not in next_state.inboxes]
         return stale[np.isin(stale, scored if self._keeps_model else [])]
 
 
 def newest(state: FederationState, only: Sequence[int] | None = None) -> dict[str, ScoreTable]:
-    """The newest counts by scope in the order of `SCOPES`, of all clients or `only` some; one that never trained is
-    `trained` with what it was given.
+    """Returns the newest counts by scope in the order of `SCOPES`, of all clients or `only` some; one that never
+    trained is `trained` with what it was given.
     """
     deployed, trained = (state.scores.get(scope, ScoreTable()) for scope in ("deployed", "trained"))
     counts = {**state.scores, "trained": deployed.with_counts(trained)}
@@ -142,7 +142,7 @@ def _without(touched: Mapping[int, bool], ids: Sequence[int]) -> dict[int, bool]
 
 
 def _holds_own(client: int, next_state: FederationState) -> bool:
-    """Whether the client keeps anything that may make its model differ from a download."""
+    """Returns whether the client keeps anything that may make its model differ from a download."""
     elsewhere = next_state.kept.get(client)
     names = next_state.clients.get(client, {}) if elsewhere is None else elsewhere.names
     return client in next_state.inboxes or not all(map(only_trains, names))
@@ -152,7 +152,7 @@ Columns = dict[str, np.ndarray | pa.Array]
 
 
 def client_scores(scopes: Mapping[str, Mapping[int, np.ndarray]], metrics: Sequence[str] = (ACCURACY,)) -> Columns:
-    """A row for every client with rows of a part, by scope, part and number; whole graphs are left out.
+    """Lists a row for every client with rows of a part, by scope, part and number; whole graphs are left out.
 
     Returns:
         `scope` and `part` (dictionaries of text), `client`, `rows` and `correct` int32, `f1` float64 (macro-F1), and

@@ -1,4 +1,4 @@
-"""What is kept of scores for metrics that counts do not tell: of rankings, and of functions of the user's own.
+"""The numbers kept of scores for metrics that counts do not tell: of rankings, and of functions of the user's own.
 
 Such a function is of one client's items of a part: `def ECE(logits, labels) -> float`.
 """
@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from shoal.engine.config.sections import AVERAGE_PRECISION, ROC_AUC
-from shoal.engine.rounds.protocol_checks import named
-from shoal.engine.rounds.scoring import Measure, kept_of_own, measured, precision_bits, twice_wins
+from shoal.engine.rounds.protocol_checks import describe
+from shoal.engine.rounds.scoring import Measure, kept_of_own, metrics_beyond_counts, precision_bits, twice_wins
 from shoal.storage.user_code.user_code import UserCode
 
 KEY = "evaluation.metrics"
@@ -25,12 +25,12 @@ def measures_of(metrics: Sequence[str], own: Mapping[str, UserCode]) -> dict[str
 
     Metrics of stages are not among them: these score clients themselves. Raises as `own_metric`.
     """
-    named = [metric for metric in measured(metrics) if metric in own or metric in OURS]
+    named = [metric for metric in metrics_beyond_counts(metrics) if metric in own or metric in OURS]
     return {metric: own_metric(own[metric]) if metric in own else OURS[metric] for metric in named}
 
 
 def own_metric(code: UserCode) -> Measure:
-    """The function, giving what counts keep of a value. Raises ShoalError: it is none, or takes other arguments."""
+    """Makes a measure of the user's function. Raises ShoalError: it is none, or takes other arguments."""
     function, name = code.function(KEY, "logits", "labels"), code.name.rpartition(":")[2]
 
     def measure(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
@@ -39,7 +39,7 @@ def own_metric(code: UserCode) -> Measure:
             value = function(scores_NC.detach().float().clone(), label_N.clone())
         number = math.nan if value is None else _number(value)
         if number is None or (value is not None and not math.isfinite(number)):
-            found = number or named(value)
+            found = number or describe(value)
             raise code.fault(KEY, f"{name} gives {found}, expected a finite number, or None where it is not defined")
         return kept_of_own(number, scores_NC.shape[1])
 
@@ -47,7 +47,7 @@ def own_metric(code: UserCode) -> Measure:
 
 
 def _number(value: Any) -> float | None:
-    """A number, or a tensor or array without axes, as a float; None: it is neither."""
+    """Converts a number, or a tensor or array without axes, to a float; None: it is neither."""
     if getattr(value, "shape", None) == ():
         value = value.item()
     return float(value) if isinstance(value, Real) else None

@@ -24,14 +24,14 @@ NEEDS_FLOATS = {Reduce.MEAN: "a sum", Reduce.MIX: "mixing"}
 
 
 def checks_always(method: Algorithm) -> bool:
-    """Whether a method is checked in every round: one of the user's, or any under `SHOAL_CHECK_ALWAYS=1`."""
+    """Returns whether a method is checked in every round: one of the user's, or any under `SHOAL_CHECK_ALWAYS=1`."""
     return not type(method).__module__.startswith(OURS) or os.environ.get(ALWAYS) == "1"
 
 
 def require_generator(steps: Any) -> None:
     """Raises a ProtocolError if `round` gave no generator."""
     if not isinstance(steps, Generator):
-        raise ProtocolError(f"gives {named(steps)}, expected a generator: it must `yield` an Ask or a Mix")
+        raise ProtocolError(f"gives {describe(steps)}, expected a generator: it must `yield` an Ask or a Mix")
 
 
 def require_request(step: Any, clients: int) -> None:
@@ -40,20 +40,20 @@ def require_request(step: Any, clients: int) -> None:
         _require_ask(step, clients)
     elif isinstance(step, Mix):
         if not isinstance(step.entry, str):
-            raise ProtocolError(f"Mix(entry={named(step.entry)}), expected the name of an entry")
+            raise ProtocolError(f"Mix(entry={describe(step.entry)}), expected the name of an entry")
         require_tensor(step.rows, "Mix(rows)")
         if not step.rows.dim() or step.rows.is_complex():
             raise ProtocolError("Mix(rows) is no matrix of real numbers")
         if step.dst is not None:
             _require_clients(step.dst, "Mix(dst)", clients)
     else:
-        raise ProtocolError(f"yields {named(step)}, expected an Ask or a Mix")
+        raise ProtocolError(f"yields {describe(step)}, expected an Ask or a Mix")
 
 
 def require_tree(tree: Any, what: str) -> None:
     """Raises a ProtocolError for no dict, a name that is no text, or a value that is no plain tensor."""
     if not isinstance(tree, Mapping):
-        raise ProtocolError(f"{what} is {named(tree)}, expected a dict of tensors by name")
+        raise ProtocolError(f"{what} is {describe(tree)}, expected a dict of tensors by name")
     for name, value in tree.items():
         if not isinstance(name, str):
             raise ProtocolError(f"{what} has the name {name!r}, expected a text")
@@ -63,7 +63,7 @@ def require_tree(tree: Any, what: str) -> None:
 def require_tensor(value: Any, what: str) -> None:
     """Raises a ProtocolError if something is no dense tensor, which can be sent and stored."""
     if not isinstance(value, torch.Tensor):
-        raise ProtocolError(f"{what} is {named(value)}, expected a tensor")
+        raise ProtocolError(f"{what} is {describe(value)}, expected a tensor")
     if value.layout != torch.strided:
         raise ProtocolError(f"{what} is a sparse tensor, expected a dense one")
     if value.is_quantized or value.is_nested or value.is_meta or value.dtype == torch.complex128:
@@ -75,7 +75,7 @@ def require_notes(notes: Any) -> None:
     """Raises a ProtocolError for a note that is no number; names it."""
     for name, value in notes.items():
         if not isinstance(name, str) or not isinstance(value, Real) or not _is_float(value):
-            raise ProtocolError(f"ctx.notes[{name!r}] is {named(value)}, expected a number, as float(...) gives")
+            raise ProtocolError(f"ctx.notes[{name!r}] is {describe(value)}, expected a number, as float(...) gives")
 
 
 def _is_float(value: Any) -> bool:
@@ -94,7 +94,7 @@ def require_untouched(server: Tree, before: Tree) -> None:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are of one type and shape, and of the same bits, NaN included."""
+    """Returns whether two tensors are of one type and shape, and of the same bits, NaN included."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     first, second = (t.detach().contiguous().view(-1).view(torch.uint8) for t in (one, other))
@@ -111,8 +111,8 @@ def require_same(one: Tree, other: Tree, where: str) -> None:
             )
 
 
-def named(value: Any) -> str:
-    """A value in an error: None, or what type it has."""
+def describe(value: Any) -> str:
+    """Describes a value in an error: None, or what type it has."""
     return "None" if value is None else f"a {type(value).__name__}"
 
 
@@ -120,7 +120,7 @@ def _require_ask(ask: Ask, clients: int) -> None:
     if not isinstance(ask.phase, str) or not ask.phase:
         raise ProtocolError(f"Ask(phase={ask.phase!r}), expected the name of a phase")
     if not isinstance(ask.up, Mapping):
-        raise ProtocolError(f"Ask(up) is {named(ask.up)}, expected a dict of entries and how each is reduced")
+        raise ProtocolError(f"Ask(up) is {describe(ask.up)}, expected a dict of entries and how each is reduced")
     for entry, how in ask.up.items():
         if not isinstance(entry, str) or not isinstance(how, Reduce):
             raise ProtocolError(
@@ -129,7 +129,7 @@ def _require_ask(ask: Ask, clients: int) -> None:
     require_tree(ask.shared, "Ask(shared)")
     require_tree(ask.score_with, "Ask(score_with)")
     if not isinstance(ask.private, Mapping):
-        raise ProtocolError(f"Ask(private) is {named(ask.private)}, expected a dict of downloads by client")
+        raise ProtocolError(f"Ask(private) is {describe(ask.private)}, expected a dict of downloads by client")
     _require_clients(ask.private, "Ask(private)", clients)
     for client, tree in ask.private.items():
         require_tree(tree, f"Ask(private) of client {client}")
@@ -139,7 +139,7 @@ def _require_ask(ask: Ask, clients: int) -> None:
 
 def _require_clients(ids: Any, what: str, clients: int) -> None:
     if not isinstance(ids, Collection) or isinstance(ids, str | torch.Tensor):
-        raise ProtocolError(f"{what} is {named(ids)}, expected numbers of clients")
+        raise ProtocolError(f"{what} is {describe(ids)}, expected numbers of clients")
     for i in ids:
         if not isinstance(i, Integral) or not 0 <= int(i) < clients:
             raise ProtocolError(f"{what} names client {i!r}, there are 0 to {clients - 1}")
@@ -159,10 +159,10 @@ def require_form(upload: Any, up: Mapping[str, Reduce], parameters: Mapping[str,
             negative or of another shape than its entry. Names the entry.
     """
     if not isinstance(upload, Upload):
-        raise ProtocolError(f"gives {named(upload)}, expected an Upload")
+        raise ProtocolError(f"gives {describe(upload)}, expected an Upload")
     for part in ("entries", "weight", "upload_bytes"):
         if not isinstance(getattr(upload, part), Mapping):
-            raise ProtocolError(f"gives Upload({part}) as {named(getattr(upload, part))}, expected a dict by entry")
+            raise ProtocolError(f"gives Upload({part}) as {describe(getattr(upload, part))}, expected a dict by entry")
     for entry, how in up.items():
         if entry not in upload.entries:
             raise ProtocolError(f"gives no {entry!r}, which the round asks for")
@@ -203,7 +203,7 @@ def require_parameters(name: str, w: Tensor, shape: torch.Size) -> None:
 
 
 def kind(tensor: Tensor) -> str:
-    """The type of a tensor's numbers, as `float32`."""
+    """Returns the type of a tensor's numbers, as `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -216,7 +216,7 @@ def _require_weight(entry: str, weight: Any, shape: torch.Size) -> None:
         if bool((weight < 0).any()):
             raise ProtocolError(f"weighs {entry!r} by a negative number")
     elif not isinstance(weight, Real):
-        raise ProtocolError(f"weighs {entry!r} by {named(weight)}, expected a number or a tensor")
+        raise ProtocolError(f"weighs {entry!r} by {describe(weight)}, expected a number or a tensor")
     elif weight < 0:
         raise ProtocolError(f"weighs {entry!r} by a negative number, {weight}")
 
@@ -236,7 +236,7 @@ class MethodFault(ShoalError):
 
 
 class ReadOnly:
-    """Notices when tensors are written to, by torch or behind its back."""
+    """A guard that notices when tensors are written to, by torch or behind its back."""
 
     def __init__(self, tree: Tree, what: str) -> None:
         """Remembers the tensors as they are; an error calls them `what`."""
@@ -264,5 +264,5 @@ def require_unwritten(data: View, where: str) -> None:
 
 
 def _sum(tensor: torch.Tensor) -> float:
-    """Their sum, where it costs no wait for a device."""
+    """Sums the numbers of tensors, where this costs no wait for a device."""
     return float(tensor.sum()) if tensor.device.type == "cpu" and tensor.dtype != torch.bool else 0.0

@@ -1,6 +1,6 @@
 """Reducing uploads: means are added up in float64, along a tree over clients (`Sums`); others lie in client order.
 
-What is mixed is multiplied by a matrix, in the same tiles of columns wherever this is done (`mixed`), so that no bit
+What is mixed is multiplied by a matrix, in the same tiles of columns wherever this is done (`multiply`), so that no bit
 depends on hosts.
 
 NaN and infinity are refused before anything is added up or committed.
@@ -20,12 +20,14 @@ from shoal.storage.errors import ShoalError
 
 
 def tree_bytes(tree: Tree) -> int:
-    """Bytes of the tensors of a message."""
+    """Counts the bytes of the tensors of a message."""
     return sum(t.nbytes for t in tree.values())
 
 
 def upload_bytes(upload: Upload) -> int:
-    """Bytes of an upload as the protocol would send it: tensors as they are, weights as float32, or as it says."""
+    """Counts the bytes of an upload as the protocol would send it: tensors as they are, weights as float32, or as it
+    says.
+    """
     given = upload.upload_bytes
     tensors = sum(t.nbytes for name, t in upload.entries.items() if name not in given)
     weights = (w for name, w in upload.weight.items() if name not in given)
@@ -34,7 +36,7 @@ def upload_bytes(upload: Upload) -> int:
 
 def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None:
     """Puts the reduced uploads of a cell into its outcome; raises a ShoalError if clients' shapes or types differ."""
-    for entry, how in cell.sent.items():
+    for entry, how in cell.entries.items():
         tensors = [upload.entries[entry] for upload in uploads]
         if how is not Reduce.GATHER and cell.stages.adder is None:
             require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
@@ -48,14 +50,14 @@ def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None
                 outcome.lists[entry] = tensors
             else:
                 outcome.tensors[entry] = torch.stack(tensors)
-    means = [entry for entry, how in cell.sent.items() if how is Reduce.MEAN and not cell.stages.rows]
+    means = [entry for entry, how in cell.entries.items() if how is Reduce.MEAN and not cell.stages.rows]
     sums, place = Sums(cell.stages.adder), dict(zip(cell.ids, cell.places))
     for client, upload in zip(outcome.ids, uploads) if means else ():
         weight, total = upload.weight, upload.entries
         if cell.stages.adder is None:
             weight = {entry: double_of(weight.get(entry, 1.0)) for entry in means}
             # That of one client is sent as it is: nothing was added that would need more digits.
-            total = {entry: counted(total[entry], weight[entry]) * weight[entry] for entry in means}
+            total = {entry: zero_unweighted(total[entry], weight[entry]) * weight[entry] for entry in means}
         part = PartialSum(client, total, dict(weight), own=cell.stages.adder is not None)
         sums.take(range(place[client], place[client] + 1), part)
     sums.close(cell.places)
@@ -65,7 +67,7 @@ def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None
 
 
 def merge(singles: Sequence[Outcome]) -> Outcome:
-    """The outcome of a cell whose clients, ascending, ran one by one; means are still to be added up."""
+    """Joins outcomes to that of a cell whose clients, ascending, ran one by one; means are still to be added up."""
     merged = Outcome()
     for single in singles:
         merged.ids += single.ids
@@ -95,7 +97,7 @@ def merge(singles: Sequence[Outcome]) -> Outcome:
 
 
 class Sums:
-    """Means added up along a binary tree over the places of clients, so that no bit depends on cells.
+    """The means added up along a binary tree over the places of clients, so that no bit depends on cells.
 
     A range of 2**n places, from a multiple of 2**n on, is the sum of its first half plus that of its second, whoever
     adds them up, in whichever order they come. Where no client of a half answered, it is the sum of the other.
@@ -107,13 +109,13 @@ class Sums:
     def __init__(self, adder: Adder | None = None) -> None:
         """Starts with nothing; without an `adder` sums are weighted sums."""
         self.parts: dict[range, PartialSum] = {}
-        self._joined = _joined if adder is None else adder.joined
+        self._join = _join if adder is None else adder.join
 
     def take(self, places: range, part: PartialSum) -> None:
         """Takes a sum, and joins it with those that wait for it; raises as `reduce_cell` does."""
         while (half := _other_half(places)) in self.parts:
             other = self.parts.pop(half)
-            part = self._joined(part, other) if places.start < half.start else self._joined(other, part)
+            part = self._join(part, other) if places.start < half.start else self._join(other, part)
             places = _both_halves(places)
         self.parts[places] = part
 
@@ -129,7 +131,7 @@ class Sums:
 
     @property
     def whole(self) -> PartialSum:
-        """The sum of all clients that answered, after which nothing comes."""
+        """Returns the sum of all clients that answered, after which nothing comes."""
         if len(self.parts) > 1:
             end = max(places.stop for places in self.parts)
             self.close(range(1 << (end - 1).bit_length()))
@@ -141,7 +143,7 @@ class Sums:
 TILE = 8192
 
 
-def mixed(rows: Tensor, held: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+def multiply(rows: Tensor, held: Sequence[Tensor], out: Sequence[Tensor]) -> None:
     """Writes the product of `rows` `[k, clients]` and `held`, a flat tensor a client, into the k flat tensors of `out`.
 
     These may be those of `held`: each tile is read before it is written.
@@ -173,15 +175,15 @@ Inbox = dict[str, Any]
 
 
 class Parts(Protocol):
-    """Uploads of some clients, elsewhere."""
+    """The uploads of some clients, elsewhere."""
 
     def whole(self, parts: "Sequence[Any]") -> "Uploads":
-        """The uploads of all `parts`, of which this is one."""
+        """Returns the uploads of all `parts`, of which this is one."""
         ...
 
 
 class Uploads(Protocol):
-    """Uploads of one entry of `Reduce.MIX`, of all clients that answered, ascending, until they are mixed.
+    """The uploads of one entry of `Reduce.MIX`, of all clients that answered, ascending, until they are mixed.
 
     Attributes:
         shape: Of one.
@@ -194,16 +196,16 @@ class Uploads(Protocol):
     clients: int
 
     def product(self, rows: Tensor) -> Tensor:
-        """The product with `rows` `[k, clients]`, `[k, …]`."""
+        """Computes the product with `rows` `[k, clients]`, `[k, …]`."""
         ...
 
     def give(self, rows: Tensor) -> Sequence[Tensor | Mixed]:
-        """The rows of the product, for clients; uploads are lost: their memory may be that of the product."""
+        """Returns the rows of the product, for clients; uploads are lost: their memory may be that of the product."""
         ...
 
 
 class UploadsHere:
-    """See `Uploads`; in this process."""
+    """The `Uploads` of one entry in this process."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         """Takes tensors of one shape and type, none of which shares memory that stays with another."""
@@ -212,13 +214,13 @@ class UploadsHere:
 
     def product(self, rows: Tensor) -> Tensor:
         out = self._flat[0].new_empty(len(rows), self.shape.numel())
-        mixed(rows, self._flat, list(out))
+        multiply(rows, self._flat, list(out))
         return out.reshape((len(rows), *self.shape))
 
     def give(self, rows: Tensor) -> list[Tensor]:
         more = len(rows) - self.clients
         out = [*self._flat[: len(rows)], *(torch.empty_like(self._flat[0]) for _ in range(more))]
-        mixed(rows, self._flat, out)
+        multiply(rows, self._flat, out)
         self._flat = []
         return [row.reshape(self.shape) for row in out]
 
@@ -226,7 +228,7 @@ class UploadsHere:
 def combine(
     outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Reduce], sums: Sums
 ) -> tuple[Replies, dict[str, Uploads]]:
-    """What the server sees of all cells, and what the engine holds of `Reduce.MIX` entries.
+    """Combines the outcomes of all cells to what the server sees, and what the engine holds of `Reduce.MIX` entries.
 
     Outcomes are in cell order, `ids` are all clients that answered, in that order. Raises as `reduce_cell` does.
     """
@@ -264,7 +266,7 @@ def combine(
 
 
 def _other_half(places: range) -> range:
-    """The range that makes a range of 2**n places, from a multiple of 2**n on, one of twice as many."""
+    """Returns the range that makes a range of 2**n places, from a multiple of 2**n on, one of twice as many."""
     start = places.start ^ len(places)
     return range(start, start + len(places))
 
@@ -274,7 +276,7 @@ def _both_halves(places: range) -> range:
     return range(start, start + 2 * len(places))
 
 
-def _joined(first: PartialSum, second: PartialSum) -> PartialSum:
+def _join(first: PartialSum, second: PartialSum) -> PartialSum:
     joined = PartialSum(first.first, {}, {}, own=True)
     for entry, total in first.total.items():
         term = second.total[entry]
@@ -315,7 +317,7 @@ def require_sound(upload: Upload, up: Mapping[str, Reduce]) -> None:
     for entry, how in up.items():
         read, weight = upload.entries[entry], upload.weight.get(entry, 1.0)
         if how is Reduce.MEAN:
-            read = counted(read, weight)
+            read = zero_unweighted(read, weight)
         require_numbers(entry, _finite(read) and _finite(weight))
 
 
@@ -333,19 +335,19 @@ def require_finite(tree: Tree, where: str) -> None:
 
 
 def not_finite(where: str, name: str) -> ShoalError:
-    """The error of `require_finite`."""
+    """Makes the error of `require_finite`."""
     return ShoalError(f"{where} {name!r} holds NaN or infinity; the round is not committed")
 
 
-def counted(tensor: Tensor, weight: float | Tensor) -> Tensor:
-    """The tensor with zeros where its weight is zero: there it may hold anything, and nothing is read."""
+def zero_unweighted(tensor: Tensor, weight: float | Tensor) -> Tensor:
+    """Zeros a tensor where its weight is zero: there it may hold anything, and nothing is read."""
     if not isinstance(weight, Tensor):
         return tensor if weight else torch.zeros_like(tensor)
     return tensor if bool(weight.all()) else torch.where(weight != 0, tensor, 0.0)
 
 
 def _finite(numbers: float | Tensor) -> bool:
-    """Whether all numbers are finite; their sum, which takes a tenth of the time, can only raise a false alarm."""
+    """Returns whether all numbers are finite; the sum, in a tenth of the time, can only raise a false alarm."""
     if not isinstance(numbers, Tensor):
         return math.isfinite(numbers)
     return math.isfinite(numbers.sum()) or bool(torch.isfinite(numbers).all())

@@ -1,4 +1,4 @@
-"""Which clients take part in a round, and in which cells."""
+"""The choice of the clients of a round, and of their cells."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -12,14 +12,14 @@ from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
 from shoal.algorithms.method_errors import ProtocolError, raise_named
 from shoal.engine.config.sections import ACCURACY, CHOSEN_BY, F1, RANKINGS, ROC_AUC, metric_key
-from shoal.engine.rounds.protocol_checks import kind, named
+from shoal.engine.rounds.protocol_checks import describe, kind
 from shoal.engine.rounds.state import ScoreTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.shards.view import View
 
 
 def twice_wins(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
-    """Twice the Mann-Whitney U of every class against all others, int64 `[C]`: exact areas, in whole numbers.
+    """Computes twice the Mann-Whitney U of every class against all others, int64 `[C]`: exact areas, in whole numbers.
 
     Of all pairs of a row of the class and another row, one whose first row is more probably of the class counts 2, a
     tie counts 1. Rows are compared by the logit of the class's softmax probability p in float64,
@@ -34,7 +34,7 @@ def twice_wins(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
 
 
 def average_precisions(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
-    """Average precision of every class against all others, float64 `[C]`; 0 where all rows are of it, or none.
+    """Computes average precisions of classes against all others, float64 `[C]`; 0 where all rows are of it, or none.
 
     AP = sum_k (R_k - R_{k-1}) P_k over the distinct margins of rows (as for `twice_wins`) from the highest down, where
     P_k is the share of the class among rows down to the k-th margin and R_k the share of its rows that are among them.
@@ -52,7 +52,7 @@ def average_precisions(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
 
 
 def mean_auc(support_C: np.ndarray, twice_C: np.ndarray) -> float | None:
-    """Mean over classes of the area under the ROC curve of the class against all others (Hanley & McNeil, 1982).
+    """Averages over classes the area under the ROC curve of the class against all others (Hanley & McNeil, 1982).
 
     Over the classes that some rows are of and some are not; None if there is none. `support_C` counts the rows of
     every class, int64; `twice_C` is what `twice_wins` gave.
@@ -63,7 +63,9 @@ def mean_auc(support_C: np.ndarray, twice_C: np.ndarray) -> float | None:
 
 
 def _margins(scores_NC: Tensor, label_N: Tensor) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Every class that some rows are of and some are not, with rows' margins, float64 `[N]`, and which are of it."""
+    """Yields classes that some rows are of and some are not: rows' margins, float64 `[N]`, and which are of the
+    class.
+    """
     scores_NC, label = scores_NC.detach().double().cpu(), label_N.cpu().numpy()
     classes = scores_NC.shape[1]
     positive_C = np.bincount(label, minlength=classes)
@@ -77,24 +79,27 @@ Measure = Callable[[Tensor, Tensor], np.ndarray]
 
 
 def precision_bits(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
-    """The bits of average precisions, int64 `[C]`."""
+    """Returns the bits of average precisions, int64 `[C]`."""
     return average_precisions(scores_NC, label_N).view(np.int64)
 
 
-def measured(metrics: Sequence[str]) -> list[str]:
-    """The metrics that counts do not tell."""
+def metrics_beyond_counts(metrics: Sequence[str]) -> list[str]:
+    """Selects the metrics that counts do not tell."""
     return [metric for metric in metrics if metric not in (ACCURACY, F1)]
 
 
 def kept_of_own(value: float, classes: int) -> np.ndarray:
-    """A value of a user's metric, which may be NaN, as counts keep it: the bits of its magnitude, and 1 if negative."""
+    """Encodes a value of a user's metric, which may be NaN, as counts keep it: the bits of its magnitude, and 1 if
+    negative.
+    """
     kept_C = np.zeros(classes, dtype=np.int64)
     kept_C[0], kept_C[1] = np.float64(abs(value)).view(np.int64), value < 0
     return kept_C
 
 
 def values_of(metric: str, support_BC: np.ndarray, kept_BC: np.ndarray) -> np.ndarray:
-    """A metric of every client, float64 `[B]`, NaN where it is not defined: of a ranking where not both classes occur.
+    """Computes a metric of every client, float64 `[B]`, NaN where it is not defined: of a ranking where not both
+    classes occur.
 
     `support_BC` counts the rows of classes, `kept_BC` is what its `Measure` gave, both int64.
     """
@@ -143,7 +148,8 @@ def score(
     measures: Mapping[str, Measure] = NO_MEASURES,
     predicted: dict[str, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Counts of one client, int64 `[2, 3, C]`: validation and test; rows of the class, predicted so, rightly so.
+    """Counts the rows of one client, int64 `[2, 3, C]`: validation and test; rows of the class, predicted so, rightly
+    so.
 
     Behind these three kinds is one for each of the `measures`. The predicted class and the label of every row, `[2, N]`
     by part, are put into `predicted`.
@@ -154,7 +160,7 @@ def score(
         if len(rows):
             scores, label = scores_of(algorithm, client, received, name, len(rows)), client.data.label[rows]
             class_N = scores.argmax(1)
-            counts[part, :KINDS] = counted(label, class_N, client.info.classes)
+            counts[part, :KINDS] = count_rows(label, class_N, client.info.classes)
             for place, measure in enumerate(measures.values(), KINDS):
                 counts[part, place] = measure(scores, label)
             if predicted is not None:
@@ -163,14 +169,14 @@ def score(
     return counts
 
 
-def counted(label: torch.Tensor, predicted: torch.Tensor, classes: int) -> np.ndarray:
-    """Rows of every class, predicted so, rightly so, int64 `[3, C]`, of labels and predictions, int64 `[rows]`."""
+def count_rows(label: torch.Tensor, predicted: torch.Tensor, classes: int) -> np.ndarray:
+    """Counts rows of every class, predicted so, rightly so, int64 `[3, C]`, of labels and predictions `[rows]`."""
     right = label[predicted == label]
     return np.stack([torch.bincount(found, minlength=classes).cpu().numpy() for found in (label, predicted, right)])
 
 
 def scores_of(algorithm: Algorithm, client: Client, received: Received, part: str, rows: int) -> torch.Tensor:
-    """The scores that a method gives to every row of a part, `[rows, C]`.
+    """Returns the scores that a method gives to every row of a part, `[rows, C]`.
 
     Raises:
         ShoalError: The method's code failed, gave scores of another shape, or a row's largest score is not finite.
@@ -182,13 +188,13 @@ def scores_of(algorithm: Algorithm, client: Client, received: Received, part: st
 
 
 def scores_in_form(algorithm: Algorithm, client: Client, received: Received, part: str, rows: int) -> torch.Tensor:
-    """The same, which may be NaN or infinite."""
+    """Returns the scores of every row as `scores_of`, which may be NaN or infinite here."""
     expected = [rows, client.info.classes]
     try:
         scores = algorithm.predict(client, received, part)
         fits = isinstance(scores, torch.Tensor) and list(scores.shape) == expected
         if not fits or scores.is_complex() or scores.dtype == torch.bool:
-            found = f"{kind(scores)} {list(scores.shape)}" if isinstance(scores, torch.Tensor) else named(scores)
+            found = f"{kind(scores)} {list(scores.shape)}" if isinstance(scores, torch.Tensor) else describe(scores)
             raise ProtocolError(f"gives {found} for {part!r}, expected scores {expected}, as float32")
     except BaseException as error:
         raise_named(algorithm, "predict", error)
@@ -202,13 +208,15 @@ def require_winner(part: str, finite: bool) -> None:
 
 
 def class_label(data: View, part: str) -> torch.Tensor:
-    """Labels of a part, int64, kept where there is room."""
+    """Returns the labels of a part, int64, kept where there is room."""
     label: torch.Tensor = data.cache(("label", part), lambda: data.label[getattr(data, part)])
     return label
 
 
 def macro_f1(counts_B3C: np.ndarray) -> np.ndarray:
-    """Macro-F1 of B clients, float64 `[B]`, over the classes that occur or are predicted at each; NaN without any."""
+    """Computes macro-F1 of B clients, float64 `[B]`, over classes that occur or are predicted at each; NaN without
+    any.
+    """
     counted_BC = counts_B3C[:, SUPPORT] + counts_B3C[:, PREDICTED]
     seen_BC = counted_BC > 0
     f1_BC = 2 * counts_B3C[:, CORRECT] / np.maximum(counted_BC, 1)
@@ -222,7 +230,7 @@ def macro_f1(counts_B3C: np.ndarray) -> np.ndarray:
 
 
 class ByClient(NamedTuple):
-    """Numbers of B clients by part P, `[B, P]`: rows and rightly predicted ones int64, macro-F1 and metrics, but
+    """The numbers of B clients by part P, `[B, P]`: rows and rightly predicted ones int64, macro-F1 and metrics, but
     accuracy, float64; and the counts of all of them together, int64 `[P, 3, C]`.
     """
 
@@ -235,7 +243,7 @@ class ByClient(NamedTuple):
 
 def by_client(table: ScoreTable, metrics: Sequence[str] = (ACCURACY,)) -> ByClient:
     """Numbers of the clients of a table, which has some, by part; metrics by their names among the numbers."""
-    kept = measured(metrics)
+    kept = metrics_beyond_counts(metrics)
     blocks: list[tuple[np.ndarray, ...]] = []
     pooled: Any = 0
     for counts_BPKC in table.blocks():
@@ -260,7 +268,8 @@ def summarize(
     parts: Sequence[str] = PARTS,
     metrics: Sequence[str] = (ACCURACY,),
 ) -> dict[str, Any]:
-    """All weightings of one scope, from counts by client, `[parts, 3, C]`, and rows or graphs of each, ascending.
+    """Computes all weightings of a scope, from counts by client, `[parts, 3, C]`, and rows or graphs of each,
+    ascending.
 
     Accuracy of a client without rows of a part is undefined; such a client has no weight there. After rightly
     predicted rows there may be more kinds of counts, of which those of metrics are the last.

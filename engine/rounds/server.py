@@ -17,7 +17,7 @@ from shoal.algorithms.base import Algorithm, Context, Requests
 from shoal.algorithms.client import ClientTable, FlatModel
 from shoal.algorithms.method_errors import OURS, ProtocolError, raise_named, yield_place
 from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree
-from shoal.algorithms.rng import CPU, creating_on, key, moved
+from shoal.algorithms.rng import CPU, creating_on, key, to_device
 from shoal.engine.config.sections import EVALUATED, NEWCOMERS, NEWCOMERS_TRAINED
 from shoal.engine.messages.cell import NO_STAGES, Cell, OfStages, Outcome
 from shoal.engine.messages.job import Job
@@ -48,7 +48,7 @@ Predicted = tuple[str, int, str, np.ndarray]
 
 
 class Server:
-    """Owns the federation's state between rounds, and runs one round after another.
+    """The server, which owns the federation's state between rounds and runs one round after another.
 
     Attributes:
         state: After the last committed round.
@@ -100,12 +100,12 @@ class Server:
         # Code of the user's trains.
         guarded = any(stage.guarded for stage in self._stages)
         self._own = guarded or bool(job.texts) or not type(self.algorithm).__module__.startswith(OURS)
-        self.state = FederationState(server=moved(self._set_up(), CPU)) if state is None else state
+        self.state = FederationState(server=to_device(self._set_up(), CPU)) if state is None else state
         self.schedule = plan.schedule(plan, job, store, self.algorithm, self._built[MODEL])
         self._exchange: Callable[..., Exchange] = self.schedule.exchange or Exchange
 
     def cohort(self, round_number: int) -> list[int]:
-        """The clients of a round, ascending."""
+        """Returns the clients of a round, ascending."""
         return self.schedule.cohort(round_number)
 
     def round(self, watch: Watch = unwatched) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Server:
     def run_method(self, exchange: "Exchange", context: Context, is_last_visit: Callable[[int], bool]) -> None:
         """Drives `Algorithm.round`, on the server's device, to its end; then `exchange.next_state` is complete."""
         next_state, device = exchange.next_state, context.device
-        server = moved(next_state.server, device)
+        server = to_device(next_state.server, device)
         self._hook = "round"
         requests = self.algorithm.round(server, context, list(exchange.cohort))
         checks_form = self._checks_form("round", next_state.round)
@@ -208,7 +208,7 @@ class Server:
         self._require_initial_unchanged()
         self._hook = ""
         require_finite(server, f"{self._where}: the server's state")
-        next_state.server = moved(server, CPU)
+        next_state.server = to_device(server, CPU)
 
     def _welcome(self, next_state: FederationState, meter: Meter) -> None:
         """Scores newcomers as if a further round, which leaves nothing behind, were theirs alone."""
@@ -222,15 +222,17 @@ class Server:
         self.run_method(exchange, replace(self._context(number), clients=self.infos), lambda client: True)
         # Where a method trains nobody in this round, it gives nothing new.
         next_state.scores[NEWCOMERS] = exchange.given or exchange.score(newcomers, {})
-        meter.evaluated(exchange.meter)
+        meter.add_evaluation(exchange.meter)
         next_state.scores[NEWCOMERS_TRAINED] = theirs.scores.get("trained", ScoreTable()).only(np.array(newcomers))
 
     def _next(self, requests: Requests, device: torch.device, exchange: "Exchange") -> Ask | Mix | None:
-        """The next request, all of it on the processor, in exchange for the reply to the last one; None: the end."""
+        """Gives the method the reply to its last request, and returns the next one, all of it on the processor; None:
+        the end.
+        """
         reply = exchange.reply
         if isinstance(reply, Replies) and device != CPU:
             lists = {name: [t.to(device) for t in tensors] for name, tensors in reply.lists.items()}
-            reply = Replies(reply.ids, moved(reply.entries, device), moved(reply.weights, device), lists)
+            reply = Replies(reply.ids, to_device(reply.entries, device), to_device(reply.weights, device), lists)
         elif isinstance(reply, Tensor):
             reply = reply.to(device)
         try:
@@ -249,15 +251,15 @@ class Server:
             return request
         if isinstance(request, Mix):
             return replace(request, rows=request.rows.to(CPU))
-        private = {client: moved(tree, CPU) for client, tree in request.private.items()}
-        shared, score_with = moved(request.shared, CPU), moved(request.score_with, CPU)
+        private = {client: to_device(tree, CPU) for client, tree in request.private.items()}
+        shared, score_with = to_device(request.shared, CPU), to_device(request.score_with, CPU)
         return replace(request, shared=shared, private=private, score_with=score_with)
 
     def _checks_form(self, phase: str, number: int) -> bool:
         return self._checks_always or self._first_rounds.setdefault(phase, number) == number
 
     def client_scores(self) -> Columns:
-        """The newest scores of every client, or of the sample; see `shoal.engine.rounds.evaluation`."""
+        """Returns the newest scores of every client, or of the sample; see `shoal.engine.rounds.evaluation`."""
         return client_scores(newest(self.state, self.schedule.sample(self.state.round)), self.job.metrics)
 
     def _set_up(self) -> Tree:
@@ -305,7 +307,7 @@ class Server:
         )
 
     def _build(self, name: str, number: int = 0) -> FlatModel:
-        """A model for the method's server part, on the server's device; nothing else uses its memory."""
+        """Builds a model for the method's server part, on the server's device; nothing else uses its memory."""
         built = self._built[name][number]
         # The first client of the kind, whose initial parameters are those of all unless each has its own.
         client = next((info.client for info in self.infos if info.model == number), 0)
@@ -316,7 +318,7 @@ class Server:
 
 
 class Exchange:
-    """Runs phases and evaluations of one round on clients, and keeps what the next state gets of them.
+    """An exchange, which runs phases and evaluations of a round, and keeps what the next state gets of clients.
 
     Attributes:
         cohort: Clients of the round, ascending; those that fail are taken out.
@@ -373,7 +375,7 @@ class Exchange:
                 stage.begin(round)
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
-        """Runs one phase, and gives what the server sees of it; entries of `Reduce.MIX` are held.
+        """Runs a phase as `Exchange.ask`.
 
         A client that does not train again before the next evaluation (`is_last_visit`) is evaluated now, as it is after
         its last local step.
@@ -391,7 +393,7 @@ class Exchange:
         groups = form_cells(ids, self._infos, self._cell_size, self._pool.hosts[1])
         phase = self._before(ask, ids)
         cells = [self._cell(ask, next_state.round, group, score, again) for group in groups]
-        self.meter.sent(ask, ids)
+        self.meter.count_downloads(ask, ids)
         outcomes, sums, _ = self._run(cells, ask.shared)
         answered = self._take(ask, ids, outcomes)
         if self._whole is not None and answered:
@@ -399,7 +401,7 @@ class Exchange:
         from_clients = [i for outcome in answered for i in outcome.ids]
         if answered and self._of_stages.adder is not None:
             self._of_stages.adder.read(sums.whole, from_clients)
-        replies, held = combine(answered, from_clients, cells[0].sent if cells else ask.up, sums)
+        replies, held = combine(answered, from_clients, cells[0].entries if cells else ask.up, sums)
         self._held.update(held)
         return self._after(replies, phase, outcomes)
 
@@ -440,7 +442,7 @@ class Exchange:
         return self.next_state
 
     def _cell(self, ask: Ask, number: int, group: Group, score: frozenset[int], again: int | None) -> Cell:
-        """Clients to ask in round `number`; of these `score` are evaluated, and `again` is visited twice."""
+        """Makes the cell of clients to ask in round `number`; `score` are evaluated, and `again` is visited twice."""
         next_state, ids = self.next_state, group.ids
         return Cell(
             number, ids, ask.phase, ask.up, ask.train, _pick(ask.private, ids), _pick(next_state.clients, ids),
@@ -457,7 +459,7 @@ class Exchange:
             next_state.keep(outcome.states, outcome.kept)
             next_state.touched.update({i: i in outcome.scores for i in outcome.ids})
             if ask.train:
-                self.meter.trained(outcome)
+                self.meter.keep_losses(outcome)
         with self.meter.scoring():
             for outcome in outcomes:
                 trained = next_state.scores.setdefault("trained", ScoreTable())
@@ -474,7 +476,7 @@ class Exchange:
         return answered
 
     def mix(self, mix: Mix) -> Tensor | None:
-        """The product of a matrix with held uploads, `[rows, …]`; rows of clients go to their inboxes instead.
+        """Multiplies a matrix with held uploads, `[rows, …]`; rows of clients go to their inboxes instead.
 
         Raises:
             ShoalError: No client uploaded the entry, the matrix does not fit those that did, or it holds NaN.
@@ -500,13 +502,13 @@ class Exchange:
             require_finite({mix.entry: part} if isinstance(part, Tensor) else {}, "the result of Mix")
         for client, part in zip(mix.dst, parts):
             self.next_state.put_into_inbox(client, mix.entry, part)
-            self.meter.mixed(client, part.nbytes)
+            self.meter.count_download(client, part.nbytes)
         return None
 
     def score(
         self, ids: Sequence[int], download: Tree, fresh: bool = False, private: Mapping[int, Tree] | None = None
     ) -> ScoreTable:
-        """Counts of some clients after a download, and a private one; `fresh` ones have neither state nor inbox."""
+        """Counts how clients predict after a download, and a private one; `fresh` ones have neither state nor inbox."""
         state = FederationState() if fresh else self.next_state
         cells = [
             evaluation_cell(
@@ -525,7 +527,9 @@ class Exchange:
         return ScoreTable().with_counts(*tables)
 
     def _run(self, cells: Sequence[Cell], shared: Tree) -> tuple[list[Outcome], Sums, list[ScoreTable]]:
-        """The outcomes of cells and their sums, and of mere evaluations the counts, which are in no outcome then."""
+        """Runs cells: returns their outcomes and sums, and of mere evaluations the counts, which are in no outcome
+        then.
+        """
         outcomes: dict[int, Outcome] = {}
         sums, tables, counts = Sums(self._of_stages.adder), list[ScoreTable](), dict[int, np.ndarray]()
         self.meter.expect(sum(len(cell.ids) for cell in cells), any(not cell.phase for cell in cells))
@@ -544,8 +548,8 @@ class Exchange:
                 sums.take(places, part)
             outcome.sums = {}
             if not self._ahead:
-                self.meter.uploaded(outcome)
-            self.meter.ran(len(cells[position].ids), outcome)
+                self.meter.count_uploads(outcome)
+            self.meter.count_cell(len(cells[position].ids), outcome)
             asked = working_clock()
         self.meter.waited += working_clock() - asked
         for outcome in outcomes.values():
@@ -558,7 +562,7 @@ class Exchange:
         self.predicted += [(scope, i, part, both) for i in sorted(found) for part, both in found[i].items()]
 
     def _leave_out(self, client: int, failure: tuple[str, str]) -> None:
-        """A client that fails takes no further part in the round and is as it was before it."""
+        """Leaves a client that fails out of the rest of the round; it stays as it was before."""
         self.meter.failures[client] = failure
         if client in self.cohort:
             self.cohort.remove(client)
@@ -578,7 +582,7 @@ class Welcome(Exchange):
     given: ScoreTable | None = None
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
-        """As `Exchange.ask`."""
+        """Runs a phase as `Exchange.ask`."""
         if ask.train and self.given is None:
             self.given = self.score(self.cohort, {**ask.shared, **ask.score_with}, private=ask.private)
         return super().ask(ask, is_last_visit)

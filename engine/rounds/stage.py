@@ -43,7 +43,7 @@ class SkipRound(Exception):
 
 @dataclass(frozen=True)
 class AtClient:
-    """Where a stage finds an upload: at the end of one visit of a client, on a host.
+    """The place where a stage finds an upload: at the end of one visit of a client, on a host.
 
     Attributes:
         client: Its number.
@@ -111,7 +111,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class ToHosts:
-    """What a stage sends along with a phase.
+    """The values that a stage sends along with a phase.
 
     Attributes:
         note: For the same stage on hosts, which reads it as `at.cell.stages.notes[self.name]`; plain values.

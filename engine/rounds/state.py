@@ -56,7 +56,7 @@ class ScoreTable(Mapping[int, np.ndarray]):
 
     @property
     def clients(self) -> np.ndarray:
-        """The clients that have counts, int64 `[B]`, ascending."""
+        """Returns the clients that have counts, int64 `[B]`, ascending."""
         self._merge()
         return self._client
 
@@ -217,7 +217,7 @@ class FederationState:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether some of it is in a cluster's memory."""
+        """Returns whether some of it is in a cluster's memory."""
         return bool(self.kept) or any(isinstance(t, Mixed) for box in self.inboxes.values() for t in box.values())
 
     def put_into_inbox(self, client: int, entry: str, value: Tensor | Mixed) -> None:

@@ -1,4 +1,4 @@
-"""When clients take part, and from which model they train: the schedules by their names in a config."""
+"""The schedules by their names in a config: which clients take part, and from which model they train."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module

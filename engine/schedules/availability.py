@@ -1,4 +1,6 @@
-"""When clients are online: periods, drawn sessions, or sessions of a file; all in rounds. Axes: T rounds, B clients."""
+"""The availability of clients: periods, drawn sessions, or sessions of a file; all in rounds. Axes: T rounds, B
+clients.
+"""
 
 import math
 from pathlib import Path

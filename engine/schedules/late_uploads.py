@@ -46,7 +46,7 @@ class Visits:
         """Returns the rounds up to this one from whose models clients train for later ones."""
         return np.flatnonzero(self._last[: number + 1] > number).tolist()
 
-    def begun(self, number: int) -> Iterator[tuple[int, dict[int, int]]]:
+    def under_way(self, number: int) -> Iterator[tuple[int, dict[int, int]]]:
         """Yields who began before a round and uploads in it or later, each with that round, by ascending start."""
         for start in self.needed_after(number - 1):
             place = self._by_start[slice(*self._bounds[start : start + 2])]
@@ -81,31 +81,31 @@ class LateExchange(Exchange):
         """
         averages = dict(ask.up) == {"w": Reduce.MEAN} and ask.shared.keys() == {"w"} and not ask.private
         if self._asked or not averages or not ask.train or ask.to is not None or ask.score_with:
-            raise self._refused()
+            raise self._refusal()
         self._asked, ids, number = True, list(self.cohort), self.next_state.round
         if number == 1 and 0 in self._schedule.needed_after(1):
             self.next_state.downloads[0] = {"w": ask.shared["w"].clone()}
         phase = self._before(ask, ids)
         if any(i not in self._trained for i in ids):
             self._train(ask)
-        self.meter.sent(ask, ids)
+        self.meter.count_downloads(ask, ids)
         outcome = merge([self._trained.pop(i) for i in ids])
-        self.meter.uploaded(outcome)
+        self.meter.count_uploads(outcome)
         self._take(ask, ids, [outcome])
-        return self._after(self._reduced(ask, ids, outcome), phase, [outcome])
+        return self._after(self._reduce(ask, ids, outcome), phase, [outcome])
 
     def mix(self, mix: Mix) -> Tensor | None:
         """Raises a ShoalError: such rounds take means alone."""
-        raise self._refused()
+        raise self._refusal()
 
-    def _refused(self) -> ShoalError:
+    def _refusal(self) -> ShoalError:
         name = self._schedule.name
         return ShoalError(KEY, f"{name} is for methods that average one model, once a round, unlike {self._method}")
 
     def _train(self, ask: Ask) -> None:
         """Trains all who have begun and have not trained; draws of a visit are those of the round after its start."""
         number, cells = self.next_state.round, list[Cell]()
-        for start, rounds in self._visits.begun(number):
+        for start, rounds in self._visits.under_way(number):
             ids = [i for i in rounds if i not in self._trained]
             score = frozenset(i for i in ids if ask.score and self._schedule.is_last_visit(i, rounds[i]))
             again = next((i for i in ids if self._repeats and number == 1 and self._infos[i].train), None)
@@ -128,7 +128,7 @@ class LateExchange(Exchange):
             raise ShoalError(KEY, f"clients train from the model of round {start}, which the state lacks: {reason}")
         return self.next_state.downloads[start]
 
-    def _reduced(self, ask: Ask, ids: Sequence[int], outcome: Outcome) -> Replies:
+    def _reduce(self, ask: Ask, ids: Sequence[int], outcome: Outcome) -> Replies:
         """Returns the mean of uploads as they count for the newest model, added up as those of a round."""
         schedule, number, newest = self._schedule, self.next_state.round, ask.shared
         starts, uploads = schedule.starts(number), list[Upload]()

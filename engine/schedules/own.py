@@ -17,7 +17,7 @@ from shoal.engine.config.names import own_among, shown_name
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
-from shoal.engine.rounds.protocol_checks import named, require_tree, same_bits
+from shoal.engine.rounds.protocol_checks import describe, require_tree, same_bits
 from shoal.engine.rounds.sampling import Drawn, MakeSchedule, Plan, Schedule
 from shoal.engine.schedules.late_uploads import KEY, LateExchange, Visits, staleness_of
 from shoal.engine.schedules.selection import is_whole
@@ -48,19 +48,19 @@ class OwnSchedule(Schedule):
             self.exchange = partial(LateExchange, self, self._visits, type(algorithm).__name__, {})
 
     def draw(self, number: int, known: Tree) -> Drawn:
-        drawn = self._checked(number, known)
-        if number == 1 and self._checked(number, known).cohort != drawn.cohort:
+        drawn = self._draw_and_check(number, known)
+        if number == 1 and self._draw_and_check(number, known).cohort != drawn.cohort:
             raise self._code.fault(KEY, "draw(1, {}) gives other clients when it is called again; draw by self.seed")
         return drawn
 
-    def _checked(self, number: int, known: Tree) -> Drawn:
+    def _draw_and_check(self, number: int, known: Tree) -> Drawn:
         """Returns what the user's `draw` gives, with ascending clients."""
         with self._code.at_work(KEY):
             drawn = self._own.draw(number, {name: t.clone() for name, t in known.items()})
             if isinstance(drawn, Drawn):
                 require_tree(drawn.state, "the state that draw keeps")
         if not isinstance(drawn, Drawn):
-            raise self._code.fault(KEY, f"draw gives {named(drawn)}, expected shoal.Drawn(cohort)")
+            raise self._code.fault(KEY, f"draw gives {describe(drawn)}, expected shoal.Drawn(cohort)")
         for what, clients in (("cohort", drawn.cohort), *drawn.missing.items()):
             self._require_clients(f"draw({number}) gives as {what}", clients)
         self._require_plain("the numbers of draw", drawn.numbers)
@@ -77,7 +77,7 @@ class OwnSchedule(Schedule):
         """Raises a ShoalError: values have no names, or a file of JSON cannot hold them."""
         try:
             if not isinstance(values, Mapping):
-                raise TypeError(named(values))
+                raise TypeError(describe(values))
             json.dumps(values, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise self._code.fault(KEY, f"{what} are no finite numbers or texts by name: {error}") from None
@@ -132,7 +132,7 @@ class OwnSchedule(Schedule):
             if not all(same_bits(t, then[name]) for name, t in now.items()):
                 raise self._code.fault(KEY, "counted writes into a model of the server; take a copy first")
         if not isinstance(result, Upload):
-            raise self._code.fault(KEY, f"counted gives {named(result)}, expected a shoal.Upload")
+            raise self._code.fault(KEY, f"counted gives {describe(result)}, expected a shoal.Upload")
         shapes, wanted = ({name: (t.dtype, list(t.shape)) for name, t in u.entries.items()} for u in (result, upload))
         if shapes != wanted:
             raise self._code.fault(KEY, f"counted gives {shapes}, expected tensors as of the upload, {wanted}")
@@ -143,7 +143,7 @@ class OwnSchedule(Schedule):
             result = self._own.after(number, replies, newest, kept)
             require_tree(kept, "what after keeps")
         if not isinstance(result, Replies):
-            raise self._code.fault(KEY, f"after gives {named(result)}, expected shoal.Replies")
+            raise self._code.fault(KEY, f"after gives {describe(result)}, expected shoal.Replies")
         return result
 
     def columns(self, number: int, cohort: Sequence[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who takes part in a round to its end: the selected clients that neither drop out nor come too late.
+"""The clients that take part in a round to its end: the selected ones that neither drop out nor come too late.
 
 Simulated times follow from formulas before any client trains, so clients that would not count are not trained, as if
 they had been offline. Axes: B all clients, C those drawn.
@@ -106,7 +106,7 @@ class Participation(Schedule):
         """Returns the drawn clients, ascending, and what the server then knows, and the user's selection keeps."""
         options, online = self._options, self._plan.online
         if self._select is not None:
-            known = known or unknown(self.clients)
+            known = known or initial_knowledge(self.clients)
         if self._select is None or len(present) < options.at_least:
             asked = replace(options, count=count, without=())
             drawn = draw_cohort(self.clients, asked, self.seed, number, online, self._plan.newcomers)
@@ -127,7 +127,7 @@ class Participation(Schedule):
         return noted
 
 
-def unknown(clients: int) -> Tree:
+def initial_knowledge(clients: int) -> Tree:
     """Returns what the server knows before the first round."""
     return {LOSS: torch.full((clients,), math.inf, dtype=torch.float64), ROUND: torch.zeros(clients).double()}
 

@@ -1,4 +1,4 @@
-"""How the clients of a round are drawn from what the server knows of them. Axes: B all clients, P those online.
+"""The draw of a round's clients from what the server knows of them. Axes: B all clients, P those online.
 
 A selection is a function of `Known`, a number of clients and a generator, keyed by (seed, round); it gives clients.
 """
@@ -20,7 +20,7 @@ KEY = "participation.selection"
 
 @dataclass(frozen=True)
 class Known:
-    """What the server knows before a round.
+    """The knowledge of the server before a round.
 
     Attributes:
         round: From 1.
@@ -52,7 +52,7 @@ def _largest(clients: np.ndarray, value_B: np.ndarray, count: int, rng: np.rando
     return shuffled[np.argsort(-value_B[shuffled], kind="stable")[:count]]
 
 
-def _weighted(clients: np.ndarray, weight: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def _draw_weighted(clients: np.ndarray, weight: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draws clients without replacement in proportion to their weights; those of weight zero never."""
     able, weight = clients[weight > 0], weight[weight > 0]
     return rng.choice(able, min(count, len(able)), replace=False, p=weight / weight.sum()) if len(able) else able
@@ -65,7 +65,7 @@ def power_of_choice(known: Known, count: int, rng: np.random.Generator) -> np.nd
     server has (rpow-d), infinite for clients that never trained.
     """
     asked = 2 * count if known.candidates is None else max(known.candidates, count)
-    return _largest(_weighted(known.online, known.items[known.online], asked, rng), known.loss, count, rng)
+    return _largest(_draw_weighted(known.online, known.items[known.online], asked, rng), known.loss, count, rng)
 
 
 def oort(known: Known, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -80,7 +80,7 @@ def oort(known: Known, count: int, rng: np.random.Generator) -> np.ndarray:
     new, old = known.online[is_new], known.online[~is_new]
     explored = math.ceil(max(0.9 * 0.98 ** (known.round - 1), 0.2) * count - 1e-9)
     explored = min(max(explored, count - len(old)), len(new))
-    fresh = _weighted(new, 1 / known.seconds[new], explored, rng)
+    fresh = _draw_weighted(new, 1 / known.seconds[new], explored, rng)
     exploited = min(count - explored, len(old))
     if exploited == 0:
         return fresh
@@ -88,7 +88,7 @@ def oort(known: Known, count: int, rng: np.random.Generator) -> np.ndarray:
     utility = np.minimum(utility, np.quantile(utility, 0.95)) + np.sqrt(0.1 * math.log(known.round) / known.last[old])
     utility /= np.maximum(known.seconds[old] / np.median(known.seconds[known.online]), 1.0) ** 2
     high = utility >= 0.95 * np.sort(utility)[-exploited]
-    return np.concatenate([fresh, _weighted(old[high], utility[high], exploited, rng)])
+    return np.concatenate([fresh, _draw_weighted(old[high], utility[high], exploited, rng)])
 
 
 # `loss`: the clients of largest last loss, at first those that never trained.

@@ -12,7 +12,8 @@ WITHOUT_UPLOADS = ("local", "global")
 
 
 class Rule(NamedTuple):
-    """Keys that have an effect only where something `holds` of a config: another key has certain `values`, in words.
+    """A rule on keys, which have an effect only where something `holds` of a config: another key has certain
+    `values`, in words.
 
     Beside its default a key may have the value `given`, which says what is the case without it. `by_words`: the values
     are words of the other key.

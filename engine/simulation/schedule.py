@@ -37,7 +37,7 @@ MOST_BYTES, LONGEST = 1 << 20, 2000
 
 @dataclass(frozen=True)
 class Classes:
-    """Classes of devices or links of a file: names, and columns float64 `[D]`, `share` among them."""
+    """The classes of devices or links of a file: names, and columns float64 `[D]`, `share` among them."""
 
     path: Path
     names: tuple[str, ...]

@@ -36,7 +36,7 @@ OF_STEP = {"adam": 7, "sgd": 3, "momentum": 5}
 
 
 class Work(NamedTuple):
-    """Floating point operations and bytes of memory traffic, float64 `[B]`."""
+    """A number of floating point operations and bytes of memory traffic, float64 `[B]`."""
 
     flops: np.ndarray
     traffic: np.ndarray
@@ -51,7 +51,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of clients, `[B]`: items that a pass answers for, nodes, and entries of the matrix of a layer."""
+    """The sizes of clients, `[B]`: items that a pass answers for, nodes, and entries of the matrix of a layer."""
 
     rows: np.ndarray
     nodes: np.ndarray
@@ -123,7 +123,9 @@ def _sign(module: SIGN) -> list[Product]:
 
 
 class Layer(NamedTuple):
-    """Widths of a layer that passes messages: input, hidden layers, output; passes of its first weight, and heads."""
+    """The widths of a layer that passes messages: input, hidden layers, output; passes of its first weight, and
+    heads.
+    """
 
     inner: int
     hidden: int
@@ -212,7 +214,7 @@ def forward_work(products: list[Product], sizes: Sizes) -> Work:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """Work of every client of a run at one visit, `[B]`; `note` says that the method does more, if it does."""
+    """The work of every client of a run at one visit, `[B]`; `note` says that the method does more, if it does."""
 
     train: Work
     upload: Work

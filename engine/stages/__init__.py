@@ -1,1 +1,1 @@
-"""What acts on the uploads of any method between clients and server, a folder a feature."""
+"""Stages, which act on the uploads of any method between clients and server, a folder a feature."""

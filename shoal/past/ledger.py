@@ -69,7 +69,7 @@ class _Entries(Recorder):
         self.sent: dict[tuple[str, str], Sent] = {}
 
     def after(self, cell: Cell, outcome: Outcome) -> None:
-        for entry, how in cell.sent.items() if outcome.ids else ():
+        for entry, how in cell.entries.items() if outcome.ids else ():
             shapes, weight = _shapes(outcome, entry, how, cell.stages.rows)
             before = self.sent.get((cell.phase, entry))
             shape = max([*shapes, *([before.shape] if before else [])], key=lambda shape: int(np.prod(shape)))

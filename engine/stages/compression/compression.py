@@ -1,4 +1,4 @@
-"""What clients send of the float tensors of their uploads, in front of any method: a few numbers, or a byte a number.
+"""Compression of the float tensors that clients upload, in front of any method: a few numbers, or a byte a number.
 
 A tensor that a client received under the same name in this visit, in a download or its inbox, is sent as the change
 from it, which the server knows. What the change lacks is added to that of the next upload (error feedback: Seide et
@@ -37,7 +37,7 @@ STEPS = 127
 
 
 class Compression(Stage):
-    """Uploads of fewer bytes, and what each lacks kept for the next."""
+    """A stage that makes uploads smaller, and keeps what each lacks for the next."""
 
     def __init__(self, options: CommunicationOptions) -> None:
         """Takes the options of a run."""
@@ -76,7 +76,7 @@ class Compression(Stage):
             if self._options.upload == "topk":
                 coded = largest_of(change, largest)
             else:
-                coded = rounded(change, at.rng(f"{of_phase}{name}"))
+                coded = round_at_random(change, at.rng(f"{of_phase}{name}"))
             entries[name], sizes[name] = (base + coded).to(value.dtype), size + of_weight
             if self._options.error_feedback:
                 at.kept[key] = change - coded if received is not None else entries[name]
@@ -113,14 +113,14 @@ def make(job: Job, plan: "Plan | None") -> list[Stage]:
 
 
 def largest_of(change: Tensor, count: int) -> Tensor:
-    """The change with its `count` numbers of largest magnitude, and zeros; NaN counts as the largest."""
+    """Keeps the `count` numbers of largest magnitude of a change, and zeros the rest; NaN counts as the largest."""
     flat = change.reshape(-1)
     place = flat.abs().topk(count, sorted=False).indices
     return torch.zeros_like(flat).scatter_(0, place, flat[place]).view_as(change)
 
 
-def rounded(change: Tensor, rng: torch.Generator) -> Tensor:
-    """The change in multiples of its largest magnitude over 127, each up or down at random so that its mean is kept.
+def round_at_random(change: Tensor, rng: torch.Generator) -> Tensor:
+    """Rounds the change to multiples of its largest magnitude over 127, up or down at random so that its mean is kept.
 
     That is QSGD (Alistarh et al., NeurIPS 2017, section 3) with the maximum norm and 127 levels.
     """

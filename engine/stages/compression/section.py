@@ -12,7 +12,7 @@ from shoal.storage.options.types import CLOSED, Flag, Number
 
 @dataclass(frozen=True, config=CLOSED)
 class CommunicationOptions:
-    """What clients send of the float tensors of their uploads; see `shoal.engine.stages.compression`.
+    """The form in which clients upload float tensors; see `shoal.engine.stages.compression`.
 
     Attributes:
         upload: All of it (`none`); the numbers of largest magnitude of each tensor's change (`topk`); or the change in

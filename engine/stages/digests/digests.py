@@ -6,7 +6,7 @@ import torch
 import xxhash
 
 from shoal.algorithms.protocol import Replies, Upload
-from shoal.engine.rounds.reduction import counted, double_of
+from shoal.engine.rounds.reduction import double_of, zero_unweighted
 from shoal.engine.rounds.stage import AtClient, Phase, Stage
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def upload_digest(upload: Upload) -> str:
     hasher = xxhash.xxh3_128()
     for name, tensor in upload.entries.items():
         weight = upload.weight.get(name, 1.0)
-        parts = (counted(tensor, weight), torch.as_tensor(double_of(weight), dtype=torch.float64))
+        parts = (zero_unweighted(tensor, weight), torch.as_tensor(double_of(weight), dtype=torch.float64))
         for part in (t.detach().cpu().contiguous() for t in parts):
             hasher.update(f"{name} {part.dtype} {list(part.shape)} ".encode())
             hasher.update(part.reshape(-1).view(torch.uint8).numpy().data)

@@ -1,4 +1,4 @@
-"""How often a backdoor works: test nodes of other classes that a model takes for the target, by the trigger."""
+"""The success of a backdoor: test nodes of other classes that a model takes for the target, by the trigger."""
 
 import math
 from dataclasses import replace

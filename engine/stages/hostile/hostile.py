@@ -21,7 +21,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.names import own_among, shown_name
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.changes import changes_of
-from shoal.engine.rounds.protocol_checks import named
+from shoal.engine.rounds.protocol_checks import describe
 from shoal.engine.rounds.stage import AtClient, Opened, Phase, Stage, require_means
 from shoal.engine.sections.sections import options_of
 from shoal.engine.stages.hostile.backdoor import with_rates
@@ -41,7 +41,7 @@ Change = Callable[[Tensor, float, torch.Generator], Tensor]
 
 
 def hostile_clients(options: AttackOptions, clients: int, seed: int) -> frozenset[int]:
-    """The hostile ones among all clients, `share` of them rounded down, uniform, keyed by the run's seed alone.
+    """Draws the hostile ones among all clients, `share` of them rounded down, uniform, keyed by the run's seed alone.
 
     Raises ShoalError: the share is less than one client.
     """
@@ -80,7 +80,7 @@ def describe_run(config: Config, parameters: Sequence[int]) -> dict[str, str]:
 
 
 def _no_backdoor(config: Config) -> str:
-    """Why no trigger can be planted; empty: it can."""
+    """Returns why no trigger can be planted; empty: it can."""
     if config.task != "node":
         return f"and task is {config.task}; take label_flip"
     if config.data.cross_edges != "drop":
@@ -141,7 +141,7 @@ def make(job: Job, plan: "Plan | None") -> list[Stage]:
 
 
 def _gaussian(change: Tensor, scale: float, rng: torch.Generator) -> Tensor:
-    """Noise of mean zero with `scale` times the root mean square of the change (Blanchard et al., NeurIPS 2017).
+    """Draws noise of mean zero with `scale` times the root mean square of the change (Blanchard et al., NeurIPS 2017).
 
     The processor draws it, so that it is the same on any device.
     """
@@ -159,7 +159,7 @@ CHANGES: dict[str, Change] = {
 
 
 def own_change(code: UserCode) -> Change:
-    """The user's function, `def Own(change, scale, rng)`, which gives a tensor like the change.
+    """Makes a change of the user's function, `def Own(change, scale, rng)`, which gives a tensor like the change.
 
     Raises ShoalError: it is none, or takes other arguments; when it is called, it fails or gives something else.
     """
@@ -169,7 +169,7 @@ def own_change(code: UserCode) -> Change:
         with code.at_work(KIND):
             found = function(change.clone(), scale, rng)
         if not isinstance(found, Tensor) or found.shape != change.shape:
-            raise code.fault(KIND, f"{name} gives {named(found)}, expected a tensor of shape {list(change.shape)}")
+            raise code.fault(KIND, f"{name} gives {describe(found)}, expected a tensor of shape {list(change.shape)}")
         return found.to(change)
 
     return change_of

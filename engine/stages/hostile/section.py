@@ -16,7 +16,8 @@ BACKDOOR = ("backdoor", "untriggered")
 
 @dataclass(frozen=True, config=CLOSED)
 class AttackOptions(WithShortForm):
-    """Hostile clients, the same in all rounds; see `shoal.engine.stages.hostile`. A kind alone stands for the section.
+    """The hostile clients, the same in all rounds; see `shoal.engine.stages.hostile`. A kind alone stands for the
+    section.
 
     Attributes:
         kind: No attack (`none`); training labels y become C - 1 - y (`label_flip`); some training nodes get a trigger

@@ -43,7 +43,7 @@ LEAST_DELTA, LARGEST_LOSS = 1e-11, 500.0
 
 
 def accounting() -> ModuleType:
-    """The package dp_accounting; raises a ShoalError if it is not installed."""
+    """Imports the package dp_accounting; raises a ShoalError if it is not installed."""
     try:
         import dp_accounting
         import dp_accounting.pld
@@ -53,7 +53,7 @@ def accounting() -> ModuleType:
 
 
 def epsilon_after(noise: float, delta: float, drawn: int, clients: int, rounds: int, poisson: bool = False) -> float:
-    """Epsilon of a client after so many rounds with `drawn` of `clients`; infinite without noise.
+    """Computes epsilon of a client after so many rounds with `drawn` of `clients`; infinite without noise.
 
     Neighbours are as above: a client replaced, with `poisson` one more or less.
 
@@ -70,7 +70,7 @@ def epsilon_after(noise: float, delta: float, drawn: int, clients: int, rounds: 
 
 @lru_cache
 def noise_of(options: PrivacyOptions, drawn: int, clients: int, rounds: int, poisson: bool = False) -> float:
-    """z, as it is given, or the least with which all rounds together stay within epsilon, to `STEP`.
+    """Computes z, as it is given, or the least with which all rounds together stay within epsilon, to `STEP`.
 
     Raises as `epsilon_after`.
     """
@@ -93,7 +93,7 @@ def noise_of(options: PrivacyOptions, drawn: int, clients: int, rounds: int, poi
 
 
 def _gaussian_epsilon(moved: float, delta: float) -> float:
-    """Epsilon of N(0, 1) and N(moved, 1)."""
+    """Computes epsilon of N(0, 1) and N(moved, 1)."""
     from scipy.optimize import brentq
     from scipy.special import log_ndtr, ndtr
 
@@ -107,7 +107,7 @@ def _gaussian_epsilon(moved: float, delta: float) -> float:
 
 
 def _drawn_epsilon(moved: float, share: float, delta: float, rounds: int, poisson: bool) -> float:
-    """Epsilon of cohorts that are drawn, by the law of the loss; infinite where the grid does not reach so far."""
+    """Computes epsilon of drawn cohorts, by the law of the loss; infinite where the grid does not reach so far."""
     dp = accounting()
     if delta < LEAST_DELTA:
         return math.inf
@@ -127,7 +127,7 @@ def _drawn_epsilon(moved: float, share: float, delta: float, rounds: int, poisso
 
 
 def _composed_epsilon(dp: ModuleType, step: float, profile: np.ndarray, delta: float, rounds: int) -> float:
-    """Epsilon of so many releases of which `profile` has delta at multiples of `step`, as many below 0 as above."""
+    """Computes epsilon of releases, of which `profile` has delta at multiples of `step`, half of them below 0."""
     steps = len(profile) // 2
     make = dp.pld.pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap
     one = make(step, -steps, steps, np.clip(profile, 0.0, 1.0)).to_dense_pmf()
@@ -137,7 +137,7 @@ def _composed_epsilon(dp: ModuleType, step: float, profile: np.ndarray, delta: f
 
 
 def divergence(epsilon: np.ndarray, moved: float, share: float) -> np.ndarray:
-    """H_a((1 - q) P + q Q || P) at each epsilon, float64, as above; with q = `share` and Delta = `moved`."""
+    """Computes H_a((1 - q) P + q Q || P) at each epsilon, float64, as above; with q = `share` and Delta = `moved`."""
     from scipy.special import log_ndtr, ndtr
 
     # Q(x) / P(x) where the loss is epsilon; below log(1 - q) it is larger everywhere.
@@ -147,7 +147,7 @@ def divergence(epsilon: np.ndarray, moved: float, share: float) -> np.ndarray:
 
 
 def reverse_divergence(epsilon: np.ndarray, moved: float, share: float) -> np.ndarray:
-    """H_a(P || (1 - q) P + q Q), as `divergence`."""
+    """Computes H_a(P || (1 - q) P + q Q), as `divergence`."""
     from scipy.special import log_ndtr, ndtr
 
     # No loss is above -log(1 - q).
@@ -157,30 +157,30 @@ def reverse_divergence(epsilon: np.ndarray, moved: float, share: float) -> np.nd
 
 
 def _place(ratio: np.ndarray, moved: float) -> np.ndarray:
-    """x with Q(x) / P(x) of a ratio; minus infinity for one that there is not."""
+    """Finds x with Q(x) / P(x) of a ratio; minus infinity for one that there is not."""
     with np.errstate(divide="ignore"):
         return np.log(np.maximum(ratio, 0.0)) / moved + moved / 2
 
 
 def _product(ratio: np.ndarray, log_share: np.ndarray) -> np.ndarray:
-    """A ratio times a probability that may be no float."""
+    """Multiplies a ratio by a probability that may be no float."""
     with np.errstate(divide="ignore"):
         return np.exp(np.log(np.maximum(ratio, 0.0)) + log_share)
 
 
 def _loss(x: float, moved: float, share: float) -> float:
-    """log((1 - q) + q Q(x) / P(x))."""
+    """Computes log((1 - q) + q Q(x) / P(x))."""
     return float(np.logaddexp(np.log1p(-share), math.log(share) + moved * x - moved**2 / 2))
 
 
 def releases(config: Config, rounds: int) -> int:
-    """Of so many rounds those in which a client sends something."""
+    """Counts the rounds, of so many, in which a client sends something."""
     method = load(describe(config.algorithm.name, config.algorithm.options))
     return min(rounds, 1) if method.sends_once else rounds
 
 
 def noise_at_clients(config: Config) -> float:
-    """z of the noise on each upload; raises as `noise_of`.
+    """Computes z of the noise on each upload; raises as `noise_of`.
 
     The server knows who sent it, so that no draw of cohorts hides a client: all rounds count as if it took part.
     """

@@ -36,5 +36,5 @@ def split(noise: float, drawn: int) -> tuple[float, float]:
 
 
 def next_clip(clip: float, within: float, quantile: float) -> float:
-    """The clip after a round of which the share `within`, with noise, had norms of at most the clip."""
+    """Computes the clip after a round of which the share `within`, with noise, had norms of at most the clip."""
     return clip * math.exp(-RATE * (within - quantile))

@@ -17,13 +17,13 @@ from torch import Tensor
 
 
 def column(bands: int) -> list[float]:
-    """The b entries of a column of C: binom(2k, k) / 4^k for k < b, divided by their norm."""
+    """Computes the b entries of a column of C: binom(2k, k) / 4^k for k < b, divided by their norm."""
     found = list(accumulate(range(1, bands), lambda last, k: last * (1 - 0.5 / k), initial=1.0))
     return [entry / math.hypot(*found) for entry in found]
 
 
 def next_row(column: Sequence[float], drawn: Tensor, earlier: Iterable[Tensor]) -> Tensor:
-    """A row of C^-1 z from that of z, `drawn`, and the last rows of C^-1 z before it, the newest first."""
+    """Computes a row of C^-1 z from that of z, `drawn`, and the last rows of C^-1 z before it, the newest first."""
     for share, row in zip(column[1:], earlier):
         drawn = drawn - share * row
     return drawn / column[0]

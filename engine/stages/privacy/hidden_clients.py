@@ -34,7 +34,7 @@ PLAIN = Algorithm()
 
 
 class HiddenClients(Stage):
-    """Clients of which the server learns no more than epsilon says: bounded changes, and noise on each or on the sum.
+    """A stage that bounds changes, with noise on each or on the sum: of a client the server learns what epsilon says.
 
     Noise is at clients or at the server (`privacy.where`). Its note is the clip of the round, where that adapts.
     """
@@ -57,7 +57,7 @@ class HiddenClients(Stage):
     def at_client(self, upload: Upload, at: AtClient) -> Upload:
         received = with_rows(at.received, upload.entries)
         if self._noisy is not None:
-            return self._noisy.sent(upload, received, at.cell, at.random)
+            return self._noisy.protect(upload, received, at.cell, at.random)
         clip = at.cell.stages.notes.get(self.name)
         changes = changes_of(upload, received, at.cell)
         upload, above = bound_norm(upload, changes, self._clip if clip is None else clip)
@@ -86,7 +86,7 @@ def make(job: Job, plan: "Plan | None") -> list[Stage]:
 
 
 class Release:
-    """What the server makes public of a round.
+    """The numbers that the server makes public of a round.
 
     What later rounds need is kept in the server's state, a tree: the clip (float64, a number), and of each entry that
     the round before had the last rows of banded noise, `[bands - 1, ...]` or fewer, the newest first.
@@ -124,7 +124,7 @@ class Release:
         self._first_clip, self._quantile = options.clip or 0.0, options.quantile
 
     def clip(self, kept: Tree) -> float | None:
-        """The clip of the next round, from what the server keeps; None: it does not adapt."""
+        """Reads the clip of the next round from what the server keeps; None: it does not adapt."""
         return None if self._quantile is None else float(kept.get("clip", self._first_clip))
 
     def require_counted(self, ask: Ask, first: bool, number: int, cohort: Sequence[int]) -> None:
@@ -180,7 +180,8 @@ class Release:
             )
 
     def of(self, replies: Replies, ask: Ask, number: int, kept: Tree) -> Replies:
-        """The means over m clients, who answered or not, with noise; the weight of each is m. It changes what is kept.
+        """Adds noise to the means over m clients, who answered or not; the weight of each is m. It changes what is
+        kept.
 
         Raises ShoalError: no client was drawn, and an entry is no change of what the server sends.
         """
@@ -219,7 +220,7 @@ class Release:
         return Replies(replies.ids, entries, weights, replies.lists)
 
     def _within(self, replies: Replies, number: int) -> float:
-        """The share of m clients within the clip, with noise; who did not answer counts as half a client."""
+        """Computes the share of m clients within the clip, with noise; who did not answer counts as half a client."""
         bits = float(replies.entries.get(WITHIN, 0.0)) * len(replies.ids)
         bits += self._of_bits * float(torch.randn((), generator=self._rng(number, WITHIN)))
         return 0.5 + bits / self._drawn

@@ -1,4 +1,4 @@
-"""What clients that are hidden do to their uploads: each counts once, and where noise is at clients, it is added here.
+"""The uploads of hidden clients: each counts once, and where noise is at clients, it is added here.
 
 Where each row of a mean has a weight, as prototypes by class have, a client counts once in each row: where it has none
 as no change of what it received, or of zeros, so that the classes of a client are hidden, too.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def norms_of(method: Algorithm) -> dict[str, float | None]:
-    """A method's `norms`; raises a ShoalError if they have none, or it gives what is no norm."""
+    """Reads a method's `norms`; raises a ShoalError if they have none, or it gives what is no norm."""
     with code_of(method, "norms"):
         found = dict(method.norms())
         for entry, norm in found.items():
@@ -42,7 +42,7 @@ def norms_of(method: Algorithm) -> dict[str, float | None]:
 
 
 def with_rows(received: Tree, entries: Tree) -> Tree:
-    """A download, and in it the rows of classes that it has, as `pack` makes them, under the names of such entries."""
+    """Adds to a download the rows of classes that it has, as `pack` makes them, under the names of such entries."""
     known = {
         name: rows[0]
         for name, value in entries.items()
@@ -52,7 +52,7 @@ def with_rows(received: Tree, entries: Tree) -> Tree:
 
 
 def once(upload: Upload, received: Tree, cell: Cell) -> Upload:
-    """An upload that counts as one client, in each row, whatever it says: without weight as no change.
+    """Makes an upload count as one client, in each row, whatever it says: without weight as no change.
 
     All of it is sent, so that its size says nothing either.
     """
@@ -84,14 +84,14 @@ def make(job: "Job", plan: "Plan | None") -> list[Stage]:
 
 
 class NoisyUploads:
-    """What clients of a job do to their uploads."""
+    """The clip and the noise that clients of a job apply to their uploads."""
 
     def __init__(self, options: PrivacyOptions, method: Algorithm) -> None:
-        """With the noise of the options; raises as `norms_of`."""
+        """Prepares the noise of the options; raises as `norms_of`."""
         self._noise, self._clip, self._norms = options.noise or 0.0, options.clip or math.inf, norms_of(method)
 
-    def sent(self, upload: Upload, received: Tree, cell: Cell, random: Callable[[str], int]) -> Upload:
-        """An upload that counts once, clipped and with noise; `random` gives a seed of the client for a purpose.
+    def protect(self, upload: Upload, received: Tree, cell: Cell, random: Callable[[str], int]) -> Upload:
+        """Clips an upload, counts it once, and adds noise; `random` gives a seed of the client for a purpose.
 
         Raises ShoalError: an entry is of whole numbers.
         """

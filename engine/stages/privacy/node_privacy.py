@@ -23,7 +23,7 @@ DEGREE = "propagation.max_degree"
 
 
 def moved_by(degree: int, hops: int, r: float) -> int:
-    """Clips by which one node moves the sum of clipped gradients at most.
+    """Counts the clips by which one node moves the sum of clipped gradients at most.
 
     Its own row, and the rows near it in either graph, change by two clips. Near are the d (d - 1)^(k-1) nodes at each
     distance k up to `hops`; where what a node sends is divided by its degree (r above 0), one step further.
@@ -86,26 +86,26 @@ def clipped_rows_of(config: Config, store: Store) -> tuple[float | None, float] 
     return PRIVACY.of(config).clip, noise_of_node(config)
 
 
-def _moved(config: Config) -> int:
+def _clips_moved(config: Config) -> int:
     reads = any(model.name in READ_HOPS for model in config.models())
     hops = config.propagation.hops if reads else 0
     return moved_by(config.propagation.max_degree or 0, hops, config.propagation.r)
 
 
 def noise_of_node(config: Config) -> float:
-    """z, as it is given, or the least for epsilon with a client in every round; raises as `noise_of`."""
+    """Computes z, as it is given, or the least for epsilon with a client in every round; raises as `noise_of`."""
     found = noise_of(PRIVACY.of(config), 1, 1, config.rounds * config.train.epochs)
-    return found if PRIVACY.of(config).noise is not None else found * _moved(config) / 2
+    return found if PRIVACY.of(config).noise is not None else found * _clips_moved(config) / 2
 
 
 def epsilon_of_node(config: Config, rounds: int) -> float:
-    """Epsilon after a client took part in so many rounds; raises as `epsilon_after`."""
-    noise = 2 * noise_of_node(config) / _moved(config)
+    """Computes epsilon after a client took part in so many rounds; raises as `epsilon_after`."""
+    noise = 2 * noise_of_node(config) / _clips_moved(config)
     return epsilon_after(noise, PRIVACY.of(config).delta, 1, 1, rounds * config.train.epochs)
 
 
 def bound_of_node(config: Config, rounds: int) -> str:
-    """What hides a node, and epsilon after so many rounds with its unit; raises as `epsilon_after`."""
+    """Describes what hides a node, and epsilon after so many rounds with its unit; raises as `epsilon_after`."""
     options, most = PRIVACY.of(config), config.propagation.max_degree
     among = "" if most is None else f", among graphs of degree {most}"
     return (

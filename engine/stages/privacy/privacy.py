@@ -36,7 +36,7 @@ from shoal.storage.errors import ShoalError
 
 
 def drawn_of(config: Config) -> tuple[int, int]:
-    """Clients of each round, or so many in the mean, and all."""
+    """Counts the clients of each round, or so many in the mean, and all."""
     clients = config.partition.clients
     return min(config.participation.size(clients), clients), clients
 
@@ -64,7 +64,7 @@ def draws_hide(train: TrainOptions) -> bool:
 
 
 def bands_of(options: PrivacyOptions, participation: ParticipationOptions, clients: int) -> int:
-    """How many rounds share noise; raises a ShoalError if a client takes part more often."""
+    """Counts the rounds that share noise; raises a ShoalError if a client takes part more often."""
     groups = participation.groups(clients) if options.mechanism == "banded" else 1
     bands = options.bands or groups
     if bands > groups:
@@ -143,7 +143,7 @@ def require_possible(config: Config, cohort: int) -> None:
 
 
 def draws_one_alone(config: Config) -> bool:
-    """Whether a round of one client, which hidden sums skip, is so likely that it adds 1 % or more to delta.
+    """Returns whether a round of one client, which hidden sums skip, is so likely that it adds 1 % or more to delta.
 
     Skips are no function of what has noise. A run with them differs from one that reads all sums with the chance p of
     such a round at most, which adds (1 + e^epsilon) p to delta.
@@ -160,16 +160,18 @@ def draws_one_alone(config: Config) -> bool:
 
 
 def epsilon_of(config: Config, rounds: int) -> float:
-    """Epsilon of a client or a node after so many rounds of a run; raises as `epsilon_after`."""
+    """Computes epsilon of a client or a node after so many rounds of a run; raises as `epsilon_after`."""
     if PRIVACY.of(config).unit == "node":
         from shoal.engine.stages.privacy.node_privacy import epsilon_of_node
 
         return epsilon_of_node(config, rounds)
-    return epsilon_after(_noise(config), PRIVACY.of(config).delta, *_counted(config, rounds))
+    return epsilon_after(_noise(config), PRIVACY.of(config).delta, *_count_draws(config, rounds))
 
 
 def bound_of(config: Config, rounds: int) -> str:
-    """What hides a client or a node, and epsilon after so many rounds with its unit; raises as `epsilon_after`."""
+    """Describes what hides a client or node, and epsilon after so many rounds with its unit; raises as
+    `epsilon_after`.
+    """
     if PRIVACY.of(config).unit == "node":
         from shoal.engine.stages.privacy.node_privacy import bound_of_node
 
@@ -190,10 +192,10 @@ def bound_of(config: Config, rounds: int) -> str:
 
 
 def _noise(config: Config) -> float:
-    return noise_of(PRIVACY.of(config), *_counted(config, config.rounds))
+    return noise_of(PRIVACY.of(config), *_count_draws(config, config.rounds))
 
 
-def _counted(config: Config, rounds: int) -> tuple[int, int, int, bool]:
+def _count_draws(config: Config, rounds: int) -> tuple[int, int, int, bool]:
     rounds = releases(config, rounds)
     if PRIVACY.of(config).where == "client":
         return 1, 1, rounds, False

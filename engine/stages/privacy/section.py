@@ -12,7 +12,7 @@ from shoal.storage.options.types import CLOSED, Number, Positive
 
 @dataclass(frozen=True, config=CLOSED)
 class PrivacyOptions:
-    """Differential privacy; see `shoal.engine.stages.privacy`, and of nodes `node_privacy` there.
+    """The options of differential privacy; see `shoal.engine.stages.privacy`, and of nodes `node_privacy` there.
 
     Attributes:
         unit: What is hidden: nothing (`none`), all data of one `client`, or one `node` with its edges.

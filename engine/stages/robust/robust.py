@@ -38,14 +38,14 @@ NU, STEPS, ACCURACY = 1e-6, 1000, 1e-10
 TINY = 1e-30
 
 
-def tolerated(options: AggregationOptions, clients: int) -> int:
-    """f of so many clients: `share` of them, rounded up."""
+def count_tolerated(options: AggregationOptions, clients: int) -> int:
+    """Computes f of so many clients: `share` of them, rounded up."""
     return math.ceil(options.share * clients - 1e-9)
 
 
 def require_enough(options: AggregationOptions, clients: int) -> None:
     """Raises a ShoalError if a reduction cannot tolerate its share of hostile clients among so many."""
-    f, (times, more) = tolerated(options, clients), NEEDED.get(options.kind, (0, 0))
+    f, (times, more) = count_tolerated(options, clients), NEEDED.get(options.kind, (0, 0))
     if clients < times * f + more:
         raise ShoalError(
             "aggregation.kind",
@@ -80,7 +80,7 @@ class _OfMeans(Stage):
 
 
 class NormBound(_OfMeans):
-    """Changes of bounded norm, whose sums are added up as ever."""
+    """A bound on the norm of changes, whose sums are added up as ever."""
 
     def at_client(self, upload: Upload, at: AtClient) -> Upload:
         return bound_norm(upload, changes_of(upload, at.received, at.cell), self._options.bound)[0]
@@ -111,7 +111,7 @@ def reduce_rows(
     ids: Sequence[int] = (),
     shared: Tree | None = None,
 ) -> Tree:
-    """The reduced entries, float32; zero where no client has weight.
+    """Reduces entries, float32; zero where no client has weight.
 
     Raises ShoalError: too few clients have weight, or a weight is no number and whole messages are compared.
 
@@ -136,10 +136,10 @@ def reduce_rows(
     require_enough(options, len(counted))
     here = {entry: [of[place].reshape(-1) for place in counted] for entry, of in rows.items()}
     if options.kind == "fltrust":
-        found = trusted(options.root, [ids[place] for place in counted], here, shared or {})
+        found = reduce_by_trust(options.root, [ids[place] for place in counted], here, shared or {})
         return {entry: flat.reshape(rows[entry][0].shape) for entry, flat in found.items()}
     distances = squared_distances(list(here.values()))
-    f = tolerated(options, len(counted))
+    f = count_tolerated(options, len(counted))
     out = {entry: torch.empty(of[0].numel()) for entry, of in here.items()}
     shares = shares_of(options.kind, distances, f)
     for entry, of in here.items():
@@ -152,8 +152,8 @@ def reduce_rows(
     return {entry: flat.reshape(rows[entry][0].shape) for entry, flat in out.items()}
 
 
-def trusted(root: int, ids: Sequence[int], rows: Mapping[str, Sequence[Tensor]], shared: Tree) -> Tree:
-    """FLTrust (Cao et al., NDSS 2021, algorithm 2), float32: the root's change g_0 says how far others are trusted.
+def reduce_by_trust(root: int, ids: Sequence[int], rows: Mapping[str, Sequence[Tensor]], shared: Tree) -> Tree:
+    """Reduces by FLTrust (Cao et al., NDSS 2021, algorithm 2), float32: trust in others is by the root's change g_0.
 
     g = sum_i TS_i |g_0| / |g_i| g_i / sum_i TS_i with TS_i = max(0, cos(g_i, g_0)), over all clients but the root, of
     whole messages; zero where none is trusted. The server does not train on a set of its own: it owns the root's shard.
@@ -198,7 +198,7 @@ def _tiles(width: int) -> list[slice]:
 
 
 def _by_coordinate(options: AggregationOptions, rows: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """The median of every number, or its trimmed mean (Yin et al., ICML 2018, definitions 1 and 2)."""
+    """Computes the median of every number, or its trimmed mean (Yin et al., ICML 2018, definitions 1 and 2)."""
     shape = rows[0].shape
     flat = [row.reshape(-1) for row in rows]
     # A number, or one for each row of the entry.
@@ -207,11 +207,11 @@ def _by_coordinate(options: AggregationOptions, rows: Sequence[Tensor], weights:
     for tile in _tiles(len(out)):
         block_BM = torch.stack([row[tile] for row in flat], 1)
         has_BM = torch.stack([of[tile] if of.dim() else of.expand(len(block_BM)) for of in has], 1)
-        sorted_BM = _sorted(torch.where(has_BM, block_BM, math.inf)).double()
+        sorted_BM = _sort_rows(torch.where(has_BM, block_BM, math.inf)).double()
         count_B1 = has_BM.sum(1, keepdim=True)
         cut_B1 = (count_B1 - 1).clamp(min=0) // 2
         if options.kind == "trimmed":
-            f_of = torch.tensor([tolerated(options, count) for count in range(len(rows) + 1)])
+            f_of = torch.tensor([count_tolerated(options, count) for count in range(len(rows) + 1)])
             cut_B1 = torch.minimum(cut_B1, f_of[count_B1])
         place_M = torch.arange(len(rows))
         inside_BM = (place_M >= cut_B1) & (place_M < count_B1 - cut_B1)
@@ -219,13 +219,13 @@ def _by_coordinate(options: AggregationOptions, rows: Sequence[Tensor], weights:
     return out.reshape(shape)
 
 
-def _sorted(block_BM: Tensor) -> Tensor:
-    """Each row ascending; NumPy takes a tenth of torch's time."""
+def _sort_rows(block_BM: Tensor) -> Tensor:
+    """Sorts each row; NumPy takes a tenth of torch's time."""
     return torch.from_numpy(np.sort(block_BM.numpy(), axis=1))
 
 
 def squared_distances(entries: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Squared distances of all pairs of clients over some entries together, float64 `[M, M]`.
+    """Computes squared distances of all pairs of clients over some entries together, float64 `[M, M]`.
 
     Differences are squared as they are: equal rows are at zero, and ties stay ties.
     """
@@ -238,7 +238,7 @@ def squared_distances(entries: Sequence[Sequence[Tensor]]) -> Tensor:
 
 
 def shares_of(kind: str, distances: Tensor, f: int) -> Tensor:
-    """The share of every client in the result, float64 `[M]`; `kind` is one of whole messages."""
+    """Computes the share of every client in the result, float64 `[M]`; `kind` is one of whole messages."""
     if kind == "geometric_median":
         return geometric_shares(distances)
     if kind == "bulyan":
@@ -251,7 +251,7 @@ def shares_of(kind: str, distances: Tensor, f: int) -> Tensor:
 
 
 def best_by_krum(distances: Tensor, f: int) -> list[int]:
-    """Clients by Krum's score, the best first, and of equal ones the first (Blanchard et al., NeurIPS 2017, section 4).
+    """Sorts clients by Krum's score, of equal ones the first before (Blanchard et al., NeurIPS 2017, section 4).
 
     The score is the sum of the squared distances to the m - f - 2 nearest others, at least one. Krum takes the best
     client, Multi-Krum the mean of the m - f best.
@@ -262,7 +262,7 @@ def best_by_krum(distances: Tensor, f: int) -> list[int]:
 
 
 def chosen_by_bulyan(distances: Tensor, f: int) -> list[int]:
-    """The m - 2 f clients that Krum takes one after another, each time among those left.
+    """Selects the m - 2 f clients that Krum takes one after another, each time among those left.
 
     El Mhamdi et al., The hidden vulnerability of distributed learning in Byzantium, ICML 2018, section 4.
     """
@@ -273,8 +273,8 @@ def chosen_by_bulyan(distances: Tensor, f: int) -> list[int]:
 
 
 def nearest_to_median(block_BM: Tensor, count: int) -> Tensor:
-    """The mean of the `count` numbers of each row that are nearest to its median, of equals the smaller; float64."""
-    sorted_BM = _sorted(block_BM).double()
+    """Averages the `count` numbers of each row that are nearest to its median, of equals the smaller; float64."""
+    sorted_BM = _sort_rows(block_BM).double()
     last = sorted_BM.shape[1] - 1
     middle_B1 = (sorted_BM[:, last // 2] + sorted_BM[:, (last + 1) // 2])[:, None] / 2
     nearest = (sorted_BM - middle_B1).abs().sort(dim=1, stable=True).indices[:, :count]
@@ -282,7 +282,7 @@ def nearest_to_median(block_BM: Tensor, count: int) -> Tensor:
 
 
 def geometric_shares(distances: Tensor) -> Tensor:
-    """Shares by which clients' rows add up to their geometric median, by the smoothed Weiszfeld algorithm.
+    """Computes shares by which rows add up to their geometric median, by the smoothed Weiszfeld algorithm.
 
     Pillutla et al., Robust aggregation for federated learning, IEEE TSP 2022, algorithm 2: z <- sum_i s_i w_i with
     s_i in inverse ratio to max(nu, |w_i - z|). The point z is always a mean of rows; its distance to each is known

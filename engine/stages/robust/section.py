@@ -12,7 +12,7 @@ from shoal.storage.options.types import CLOSED, Count, Number, WithShortForm
 
 @dataclass(frozen=True, config=CLOSED)
 class AggregationOptions(WithShortForm):
-    """How means of uploads are reduced; see `shoal.engine.stages.robust`. A kind alone stands for the section.
+    """The reduction of means of uploads; see `shoal.engine.stages.robust`. A kind alone stands for the section.
 
     Attributes:
         kind: The weighted mean (`mean`), of changes of bounded norm (`norm_bound`), or a robust reduction in which

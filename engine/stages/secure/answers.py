@@ -1,4 +1,4 @@
-"""How many clients answer to a hidden sum, and whether they are enough.
+"""The numbers of clients that answer to a hidden sum, and whether they are enough.
 
 Those asked are all clients that were drawn: those that drop out, are late, not needed or fail, too. A round in which
 too few of them answer is skipped: it changes nothing, as one without clients, and the run goes on.
@@ -16,7 +16,7 @@ SECURE = "secure"
 
 
 class Answers(NamedTuple):
-    """How many clients were asked for a sum, how many answered, and of how many it is read."""
+    """The numbers of clients that were asked for a sum, that answered, and that it needs to be read."""
 
     asked: int
     answered: int
@@ -29,12 +29,12 @@ class Answers(NamedTuple):
 
     @property
     def enough(self) -> bool:
-        """Whether the sum is read."""
+        """Returns whether the sum is read."""
         return self.answered >= self.needed
 
     @property
     def columns(self) -> dict[str, Any]:
-        """What the line of the round has of it."""
+        """Makes the columns of the sum in the line of the round."""
         return {SECURE: {**self._asdict(), "read": self.enough}}
 
     def require_enough(self) -> None:

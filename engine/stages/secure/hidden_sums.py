@@ -44,7 +44,7 @@ def require_possible(config: Config, cohort: int) -> None:
 
 
 class SecureSums(Stage):
-    """Sums of which the server reads the total alone.
+    """A stage for sums of which the server reads the total alone.
 
     Asked are clients that can answer, and those that were drawn and are lost or failed by now; where the method chooses
     among the cohort, of these only those of its choice.

@@ -25,7 +25,7 @@ MODULUS = 2**60 - 2**14 + 1
 
 
 def require_tenseal() -> Any:
-    """The package tenseal; raises a ShoalError if it is not installed."""
+    """Imports the package tenseal; raises a ShoalError if it is not installed."""
     try:
         import tenseal
     except ImportError:
@@ -34,7 +34,7 @@ def require_tenseal() -> Any:
 
 
 class KeyHolder:
-    """Has the secret key; `public` is the key that clients encrypt with."""
+    """The holder of the secret key; `public` is the key that clients encrypt with."""
 
     def __init__(self) -> None:
         """Draws keys, new ones in every process; raises as `require_tenseal` does."""
@@ -44,14 +44,14 @@ class KeyHolder:
         )
         self.public: bytes = self._context.serialize(save_secret_key=False, save_galois_keys=False)
 
-    def decrypted(self, ciphertexts: Tensor) -> Tensor:
-        """The numbers, int64 `[n]`; raises a ShoalError if the ciphertexts are damaged."""
-        return torch.tensor(_opened(self._context, ciphertexts).decrypt(), dtype=torch.int64)
+    def decrypt(self, ciphertexts: Tensor) -> Tensor:
+        """Decrypts the numbers, int64 `[n]`; raises a ShoalError if the ciphertexts are damaged."""
+        return torch.tensor(_open(self._context, ciphertexts).decrypt(), dtype=torch.int64)
 
 
 @dataclass(frozen=True)
 class Homomorphic(Secure):
-    """See the module; its `holder` stays in the process that made it."""
+    """A way to hide numbers by encryption; see the module. Its `holder` stays in the process that made it."""
 
     public: bytes
     holder: KeyHolder | None = field(compare=False)
@@ -59,7 +59,7 @@ class Homomorphic(Secure):
     reach: ClassVar[int] = 58
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to another process."""
+        """Leaves the holder out of what goes to another process."""
         return {**self.__dict__, "holder": None}
 
     def hide(self, client: int, entry: str, numbers: Tensor) -> Tensor:
@@ -70,13 +70,13 @@ class Homomorphic(Secure):
 
     def add(self, first: Tensor, second: Tensor) -> Tensor:
         context = _public(self.public)
-        return _tensor(_opened(context, first).add_(_opened(context, second)).serialize())
+        return _tensor(_open(context, first).add_(_open(context, second)).serialize())
 
     def reveal(self, entry: str, total: Tensor, answered: Sequence[int]) -> Tensor:
         assert self.holder is not None
-        numbers = self.holder.decrypted(total)
+        numbers = self.holder.decrypt(total)
         if bool((numbers.abs() >= 2**self.reach).any()):
-            raise _damaged(f"the sum of {entry!r}")
+            raise _damage_error(f"the sum of {entry!r}")
         return numbers
 
 
@@ -89,12 +89,12 @@ def _tensor(data: bytes) -> Tensor:
     return torch.from_numpy(np.frombuffer(bytearray(data), np.uint8))
 
 
-def _opened(context: Any, ciphertexts: Tensor) -> Any:
+def _open(context: Any, ciphertexts: Tensor) -> Any:
     try:
         return require_tenseal().bfv_vector_from(context, ciphertexts.numpy().tobytes())
     except ValueError:
-        raise _damaged("what a client sent") from None
+        raise _damage_error("what a client sent") from None
 
 
-def _damaged(what: str) -> ShoalError:
+def _damage_error(what: str) -> ShoalError:
     return ShoalError("secure.kind", f"{what} is no ciphertext of this run, or was changed on its way; run it again")

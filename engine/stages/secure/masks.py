@@ -23,7 +23,7 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class Masks(Secure):
-    """See the module; `stream` is seed, round, phase and number of the exchange in its round: none is used twice."""
+    """A way to hide numbers by masks; `stream`, never used twice, is seed, round, phase and exchange in its round."""
 
     stream: tuple[int | str, ...]
     reach: ClassVar[int] = 62

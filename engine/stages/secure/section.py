@@ -12,7 +12,8 @@ from shoal.storage.options.types import CLOSED, Number, WithShortForm
 
 @dataclass(frozen=True, config=CLOSED)
 class SecureOptions(WithShortForm):
-    """Secure aggregation, simulated; see `shoal.engine.stages.secure`. A kind alone stands for the section.
+    """The options of secure aggregation, simulated; see `shoal.engine.stages.secure`. A kind alone stands for the
+    section.
 
     Attributes:
         kind: `none`, or how only the sum of a cohort is read: by `masks`, or by `homomorphic` encryption.

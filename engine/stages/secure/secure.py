@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Upload
 from shoal.engine.messages.cell import PartialSum
-from shoal.engine.rounds.reduction import counted, require_one_shape
+from shoal.engine.rounds.reduction import require_one_shape, zero_unweighted
 from shoal.engine.stages.secure.answers import Answers
 from shoal.engine.stages.secure.section import SecureOptions
 from shoal.storage.errors import ShoalError
@@ -29,7 +29,7 @@ BITS = 24
 
 @dataclass(frozen=True)
 class Secure(ABC):
-    """How the clients of one phase hide what they send.
+    """A way in which the clients of one phase hide what they send.
 
     Attributes:
         reach: Sums of whole numbers stay below 2^reach in size.
@@ -43,18 +43,18 @@ class Secure(ABC):
 
     @abstractmethod
     def hide(self, client: int, entry: str, numbers: Tensor) -> Tensor:
-        """What a client sends for int64 numbers `[n]`, flat; may write to them."""
+        """Hides int64 numbers `[n]`, flat, of a client; may write to them."""
 
     @abstractmethod
     def add(self, first: Tensor, second: Tensor) -> Tensor:
-        """What stands for the sum of what two tensors stand for; may write to the first."""
+        """Adds two hidden tensors, so that the result reveals the sum; may write to the first."""
 
     @abstractmethod
     def reveal(self, entry: str, total: Tensor, answered: Sequence[int]) -> Tensor:
-        """The sum over all that answered, int64 `[n]`."""
+        """Returns the sum over all that answered, int64 `[n]`."""
 
     def hidden(self, client: int, upload: Upload, up: Mapping[str, Reduce]) -> Upload:
-        """What a client sends for finite means: flat entries, and instead of weights their shapes and those of entries.
+        """Hides finite means: entries get flat, and weights become their shapes and those of entries.
 
         Raises ShoalError: a number is too large for the sum of all, or a weight too small to count.
         """
@@ -62,9 +62,9 @@ class Secure(ABC):
         for entry in up:
             value, weight = upload.entries[entry].cpu(), torch.as_tensor(upload.weight.get(entry, 1.0)).cpu().double()
             weight = weight * 2**BITS
-            exact, values = torch.cat([counted(value, weight).reshape(-1), weight.reshape(-1)]), value.numel()
+            exact, values = torch.cat([zero_unweighted(value, weight).reshape(-1), weight.reshape(-1)]), value.numel()
             exact[:values].view(value.shape).mul_(weight)
-            numbers = self._rounded(entry, exact)
+            numbers = self._round(entry, exact)
             if bool(((exact[values:] != 0) & (numbers[values:] == 0)).any()):
                 raise ShoalError(
                     "secure.kind",
@@ -74,8 +74,8 @@ class Secure(ABC):
             shapes[entry] = torch.tensor([value.dim(), *value.shape, *weight.shape])
         return Upload(entries, shapes, {entry: sent.nbytes for entry, sent in entries.items()})
 
-    def joined(self, first: PartialSum, second: PartialSum) -> PartialSum:
-        """The sum of two; raises a ShoalError if shapes differ."""
+    def join(self, first: PartialSum, second: PartialSum) -> PartialSum:
+        """Adds two sums; raises a ShoalError if shapes differ."""
         joined = PartialSum(first.first, {}, dict(first.weight), own=True)
         for entry, total in first.total.items():
             shapes = [(one.first, torch.Size(_shapes(one, entry)[0])) for one in (first, second)]
@@ -96,7 +96,7 @@ class Secure(ABC):
             whole.total[entry] = numbers[:values].reshape(shape)
             whole.weight[entry] = numbers[values:].reshape(of_weight)
 
-    def _rounded(self, entry: str, numbers: Tensor) -> Tensor:
+    def _round(self, entry: str, numbers: Tensor) -> Tensor:
         limit = 2.0 ** (self.reach - BITS) / len(self.clients)
         if bool((numbers.abs() >= limit * 2**BITS).any()):
             raise ShoalError(
@@ -108,6 +108,6 @@ class Secure(ABC):
 
 
 def _shapes(part: PartialSum, entry: str) -> tuple[list[int], list[int]]:
-    """Shapes of an entry and of its weight."""
+    """Reads the shapes of an entry and of its weight."""
     dims, *sizes = torch.as_tensor(part.weight[entry]).tolist()
     return sizes[:dims], sizes[dims:]

@@ -10,7 +10,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.names import shown_name
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.protocol_checks import named, require_tree
+from shoal.engine.rounds.protocol_checks import describe, require_tree
 from shoal.engine.rounds.stage import AtClient, Phase, Round, Stage, ToHosts
 from shoal.storage.errors import ShoalError
 from shoal.storage.user_code.option_fields import field_values, require_all
@@ -73,12 +73,12 @@ class UserStage(Stage):
         if written := [name for (name, t), version in zip(given, versions) if t._version != version]:
             raise self._fault(f"at_client writes into {written[0]!r}, which others read; take a copy first, .clone()")
         if not isinstance(sent, Upload):
-            raise self._fault(f"at_client gives {named(sent)}, expected a shoal.Upload")
+            raise self._fault(f"at_client gives {describe(sent)}, expected a shoal.Upload")
         with self._code.at_work(KEY):
             require_tree(sent.entries, "the upload of at_client")
         forms = [{name: (t.dtype, list(t.shape)) for name, t in one.entries.items()} for one in (sent, upload)]
         missing = [name for name, form in forms[1].items() if forms[0].get(name) != form]
-        if missing or sent.entries.keys() - upload.entries.keys() - at.cell.sent.keys():
+        if missing or sent.entries.keys() - upload.entries.keys() - at.cell.entries.keys():
             raise self._fault(f"at_client gives {forms[0]}, expected tensors as of the upload, {forms[1]}")
         for name in [name for name in at.kept if name.startswith(prefix)]:
             del at.kept[name]
@@ -95,7 +95,7 @@ class UserStage(Stage):
         if wanted is None:
             return None
         if not isinstance(wanted, ToHosts):
-            raise self._fault(f"before gives {named(wanted)}, expected shoal.ToHosts, or None")
+            raise self._fault(f"before gives {describe(wanted)}, expected shoal.ToHosts, or None")
         if wanted.adder is not None:
             raise self._fault("before gives an adder, which is for stages of Shoal alone; leave it out")
         try:
@@ -107,17 +107,17 @@ class UserStage(Stage):
     def reduce(self, outcomes: Sequence[Outcome], phase: Phase) -> Replies:
         with self._code.at_work(KEY):
             replies = self._stage.reduce(outcomes, phase)
-        return self._checked(replies, "reduce", list(phase.ask.up))
+        return self._check(replies, "reduce", list(phase.ask.up))
 
     def after(self, replies: Replies, phase: Phase) -> Replies:
         with self._code.at_work(KEY):
             seen = self._stage.after(replies, phase)
             require_tree(phase.kept, "phase.kept")
-        return self._checked(seen, "after", [*replies.entries])
+        return self._check(seen, "after", [*replies.entries])
 
-    def _checked(self, replies: Any, hook: str, entries: Sequence[str]) -> Replies:
+    def _check(self, replies: Any, hook: str, entries: Sequence[str]) -> Replies:
         if not isinstance(replies, Replies):
-            raise self._fault(f"{hook} gives {named(replies)}, expected shoal.Replies")
+            raise self._fault(f"{hook} gives {describe(replies)}, expected shoal.Replies")
         if missing := [entry for entry in entries if entry not in replies.entries]:
             raise self._fault(f"{hook} gives replies without {missing[0]!r}; give all entries of the phase")
         tree: Tree = {**replies.entries, **{f"weight of {name}": t for name, t in replies.weights.items()}}

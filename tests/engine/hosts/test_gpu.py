@@ -25,7 +25,7 @@ from shoal.algorithms.protocol import Reduce, Upload
 from shoal.engine.config.config import parse_config
 from shoal.engine.hosts import gpu, host
 from shoal.engine.hosts.backend import LocalBackend
-from shoal.engine.hosts.gpu import Deferred, brought, fetched, sent
+from shoal.engine.hosts.gpu import Deferred, fetch, send, send_values
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.messages.job import Job, make_job
@@ -54,12 +54,12 @@ def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
 def test_tensors_travel_in_one_copy(count: int) -> None:
     other, tensors = load(), some()[:count]
     with DeviceCounts(other) as counts:
-        there = sent(tensors, other)
+        there = send(tensors, other)
     assert (counts.copies, counts.synchronisations) == (min(count, 1), 0)
     assert all(t.device == other for t in there)
     assert_equal(there, tensors)
     with DeviceCounts(other) as counts:
-        back = fetched(there)
+        back = fetch(there)
     assert (counts.copies, counts.synchronisations) == (min(count, 1), min(count, 1))
     assert all(t.device.type == "cpu" for t in back)
     assert_equal(back, tensors)
@@ -67,14 +67,14 @@ def test_tensors_travel_in_one_copy(count: int) -> None:
 
 def test_each_tensor_is_alone() -> None:
     """Writes into one are not counted of another; one that stays keeps no more memory than its own."""
-    there = sent(some(), load())
+    there = send(some(), load())
     versions = [t._version for t in there]
     there[0].add_(1)
     assert there[0]._version > versions[0]
     assert [t._version for t in there[1:]] == versions[1:]
     assert_equal(there[1:], some()[1:])
-    assert [t.untyped_storage().nbytes() for t in fetched(there)] == [t.nbytes for t in there]
-    (found,) = fetched([2 * torch.ones(3, device=load(), requires_grad=True)])
+    assert [t.untyped_storage().nbytes() for t in fetch(there)] == [t.nbytes for t in there]
+    (found,) = fetch([2 * torch.ones(3, device=load(), requires_grad=True)])
     assert not found.requires_grad
 
 
@@ -83,7 +83,7 @@ def test_a_cell_is_brought_whole() -> None:
     kept = {"private": {2: trees[0]}, "states": {2: trees[1], 4: trees[2]}, "inboxes": {4: trees[3], 5: {}}}
     cell = cell_of([2, 4, 5], {"w": Reduce.MEAN}, score_with=trees[4], **kept)
     with DeviceCounts(other) as counts:
-        found = brought(cell, other)
+        found = send_values(cell, other)
     assert (counts.copies, counts.synchronisations) == (1, 0)
     trees_of = {name: getattr(found, name) for name in kept} | {"score_with": found.score_with}
     expected = {**kept, "score_with": trees[4]}

@@ -218,13 +218,13 @@ def meter(start: Start) -> Meter:
 )
 def test_the_loss_is_weighted_by_training_rows(meter: Meter, losses: list[dict[int, float]], mean: Any) -> None:
     for of_cell in losses:
-        meter.trained(Outcome(ids=list(of_cell), losses=list(of_cell.values())))
+        meter.keep_losses(Outcome(ids=list(of_cell), losses=list(of_cell.values())))
     assert meter.line([], None)["loss"] == (None if mean is None else pytest.approx(mean))
 
 
 def test_the_line_of_a_round(meter: Meter) -> None:
-    meter.ran(1, Outcome(seconds={"train": 2.0, "upload": 0.25, "evaluate": 0.0}))
-    meter.ran(1, Outcome(seconds={"train": 1.0, "upload": 0.0, "evaluate": 0.5}, kernels=2e-5))
+    meter.count_cell(1, Outcome(seconds={"train": 2.0, "upload": 0.25, "evaluate": 0.0}))
+    meter.count_cell(1, Outcome(seconds={"train": 1.0, "upload": 0.0, "evaluate": 0.5}, kernels=2e-5))
     meter.waited = 1e-4
     meter._pool.transfer, meter._pool.retried = 0.5 + 1e-5, 5
     outside = time.perf_counter()

@@ -22,7 +22,7 @@ from shoal.engine.rounds.protocol_checks import (
     require_state,
     require_tree,
 )
-from shoal.engine.rounds.reduction import counted, require_finite, require_sound
+from shoal.engine.rounds.reduction import require_finite, require_sound, zero_unweighted
 
 NAN, INF = float("nan"), float("inf")
 W = {"w": torch.ones(3)}
@@ -176,8 +176,8 @@ def test_what_has_weight_must_be_finite(weight: float | Tensor, how: Reduce) -> 
 @pytest.mark.parametrize("weight", [0.0, torch.tensor(0.0), torch.tensor([[0.0], [2.0]])])
 def test_what_has_no_weight_is_not_read(weight: float | Tensor) -> None:
     require_sound(Upload({"w": ROWS}, {"w": weight}), {"w": Reduce.MEAN})
-    kept = counted(ROWS, weight)
+    kept = zero_unweighted(ROWS, weight)
     assert kept[0] == 0
     assert kept[1] == (1 if isinstance(weight, Tensor) and weight.dim() else 0)
     # With weight everywhere the tensor is handed on.
-    assert counted(ROWS, torch.tensor([[0.5], [-1.0]])) is ROWS
+    assert zero_unweighted(ROWS, torch.tensor([[0.5], [-1.0]])) is ROWS

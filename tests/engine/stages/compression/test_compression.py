@@ -18,7 +18,7 @@ from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.stages.compression import compression
-from shoal.engine.stages.compression.compression import Compression, rounded, sent_whole
+from shoal.engine.stages.compression.compression import Compression, round_at_random, sent_whole
 from shoal.engine.stages.compression.section import CommunicationOptions
 
 Start = Callable[..., Server]
@@ -104,13 +104,13 @@ def test_all_numbers_are_those_of_whole_uploads(start: Start, method: str) -> No
 def test_a_byte_a_number_is_unbiased() -> None:
     change = torch.linspace(-1, 1, 64) ** 3
     draws = 4000
-    found = torch.stack([rounded(change, torch.Generator().manual_seed(seed)) for seed in range(draws)])
+    found = torch.stack([round_at_random(change, torch.Generator().manual_seed(seed)) for seed in range(draws)])
     step = 1 / 127
     assert torch.allclose(found / step, (found / step).round(), atol=1e-4)
     assert float((found - change).abs().max()) <= step * 1.001
     # Five standard errors of a number between two steps at most.
     assert float((found.double().mean(0) - change).abs().max()) < 5 * step / 2 / draws**0.5
-    assert not rounded(torch.zeros(3), torch.Generator()).any()
+    assert not round_at_random(torch.zeros(3), torch.Generator()).any()
     upload = Upload({"w": torch.rand(100)}, {"w": 3.0})
     assert sent({"upload": "int8"}, upload, {}, {})[0].upload_bytes == {"w": 100 + 4 + 4}
     spoiled = sent({"upload": "int8"}, Upload({"w": torch.full((100,), float("nan"))}), {}, {})[0]

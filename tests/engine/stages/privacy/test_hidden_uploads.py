@@ -93,7 +93,7 @@ def test_parts_have_noise_by_their_norms_and_a_weight_is_left_out() -> None:
 
     def sent(noise: float, seed: int) -> Upload:
         hides = NoisyUploads(replace(options, noise=noise), Mine())
-        return hides.sent(upload, {"w": base, "m": m}, cell, lambda purpose: key(seed, purpose))
+        return hides.protect(upload, {"w": base, "m": m}, cell, lambda purpose: key(seed, purpose))
 
     plain, noisy, other = sent(0.0, 1), sent(1.5, 1), sent(1.5, 2)
     torch.testing.assert_close(plain.entries["w"], base + 2 / math.sqrt(size))
@@ -112,7 +112,7 @@ def test_parts_have_noise_by_their_norms_and_a_weight_is_left_out() -> None:
     assert noisy.upload_bytes == {"w": 4 * size, "m": 4 * size, "h": 4}
     whole = Upload({**upload.entries, "h": torch.tensor(7)})
     with refused("privacy.where", says="upload() gives 'h' as int64; noise needs floats"):
-        NoisyUploads(options, Mine()).sent(whole, {}, cell, lambda purpose: 0)
+        NoisyUploads(options, Mine()).protect(whole, {}, cell, lambda purpose: 0)
 
 
 @pytest.fixture(scope="session")

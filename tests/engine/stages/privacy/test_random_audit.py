@@ -110,7 +110,7 @@ def test_an_upload_with_noise_of_its_own() -> None:
         """The sum of the places of both entries, of which the first one alone changes, in deviations of the noise."""
         upload = Upload({"w": received["w"] + side * place * 5, "m": side * place * 9})
         uploads = NoisyUploads(PrivacyOptions(unit="client", where="client", clip=CLIP, noise=noise), Normed())
-        found = uploads.sent(upload, received, cell, lambda purpose: key(seed, purpose)).entries
+        found = uploads.protect(upload, received, cell, lambda purpose: key(seed, purpose)).entries
         # Two parts, each of noise z sqrt(2) norms.
         return ((found["w"] - received["w"]) / CLIP + found["m"] / 3) / (2 * Z)
 

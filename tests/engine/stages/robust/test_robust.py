@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.algorithms.protocol import Ask, Reduce, Replies, Upload
 from shoal.engine.messages.cell import OfStages, Outcome, one_by_one
 from shoal.engine.rounds.reduction import TILE, merge, reduce_cell
-from shoal.engine.stages.robust.robust import NormBound, Robust, require_enough, tolerated, trusted
+from shoal.engine.stages.robust.robust import NormBound, Robust, count_tolerated, reduce_by_trust, require_enough
 from shoal.engine.stages.robust.section import AggregationOptions
 
 KINDS = ("median", "trimmed", "krum", "multi_krum", "bulyan", "geometric_median")
@@ -157,7 +157,7 @@ def test_one_client(kind: str) -> None:
 )
 def test_fewest_clients(kind: Any, f: int, least: int) -> None:
     options = AggregationOptions(kind=kind, share=f / least)
-    assert tolerated(options, least) == f
+    assert count_tolerated(options, least) == f
     require_enough(options, least)
     with refused(
         "aggregation.kind", says=f"{kind} against {f} hostile of {least - 1} clients needs {least} in a round"
@@ -222,12 +222,12 @@ def test_fltrust_weighs_changes_by_likeness_to_that_of_the_root(width: int) -> N
         "a": [torch.from_numpy(row[:3].copy()) for row in rows],
         "b": [torch.from_numpy(row[3:].copy()) for row in rows],
     }
-    found = trusted(8, [2, 4, 5, 6, 8, 9], entries, shared)
+    found = reduce_by_trust(8, [2, 4, 5, 6, 8, 9], entries, shared)
     expected_change = by_trust(rows.astype(np.float64) - base, 4)
     np.testing.assert_allclose(torch.cat(list(found.values())), base + expected_change, rtol=1e-5, atol=1e-5)
     # What was not received is its own change; where all others are opposed, nothing changes.
-    alone = trusted(1, [0, 1], {"a": [torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 0.0])]}, {})
+    alone = reduce_by_trust(1, [0, 1], {"a": [torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 0.0])]}, {})
     assert alone["a"].tolist() == [0.0, 0.0]
     for ids in ([0, 2], [1]):
         with refused("aggregation.root", says=f"client 1 and another one must train in every round, found {ids}"):
-            trusted(1, ids, {"a": [torch.ones(2) for _ in ids]}, {})
+            reduce_by_trust(1, ids, {"a": [torch.ones(2) for _ in ids]}, {})

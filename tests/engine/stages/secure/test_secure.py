@@ -257,7 +257,7 @@ def test_shapes_that_differ_are_refused() -> None:
             sent = secure.hidden(client, Upload({"w": torch.ones(size)}, {}), UP)
             parts.append(PartialSum(client, sent.entries, dict(sent.weight)))
         with refused(says="upload() gives 'w' as [5] at client 3 and as [6] at client 4"):
-            secure.joined(*parts)
+            secure.join(*parts)
 
 
 # Of methods that need another model than that of the run.
