@@ -54,7 +54,7 @@ class Deferred:
     """The cells of one call on a host with a GPU."""
 
     def __init__(self, opened: Any, cache: Cache) -> None:
-        """Defers results of the host's job (`shoal.engine.hosts.host.OpenedJob`), with its cache."""
+        """Defers results of the host's job (`shoal.engine.hosts.opened_job.OpenedJob`), with its cache."""
         self._opened, self._cache = opened, cache
         self._results: list[ClientResult] = []
         self._bytes = 0

@@ -5,39 +5,32 @@
 
 import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Received, overrides, trains_plainly
-from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
-from shoal.algorithms.method_errors import OURS, file_of, raise_named
-from shoal.algorithms.protocol import COMPRESSION, MODEL, OF_STAGES, Tree, Upload, parameters_key
-from shoal.algorithms.rng import CPU, copy_to, creating_on, key
-from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.choice import analytic
-from shoal.algorithms.training.batched.batched_training import BatchedTrainer
-from shoal.algorithms.training.local_training import LocalTrainer, bounded_loss
+from shoal.algorithms.base import Received, overrides
+from shoal.algorithms.client import Client, ClientModel, random_of
+from shoal.algorithms.method_errors import raise_named
+from shoal.algorithms.protocol import COMPRESSION, MODEL, OF_STAGES, Tree, Upload
+from shoal.algorithms.rng import CPU, copy_to, key
+from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.config.sizes import machine_memory
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches
 from shoal.engine.hosts.device import DeviceLost, cache_bytes, give_back_memory, keep_freed_memory, lost, take_device
 from shoal.engine.hosts.gpu import ClientResult, Deferred
+from shoal.engine.hosts.opened_job import OpenedJob
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.messages.models import BuiltModel
-from shoal.engine.messages.trainers import ANALYTIC, BATCHED
 from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.domains import score_graph
-from shoal.engine.rounds.measures import measures_of
 from shoal.engine.rounds.protocol_checks import (
     MethodFault,
     ReadOnly,
-    checks_always,
     require_form,
     require_loss,
     require_same,
@@ -46,155 +39,13 @@ from shoal.engine.rounds.protocol_checks import (
 )
 from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes
 from shoal.engine.rounds.scoring import score
-from shoal.engine.rounds.stage import AtClient, make_stages
+from shoal.engine.rounds.stage import AtClient
 from shoal.storage.errors import FetchError, ShoalError
-from shoal.storage.shards.cache import SMALL, OpenViews, most_views
+from shoal.storage.shards.cache import OpenViews
 from shoal.storage.shards.view import Cache, View
-from shoal.storage.store.manifest import NAME
-from shoal.storage.store.store import DOMAINS, Store
 
 # Bytes of the states of a cell after which it is worth looking for freed memory, which takes a millisecond or two.
 LARGE_STATES = 2**23
-# Views whose graph and features lie in memory.
-PARTS_IN_MEMORY = 16
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """The models and trainers of a host for the clients that train one of the config's models.
-
-    Attributes:
-        models: The host's models, by name.
-        keys: Names of their parameters in a client's state.
-        initials: Parameters `[P]` that all these clients start from; a model of which each draws its own is missing.
-        shapes: Shapes of the parameters, by their names in a client's state.
-        batched: Trains several in one batch; None: they are trained one by one.
-    """
-
-    models: Mapping[str, FlatModel]
-    keys: Mapping[str, str]
-    built: Mapping[str, BuiltModel]
-    initials: Mapping[str, Tensor]
-    shapes: Mapping[str, torch.Size]
-    trainer: LocalTrainer
-    batched: BatchedTrainer | None
-
-
-class OpenedJob:
-    """The method, models, trainers and data views of a job on a host; all of it can be made again.
-
-    Attributes:
-        creating: Inside this context, tensors that a method makes anew lie on the device; so in `training`.
-        infos: Sizes of all clients, and after them of the whole graphs that are evaluated.
-        scored_infos: The same of what clients are scored on, which is more where training sees training nodes alone.
-        scored_views: What they are scored on; the same object as `views` where that is what training sees.
-        kinds: By the number of a client's model.
-        begins: Is called when the visit of a client begins.
-        stages: Of uploads, in their order.
-        view: Gives the data of a client that is scored, changed by arguments of `Job.view`.
-        guarded: Writes of the method into read-only data are looked for, and its form is checked in every round.
-    """
-
-    def __init__(self, job: Job, device: torch.device, cache: Cache) -> None:
-        """Builds what training needs; raises a ShoalError if the store or the method does not fit the job."""
-        store = job.open_store()
-        self.job, self.device, self.creating = job, device, creating_on(device)
-        self.algorithm = job.algorithm()
-        # A block that sets a default device delays every call of torch, and plain training creates nothing on it.
-        self.training = creating_on(CPU if trains_plainly(self.algorithm) else device)
-        self.stages = make_stages(job)
-        own = bool(job.texts) or any(stage.guarded for stage in self.stages)
-        self.guarded = checks_always(self.algorithm) or own
-        self.begins: Callable[[int], None] = lambda client: None
-        self._first_rounds: dict[str, int] = {}
-        self.measures = measures_of(job.metrics, job.own_metrics)
-        self.view: Callable[..., View] = partial(job.view, store, cache=cache, device=device)
-        # A machine that has none of the whole graphs is never asked for one.
-        graphs = job.open_graphs(store) if (store.path / DOMAINS / NAME).exists() else None
-        training, of_graphs = job.open_training(store), job.graph_infos(graphs)
-        self.infos: Sequence[ClientInfo] = job.infos(training).followed_by(of_graphs)
-        self.scored_infos: Sequence[ClientInfo] = job.infos(store).followed_by(of_graphs)
-
-        def views(of_clients: Store, most: int) -> OpenViews[View]:
-            stores = (of_clients, graphs)
-            places = [(of, number) for of in stores if of is not None for number in range(of.clients)]
-
-            def open_view(number: int) -> View:
-                changed = {name: change for stage in self.stages for name, change in stage.on_data(number).items()}
-                view = job.view(*places[number], cache, device, **changed)
-                if self.guarded:
-                    view.watch()
-                return view
-
-            nodes = np.concatenate([of.manifest.clients.count("nodes") for of in stores if of is not None])
-            return OpenViews(open_view, most, (nodes <= SMALL).__getitem__ if device == CPU else None)
-
-        job.require_room([of for of in (store, training, graphs) if of is not None], cache.limit)
-        most = (PARTS_IN_MEMORY if job.computes_parts else most_views()) // (2 if job.training else 1)
-        self.views = views(training, most)
-        self.scored_views = views(store, most) if job.training else self.views
-        built = job.build_models(store, self.algorithm)
-        flats = {
-            name: [one.flat if device == CPU else one.flat.on(device) for one in several]
-            for name, several in built.items()
-        }
-        self.kinds = []
-        for number, path in enumerate(job.trainers(store, self.algorithm, flats[MODEL], device.type)):
-            # A model that the method describes is of one kind at all clients.
-            models = {name: several[number if len(several) > 1 else 0] for name, several in flats.items()}
-            of = {name: several[number if len(several) > 1 else 0] for name, several in built.items()}
-            form = analytic(models[MODEL]) if path == ANALYTIC else None
-            kind = _Kind(
-                models,
-                {name: parameters_key(name) for name in models},
-                of,
-                # Drawn on the processor: they are the same on any device.
-                {name: job.initial(one, name, 0).to(device) for name, one in of.items() if one.spec.init != "own"},
-                {parameters_key(name): model.w.shape for name, model in models.items()},
-                LocalTrainer(models, job.train, self.algorithm, form, job.clipped_rows),
-                BatchedTrainer(models[MODEL], job.train) if path == BATCHED else None,
-            )
-            self.kinds.append(kind)
-
-    def train_with(self, options: TrainOptions) -> None:
-        """Trains with other options from now on."""
-        for kind in self.kinds:
-            kind.trainer.use(options)
-            if kind.batched is not None:
-                kind.batched.options = options
-
-    def checks_form(self, cell: Cell) -> bool:
-        """Returns whether what clients give is checked: in the first round of a phase, or always."""
-        return self.guarded or self._first_rounds.setdefault(cell.phase, cell.round) == cell.round
-
-    def plan(self, cells: Sequence[Cell]) -> None:
-        """Announces who is visited, and who is scored, from now on; see `OpenViews.plan`."""
-        trains = any(cell.train for cell in cells)
-        self.views.plan([i for cell in cells for i in cell.ids], self.touch if trains else None)
-        if self.scored_views is not self.views:
-            # Evaluation reads what it needs.
-            self.scored_views.plan([i for cell in cells for i in cell.ids if i in cell.score])
-
-    def views_of(self, client: int) -> list[View]:
-        """Lists the views of a client that the method could have modified."""
-        views = {id(of): of.opened(client) for of in (self.views, self.scored_views)}
-        return [view for view in views.values() if view is not None]
-
-    def where(self, cell: Cell, client: int) -> str:
-        """Returns how an error names a visit, the method, and the user's files."""
-        method = type(self.algorithm)
-        own = [*([] if method.__module__.startswith(OURS) else [file_of(method)]), *self.job.texts]
-        own += [stage.name for stage in self.stages if stage.guarded]
-        named = f"{method.__name__} ({', '.join(own)})" if own else method.__name__
-        return f"round {cell.round}, {self.job.who(client)}: {named}"
-
-    def touch(self, view: View) -> None:
-        """Brings into memory what training reads of a client's files."""
-        for model in self.kinds[self.infos[view.client].model].models.values():
-            if model.coupled is None:
-                view.touch(model.inputs, training=True)
-            elif not model.coupled.fanouts:
-                view.touch([0], training=False, edges=True)
 
 
 class Visit:

@@ -23,7 +23,8 @@ from shoal.algorithms.base import Algorithm, Client, Output, Received, Trainer, 
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.engine.hosts import host
 from shoal.engine.hosts.device import DeviceLost
-from shoal.engine.hosts.host import Host, OpenedJob, Visit, _CellAtWork
+from shoal.engine.hosts.host import Host, Visit, _CellAtWork
+from shoal.engine.hosts.opened_job import OpenedJob
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.server import Server
 from shoal.storage.shards.view import View
@@ -191,7 +192,7 @@ def test_a_clip_that_adapts_there(here: Run, run_there: Run) -> None:
     keys = {**KEYS, "privacy.unit": "client", "privacy.noise": 0.2, "privacy.quantile": 0.5, "model.name": "sgc"}
     found = [run(keys) for run in (run_there, here)]
     assert_same(*found)
-    assert found[0].state.extras["stages"]["clip"] == found[1].state.extras["stages"]["clip"] != 1.0
+    assert found[0].state.extras["privacy"]["clip"] == found[1].state.extras["privacy"]["clip"] != 1.0
 
 
 @pytest.mark.exhaustive

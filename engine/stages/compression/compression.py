@@ -20,8 +20,8 @@ from torch import Tensor
 from shoal.algorithms.protocol import COMPRESSION, Upload
 from shoal.engine.config.config import Config
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.changes import like
 from shoal.engine.rounds.stage import AtClient, Stage
+from shoal.engine.stages.changes import like
 from shoal.engine.stages.compression.section import COMPRESSION as COMPRESSION_SECTION
 from shoal.engine.stages.compression.section import CommunicationOptions
 

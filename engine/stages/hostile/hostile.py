@@ -20,10 +20,10 @@ from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import own_among, shown_name
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.changes import changes_of
 from shoal.engine.rounds.protocol_checks import describe
 from shoal.engine.rounds.stage import AtClient, Opened, Phase, Stage, require_means
 from shoal.engine.sections.sections import options_of
+from shoal.engine.stages.changes import changes_of
 from shoal.engine.stages.hostile.backdoor import with_rates
 from shoal.engine.stages.hostile.section import HOSTILE, AttackOptions
 from shoal.storage.errors import ShoalError

@@ -15,8 +15,8 @@ from shoal.algorithms.rng import key
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.changes import bound_norm, changes_of, like
 from shoal.engine.rounds.stage import AtClient, Phase, Stage, ToHosts
+from shoal.engine.stages.changes import bound_norm, changes_of, like
 from shoal.engine.stages.privacy import adaptive_clip, banded
 from shoal.engine.stages.privacy.accounting import noise_of
 from shoal.engine.stages.privacy.hidden_uploads import NoisyUploads, norms_of, with_rows

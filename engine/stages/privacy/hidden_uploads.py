@@ -21,8 +21,8 @@ from shoal.algorithms.losses.prototypes import unpack
 from shoal.algorithms.method_errors import ProtocolError, code_of
 from shoal.algorithms.protocol import Reduce, Tree, Upload
 from shoal.engine.messages.cell import Cell
-from shoal.engine.rounds.changes import like
 from shoal.engine.rounds.stage import AtClient, Stage
+from shoal.engine.stages.changes import like
 from shoal.engine.stages.privacy.section import PrivacyOptions
 from shoal.storage.errors import ShoalError
 

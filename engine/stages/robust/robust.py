@@ -21,9 +21,9 @@ from shoal.algorithms.protocol import Replies, Tree, Upload
 from shoal.engine.config.config import Config
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.changes import bound_norm, changes_of, like
 from shoal.engine.rounds.reduction import TILE
 from shoal.engine.rounds.stage import AtClient, Phase, Stage, require_means, rows_of
+from shoal.engine.stages.changes import bound_norm, changes_of, like
 from shoal.engine.stages.robust.section import ROBUST, AggregationOptions
 from shoal.storage.errors import ShoalError
 

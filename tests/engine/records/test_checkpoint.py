@@ -227,7 +227,7 @@ def test_rounds_that_are_run_again_are_kept_again(tmp_path: Path, whole: Path) -
 def test_parts_of_the_state_are_in_files_as_before_they_were_extras() -> None:
     """Checkpoints of before had `known`, `release` and models of tiers by number; others have names of their own."""
     here = state(3)
-    kept = {"selection": ("known", "last loss"), "stages": ("release", "2/w"), "tiers": ("tier", "0/w")}
+    kept = {"selection": ("known", "last loss"), "privacy": ("release", "2/w"), "tiers": ("tier", "0/w")}
     before = {f"{kind}/{name}": torch.full((2,), float(len(name))) for kind, name in kept.values()}
     others = {"extra/mine.py:Mine/rows": torch.arange(4)}
     tensors, plain = here.to_tensors()
@@ -238,5 +238,5 @@ def test_parts_of_the_state_are_in_files_as_before_they_were_extras() -> None:
     assert torch.equal(again.extras["mine.py:Mine"]["rows"], torch.arange(4))
     assert again.to_tensors()[0].keys() == tensors.keys() | before.keys() | others.keys()
     # A later state shares no tree with it that either may change.
-    again.next_state(4).extras["stages"]["clip"] = torch.ones(())
-    assert list(again.extras["stages"]) == ["2/w"]
+    again.next_state(4).extras["privacy"]["clip"] = torch.ones(())
+    assert list(again.extras["privacy"]) == ["2/w"]

@@ -66,7 +66,7 @@ def test_rounds_of_fedavg_whose_clip_adapts(start: Start, noise: float, draw: st
         assert server.round()["clip"] == pytest.approx(clip, rel=1e-6)
         np.testing.assert_allclose(server.state.server["w"], w, rtol=0, atol=5e-6)
         clip *= math.exp(-0.2 * (0.5 + bits / 4 - 0.6))
-        assert float(server.state.extras["stages"]["clip"]) == pytest.approx(clip, rel=1e-6)
+        assert float(server.state.extras["privacy"]["clip"]) == pytest.approx(clip, rel=1e-6)
     assert len(sums) > 1
 
 

@@ -121,7 +121,7 @@ def test_rounds_of_fedavg_with_banded_noise(start: Start, bands: int) -> None:
         w = w + (total + NOISE * CLIP * noise) / 2
         server.round()
         np.testing.assert_allclose(server.state.server["w"], w, rtol=0, atol=5e-6)
-    kept = {name: list(t.shape) for name, t in server.state.extras["stages"].items()}
+    kept = {name: list(t.shape) for name, t in server.state.extras["privacy"].items()}
     assert kept == ({"9/w": [bands - 1, len(w)]} if bands > 1 else {})
 
 

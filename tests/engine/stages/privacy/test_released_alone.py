@@ -148,7 +148,7 @@ def require_same(keys: Mapping[str, Any], start: Start, neighbours: Sequence[Map
         for _ in range(ROUNDS):
             line = server.round()
             lines.append({name: value for name, value in line.items() if name not in OUTSIDE})
-            states.append({name: t.clone() for name, t in server.state.server.items()} | server.state.extras["stages"])
+            states.append({name: t.clone() for name, t in server.state.server.items()} | server.state.extras["privacy"])
         seen = states, lines, pools[0].sent
         if first is None:
             first = seen
