@@ -144,8 +144,8 @@ class Config(ConfigOfFeatures):
             return over_cross_edges(self.propagation, edges.name)
         means = self.models()[0].name == "sage"
         form = "two_hop" if data.cross_edges == "two_hop" else "mean" if means else "gcn"
-        one = PropagationOptions(1, 0.0 if means else 0.5, self.propagation.dtype)
-        return over_cross_edges(one, f"{edges.name}-{form}")
+        hop = PropagationOptions(1, 0.0 if means else 0.5, self.propagation.dtype)
+        return over_cross_edges(hop, f"{edges.name}-{form}")
 
     def memory_limit(self) -> int:
         """Returns the bytes the run may use: `engine.memory_limit`, else the memory of the machine or container."""
@@ -201,8 +201,8 @@ def load_config(
         raw = _of_today(OmegaConf.load(io.StringIO(text)))
         resolved, given = _resolve(raw, [*map(override_of, overrides), *_named_anew(values)])
     except FileNotFoundError:
-        known = ", ".join(sorted(known.stem for known in SHIPPED.glob("*.yaml")))
-        raise ShoalError(file, f"no such config; by name there are {known}") from None
+        names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
+        raise ShoalError(file, f"no such config; by name there are {names}") from None
     except (OSError, *UNREADABLE) as error:
         raise ShoalError(file, f"not a config: {reason_of(error)}") from error
     if not Path(path).is_dir():
@@ -317,8 +317,8 @@ def _twin(dataset: str | tuple[str, ...], where: str) -> str:
     """Returns the synthetic twin of a dataset, which for a twin is the dataset itself."""
     name = str(dataset).lower()
     if name not in TWINS and name not in TWINS.values():
-        known = ", ".join(TWINS)
-        raise ShoalError(where, "data.synthetic", f"there are synthetic twins of {known}, found {quoted(dataset)}")
+        twins = ", ".join(TWINS)
+        raise ShoalError(where, "data.synthetic", f"there are synthetic twins of {twins}, found {quoted(dataset)}")
     return TWINS.get(name, name)
 
 
@@ -329,11 +329,11 @@ def _require_clients_of_each(config: Config, where: str) -> None:
         if numbers is not None:
             raise ShoalError(where, "partition.clients", f"a list is for a list of datasets; {names} is one graph")
     elif numbers is None or len(numbers) != len(names):
-        found = f"one number, {config.partition.clients}" if numbers is None else f"{len(numbers)}"
+        given = f"one number, {config.partition.clients}" if numbers is None else f"{len(numbers)}"
         raise ShoalError(
             where,
             "partition.clients",
-            f"data.dataset has {len(names)} graphs; give a list of {len(names)} numbers, found {found}",
+            f"data.dataset has {len(names)} graphs; give a list of {len(names)} numbers, found {given}",
         )
 
 
@@ -343,12 +343,12 @@ def _list_known_keys(location: Sequence[str | int]) -> str:
     if len(location) > 1:
         section: Any = Config.model_fields[str(location[0])].annotation
         for inner in location[1:-1]:
-            section = next(known.type for known in fields(section) if known.name == inner)
+            section = next(option.type for option in fields(section) if option.name == inner)
             # Without what is done to a value before it is checked.
             section = getattr(section, "__origin__", section)
-        names = [known.name for known in fields(section)]
+        names = [option.name for option in fields(section)]
     wrong, sections = str(location[-1]), {name: field.annotation for name, field in Config.model_fields.items()}
-    every = [f"{name}.{key.name}" for name, of in sections.items() if is_dataclass(of) for key in fields(of)]
+    every = [f"{name}.{key.name}" for name, cls in sections.items() if is_dataclass(cls) for key in fields(cls)]
     return f"known here: {', '.join(names)}{did_you_mean_at(wrong, every) or did_you_mean(wrong, names)}"
 
 

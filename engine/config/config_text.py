@@ -112,8 +112,8 @@ def require_resolvable(tree: Mapping[Any, Any]) -> None:
         for name in INTERPOLATION.findall(value):
             if VARIABLE.fullmatch(name):
                 continue
-            found = _value_of(tree, name)
-            if isinstance(found, Mapping | list) or (isinstance(found, str) and "${" in found):
+            named = _value_of(tree, name)
+            if isinstance(named, Mapping | list) or (isinstance(named, str) and "${" in named):
                 raise ValueError(f"${{{name}}} must name one value, which is no ${{…}} itself")
 
 
@@ -188,6 +188,6 @@ def run_of(folder: Path) -> str | None:
 
 def require_same_run(folder: Path, found: object) -> None:
     """Raises ValueError: a file that carries the name `found`, None for none, is not of the run of a folder."""
-    own = run_of(folder)
-    if found != own:
-        raise ValueError(f"written by {found or 'an unnamed run'}, this folder is of {own or 'an unnamed run'}")
+    expected = run_of(folder)
+    if found != expected:
+        raise ValueError(f"written by {found or 'an unnamed run'}, this folder is of {expected or 'an unnamed run'}")

@@ -90,14 +90,14 @@ def option_defaults(method: str, model: Any) -> dict[str, Any]:
     from shoal.algorithms.methods.registry.load import describe, load
     from shoal.algorithms.models.build import backbone, keywords
 
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if method in METHODS:
         cls: Any = type(load(describe(method, {})))
-        found = {f"algorithm.{each.name}": each.default for each in fields(cls)}
+        options = {f"algorithm.{field.name}": field.default for field in fields(cls)}
     name = model["name"] if isinstance(model, Mapping) else None
     if name in BACKBONES:
-        found |= {f"model.{key}": option.default for key, option in keywords(backbone(name)).items()}
-    return found
+        options |= {f"model.{key}": option.default for key, option in keywords(backbone(name)).items()}
+    return options
 
 
 def steering(callbacks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

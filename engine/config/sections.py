@@ -119,11 +119,11 @@ def metric_key(metric: str) -> str:
 
 
 def _metric(name: str) -> str:
-    known = (ACCURACY, F1, *RANKINGS)
+    metrics = (ACCURACY, F1, *RANKINGS)
     if name == "auc":
         return ROC_AUC
-    if name not in known and not is_own(name):
-        raise ValueError(f"expected {', '.join(known)} or my_file.py:my_metric")
+    if name not in metrics and not is_own(name):
+        raise ValueError(f"expected {', '.join(metrics)} or my_file.py:my_metric")
     if is_own(name) and metric_key(name) in TAKEN:
         raise ValueError(f"{metric_key(name)} is the name of another number; give the function another one")
     return name

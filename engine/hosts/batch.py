@@ -62,7 +62,7 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     A batch for which there is no memory is halved. If one fails in another way, each of its clients has failed.
     `receive` begins the visit of a client.
     """
-    found: Batched[VisitT] = Batched()
+    trained: Batched[VisitT] = Batched()
     # Clients that wait for a batch: visits, parameters `[P]`, what their model reads to train.
     waiting: list[tuple[VisitT, torch.Tensor, Inputs]] = []
     for client_id in ids:
@@ -70,7 +70,7 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
             visit = receive(client_id)
             rows = visit.client.model.gathered("train")
         except Exception as error:
-            found.clients[client_id] = error
+            trained.clients[client_id] = error
             continue
         if visit.client.info.train:
             waiting.append((visit, visit.client.model.snapshot(), rows))
@@ -83,12 +83,12 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     while groups:
         group = groups.pop(0)
         try:
-            found.clients.update(_train_batch(trainer, group))
+            trained.clients.update(_train_batch(trainer, group))
         except torch.OutOfMemoryError:
-            found.halved += 1
+            trained.halved += 1
             half = len(group) // 2
             groups = [part for part in (group[:half], group[half:]) if half] + groups
-    return found
+    return trained
 
 
 def _train_batch(

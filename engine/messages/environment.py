@@ -40,9 +40,9 @@ def _shoal() -> str:
 def bfloat16_support() -> str:
     """Describes what this processor has for products in bfloat16, by Linux, and whether float32 is faster."""
     flags = (_cpu_line("flags") or "").split()
-    found = [name for name in BFLOAT16 if name in flags]
-    named = ", ".join(found) or "no instructions for it"
-    return named if BFLOAT16[0] in found else f"{named}; slower than float32 without {BFLOAT16[0]}"
+    instructions = [name for name in BFLOAT16 if name in flags]
+    named = ", ".join(instructions) or "no instructions for it"
+    return named if BFLOAT16[0] in instructions else f"{named}; slower than float32 without {BFLOAT16[0]}"
 
 
 def _cpu() -> str:

@@ -88,7 +88,7 @@ def built_models(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: in
     for name, described in wanted.items():
         try:
             if described is None:
-                chosen, width = [_with_head(each, algorithm, specs, shape) for each in specs], embedding
+                chosen, width = [_with_head(model, algorithm, specs, shape) for model in specs], embedding
             else:
                 chosen, width = [_with_head(ModelSpec(**described), algorithm, specs, shape)], None
             flats = build_models(chosen, width, **shape, headless=described is not None)
@@ -195,9 +195,9 @@ def build_models(
 
 def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[int]:
     if numbers is None or len(numbers) != clients:
-        found = "none" if numbers is None else len(numbers)
+        given = "none" if numbers is None else len(numbers)
         raise ShoalError(
-            "heterogeneity.clients", f"must give the model of each of the {clients} clients, found {found}"
+            "heterogeneity.clients", f"must give the model of each of the {clients} clients, found {given}"
         )
     for client, number in enumerate(numbers):
         if not 0 <= number < models:

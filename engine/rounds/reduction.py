@@ -299,7 +299,7 @@ def require_one_shape(entry: str, shapes: Iterable[tuple[int, torch.Size]]) -> N
 
 def require_one_type(entry: str, types: Iterable[tuple[int, torch.dtype]]) -> None:
     """Compares the types of clients' tensors: put together they would silently become the wider one."""
-    _require_same(entry, "type", [(client, str(of).removeprefix("torch.")) for client, of in types])
+    _require_same(entry, "type", [(client, str(dtype).removeprefix("torch.")) for client, dtype in types])
 
 
 def _require_same(entry: str, what: str, found: Sequence[tuple[int, object]]) -> None:

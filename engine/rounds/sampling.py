@@ -139,8 +139,8 @@ def require_selection(options: ParticipationOptions, clients: int) -> None:
 
 def require_without(without: Sequence[int], clients: int) -> None:
     """Raises a ShoalError, which names the key: a client that is left out is none, or all are."""
-    known = set(without) & set(range(clients))
-    if len(known) == clients or known != set(without):
+    absent = set(without) & set(range(clients))
+    if len(absent) == clients or absent != set(without):
         raise ShoalError(
             "participation.without",
             f"{', '.join(map(str, without))} of clients 0 to {clients - 1}; leave out some of them, not all",
@@ -378,7 +378,7 @@ def evaluation_cell(
         inboxes={i: inboxes[i] for i in ids if i in inboxes},
         score=frozenset(ids),
         cost=cost,
-        kept={i: one for i, one in elsewhere.items() if not all(map(only_trains, one.names))},
+        kept={i: kept_state for i, kept_state in elsewhere.items() if not all(map(only_trains, kept_state.names))},
     )
 
 

@@ -558,8 +558,8 @@ class Exchange:
         return [outcomes[position] for position in range(len(cells))], sums, [*tables, ScoreTable(counts)]
 
     def _take_predicted(self, scope: str, outcomes: Sequence[Outcome]) -> None:
-        found = {i: of_parts for outcome in outcomes for i, of_parts in outcome.predicted.items()}
-        self.predicted += [(scope, i, part, both) for i in sorted(found) for part, both in found[i].items()]
+        by_client = {i: of_parts for outcome in outcomes for i, of_parts in outcome.predicted.items()}
+        self.predicted += [(scope, i, part, both) for i in sorted(by_client) for part, both in by_client[i].items()]
 
     def _leave_out(self, client: int, failure: tuple[str, str]) -> None:
         """Leaves a client that fails out of the rest of the round; it stays as it was before."""

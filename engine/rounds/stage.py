@@ -213,8 +213,9 @@ def make_stages(job: Job, plan: "Plan | None" = None) -> list[Stage]:
 
     Raises ShoalError: as the stages do.
     """
-    features = [(feature.called or feature.name, feature) for feature in SECTIONS]
-    places = sorted((rank, name, place) for name, one in features if name in job.stages for rank, place in one.stages)
+    named = [(section.called or section.name, section) for section in SECTIONS]
+    on = [(name, section) for name, section in named if name in job.stages]
+    places = sorted((rank, name, place) for name, section in on for rank, place in section.stages)
     stages = list[Stage]()
     for _, name, place in places:
         made: list[Stage] = load(place)(job, plan)

@@ -17,4 +17,4 @@ SECTIONS: tuple[Section[Any], ...] = (COMPRESSION, HOSTILE, ROBUST, PRIVACY, SEC
 
 def options_of(config: Any, name: str) -> Any | None:
     """Returns the options of a section whose feature a config turns on; None: it is off, or there is none."""
-    return next((one.of(config) for one in SECTIONS if one.name == name and one.is_on(config)), None)
+    return next((section.of(config) for section in SECTIONS if section.name == name and section.is_on(config)), None)

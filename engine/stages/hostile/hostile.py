@@ -167,9 +167,9 @@ def own_change(code: UserCode) -> Change:
 
     def change_of(change: Tensor, scale: float, rng: torch.Generator) -> Tensor:
         with code.at_work(KIND):
-            found = function(change.clone(), scale, rng)
-        if not isinstance(found, Tensor) or found.shape != change.shape:
-            raise code.fault(KIND, f"{name} gives {describe(found)}, expected a tensor of shape {list(change.shape)}")
-        return found.to(change)
+            changed = function(change.clone(), scale, rng)
+        if not isinstance(changed, Tensor) or changed.shape != change.shape:
+            raise code.fault(KIND, f"{name} gives {describe(changed)}, expected a tensor of shape {list(change.shape)}")
+        return changed.to(change)
 
     return change_of

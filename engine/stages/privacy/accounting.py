@@ -130,10 +130,10 @@ def _composed_epsilon(dp: ModuleType, step: float, profile: np.ndarray, delta: f
     """Computes epsilon of releases, of which `profile` has delta at multiples of `step`, half of them below 0."""
     steps = len(profile) // 2
     make = dp.pld.pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap
-    one = make(step, -steps, steps, np.clip(profile, 0.0, 1.0)).to_dense_pmf()
+    loss = make(step, -steps, steps, np.clip(profile, 0.0, 1.0)).to_dense_pmf()
     # Of the last masses of a wide grid some are no normal floats.
     with np.errstate(over="ignore"):
-        return float(one.self_compose(rounds, LEFT_OUT * delta).get_epsilon_for_delta(delta))
+        return float(loss.self_compose(rounds, LEFT_OUT * delta).get_epsilon_for_delta(delta))
 
 
 def divergence(epsilon: np.ndarray, moved: float, share: float) -> np.ndarray:

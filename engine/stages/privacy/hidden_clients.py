@@ -215,8 +215,8 @@ class Release:
                 if len(self._column) > 1:
                     kept[f"{number}/{name}"] = torch.cat([noise[None], earlier])[: len(self._column) - 1]
             entries[name] = mean
-        known = {name: replies.weights.get(name, torch.zeros((), dtype=torch.float64)) for name in ask.up}
-        weights = {name: torch.full_like(weight, self._drawn) for name, weight in known.items()}
+        weights_there = {name: replies.weights.get(name, torch.zeros((), dtype=torch.float64)) for name in ask.up}
+        weights = {name: torch.full_like(weight, self._drawn) for name, weight in weights_there.items()}
         return Replies(replies.ids, entries, weights, replies.lists)
 
     def _within(self, replies: Replies, number: int) -> float:
