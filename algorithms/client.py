@@ -30,8 +30,8 @@ from shoal.algorithms.models.layers.readout import Adapted, PairEmbedding, Reado
 from shoal.algorithms.models.prompts.prompts import Prompted
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import generator_on
+from shoal.storage.shards.view import View
 from shoal.storage.store.manifest import count_of_items
-from shoal.storage.store.view import View
 
 if TYPE_CHECKING:
     from shoal.algorithms.models.items.augmented_nodes import AugmentedNodes

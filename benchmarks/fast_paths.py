@@ -47,7 +47,7 @@ from shoal.algorithms.training.analytic.choice import analytic, needed_for_analy
 from shoal.algorithms.training.analytic.gamlp import Hops
 from shoal.algorithms.training.local_training import LocalTrainer, flat_step, make_optimizer
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.store.view import Cache, View
+from shoal.storage.shards.view import Cache, View
 
 # Graphs whose features are too wide to be kept dense.
 WIDE = ("physics",)

@@ -17,7 +17,7 @@ import torch
 from gpu_runs import config_of, differing, folder, played, wait
 
 from shoal.algorithms.methods.registry.load import methods_for
-from shoal.storage.store.view import smooth_by_torch
+from shoal.storage.shards.view import smooth_by_torch
 
 Row = dict[str, Any]
 COPILOT = {"name": "gcn", "hidden": 8, "head": "linear"}

@@ -11,7 +11,7 @@ from contest import Absent, GnnCase
 
 from shoal.algorithms.protocol import MODEL
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
-from shoal.storage.store.view import Cache
+from shoal.storage.shards.view import Cache
 
 CLIENTS, HOPS = 10, 2
 MODELS = ("gcn", "sage", "sgc", "gamlp")

@@ -39,9 +39,9 @@ from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.synthetic.sbm import load_sbm
 from shoal.storage.graph.propagation import hops
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store.shard import Shard
-from shoal.storage.store.split import Split
-from shoal.storage.store.view import Cache, View
+from shoal.storage.shards.shard import Shard
+from shoal.storage.shards.split import Split
+from shoal.storage.shards.view import Cache, View
 
 FEATURES, CLASSES, DEGREE, LABELLED, HOPS = 128, 172, 29.0, 0.014, 3
 BEFORE = 30

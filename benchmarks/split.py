@@ -38,7 +38,7 @@ from shoal.engine.records.metrics import read_metrics
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import plan_of
 from shoal.engine.runs.run import run
-from shoal.storage.store.view import Cache
+from shoal.storage.shards.view import Cache
 
 BATCH, LR, SERVER_LR = 16, 0.1, 0.001
 

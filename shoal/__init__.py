@@ -45,9 +45,11 @@ if TYPE_CHECKING:
     from shoal.engine.rounds.stage import Stage as Stage
     from shoal.engine.rounds.stage import ToHosts as ToHosts
     from shoal.engine.rounds.stage import rows_of as rows_of
-    from shoal.engine.studies.text_table import TextTable as TextTable
     from shoal.kept_run import Run as Run
     from shoal.partition.methods.user_partitioner import Partitioner as Partitioner
+    from shoal.past.reader import Reader as Reader
+    from shoal.past.reader import Reading as Reading
+    from shoal.past.rewind import PastRun as PastRun
     from shoal.running import prepare as prepare
     from shoal.running import run as run
     from shoal.storage.adapters.clients import from_clients as from_clients
@@ -55,23 +57,20 @@ if TYPE_CHECKING:
     from shoal.storage.datasets.user.pyg_data import from_pyg as from_pyg
     from shoal.storage.datasets.user.user_dataset import Dataset as Dataset
     from shoal.storage.graph.graph import Graph as Graph
-    from shoal.storage.store.view import View as View
+    from shoal.storage.shards.view import View as View
     from shoal.studies import Sweep as Sweep
     from shoal.studies import compare as compare
     from shoal.studies import report as report
     from shoal.studies import scale as scale
     from shoal.studies import sweep as sweep
     from shoal.studies import table as table
+    from shoal.tables.text_table import TextTable as TextTable
 
 # Modules that define each name. None is loaded before its name is used, because torch takes seconds.
 PLACES = {
     "Algorithm": "shoal.algorithms.base",
     "Ask": "shoal.algorithms.protocol",
     "AtClient": "shoal.engine.rounds.stage",
-    "Phase": "shoal.engine.rounds.stage",
-    "Stage": "shoal.engine.rounds.stage",
-    "ToHosts": "shoal.engine.rounds.stage",
-    "rows_of": "shoal.engine.rounds.stage",
     "Backbone": "shoal.algorithms.models.user.user_model",
     "Callback": "shoal.engine.callbacks.callback",
     "Client": "shoal.algorithms.client",
@@ -85,23 +84,30 @@ PLACES = {
     "Mix": "shoal.algorithms.protocol",
     "Output": "shoal.algorithms.models.layers.head",
     "Partitioner": "shoal.partition.methods.user_partitioner",
+    "PastRun": "shoal.past.rewind",
+    "Phase": "shoal.engine.rounds.stage",
+    "Reader": "shoal.past.reader",
+    "Reading": "shoal.past.reader",
     "Reduce": "shoal.algorithms.protocol",
     "Replies": "shoal.algorithms.protocol",
     "Run": "shoal.kept_run",
     "Running": "shoal.engine.callbacks.callback",
     "Schedule": "shoal.engine.rounds.sampling",
     "ShoalError": "shoal.storage.errors",
+    "Stage": "shoal.engine.rounds.stage",
     "Sweep": "shoal.studies",
-    "TextTable": "shoal.engine.studies.text_table",
+    "TextTable": "shoal.tables.text_table",
+    "ToHosts": "shoal.engine.rounds.stage",
     "Trainer": "shoal.algorithms.base",
     "Upload": "shoal.algorithms.protocol",
-    "View": "shoal.storage.store.view",
+    "View": "shoal.storage.shards.view",
     "compare": "shoal.studies",
     "from_clients": "shoal.storage.adapters.clients",
     "from_pyg": "shoal.storage.datasets.user.pyg_data",
     "load_config": "shoal.configs",
     "prepare": "shoal.running",
     "report": "shoal.studies",
+    "rows_of": "shoal.engine.rounds.stage",
     "run": "shoal.running",
     "save_graph": "shoal.storage.datasets.user.files",
     "scale": "shoal.studies",

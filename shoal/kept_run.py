@@ -85,7 +85,7 @@ class Run:
         """Opens a run folder, or copies a run from an address; raises `ShoalError` if there is no run."""
         self.path = Path(path)
         if is_address(str(path)):
-            from shoal.engine.studies.at_address import local_copy
+            from shoal.kept.at_address import local_copy
 
             self.path = local_copy(str(path))
         if not (self.path / CONFIG).exists():
@@ -95,8 +95,8 @@ class Run:
         return f"Run({str(self.path)!r}, {'finished' if self.finished else 'unfinished'})"
 
     def _repr_html_(self) -> str:
-        from shoal.engine.studies.study_table import Layout, table_of
-        from shoal.engine.studies.sweep_folder import row_of
+        from shoal.study.sweep_folder import row_of
+        from shoal.tables.study_table import Layout, table_of
 
         made = table_of([row_of({}, self.path)], Layout())._repr_html_() if self.finished else ""
         return f"<p>{html.escape(repr(self))}</p>\n{made}"

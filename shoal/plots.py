@@ -10,10 +10,10 @@ from matplotlib.ticker import MaxNLocator
 from shoal.engine.config.sections import current_name
 from shoal.engine.records.metrics import numbers_of
 from shoal.engine.records.summary import chosen
-from shoal.engine.studies.means import is_share
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import one_of
 from shoal.storage.suggestions import did_you_mean
+from shoal.study.means import is_share
 
 AXES = {"round": "round", "bytes": "bytes sent so far, both ways", "seconds": "seconds of rounds so far"}
 

@@ -14,15 +14,15 @@ from shoal.engine.config.config import Config, sections
 from shoal.engine.config.overrides import word_key
 from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.config.sections import current_name
-from shoal.engine.studies.means import Mean
-from shoal.engine.studies.study import Scope, Study, axis_text
-from shoal.engine.studies.study_table import Ties, layout_of, table_of
-from shoal.engine.studies.sweep_folder import read_rows, root_of, rows_of, table_of_runs
-from shoal.engine.studies.text_table import TextTable
 from shoal.kept_run import Run
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.options.types import is_address, one_of
+from shoal.study.means import Mean
+from shoal.study.study import Scope, Study, axis_text
+from shoal.study.sweep_folder import read_rows, root_of, rows_of, table_of_runs
+from shoal.tables.study_table import Ties, layout_of, table_of
+from shoal.tables.text_table import TextTable
 
 NOTHING: Mapping[str, str] = {}
 # The key of a section that stands before its options, where the class of these has no other.
@@ -62,7 +62,7 @@ class Sweep:
     @property
     def search(self) -> TextTable:
         """Reads a search: trials, rounds, and the options that validation chose, by combination of the axes."""
-        from shoal.engine.pages.search_page import chosen_table, read_search
+        from shoal.pages.search_page import chosen_table, read_search
 
         if (plain := read_search(self.path)) is None:
             raise ShoalError(self.path, "the sweep is no search; call shoal.sweep with search='optuna'")
@@ -71,7 +71,7 @@ class Sweep:
     @property
     def scaling(self) -> TextTable:
         """Seconds of a round, speed-up, efficiency, parts, memory and bytes, by numbers of clients and hosts."""
-        from shoal.engine.studies.scaling import scaling_table
+        from shoal.scaling.scaling import scaling_table
 
         return scaling_table(read_rows(self.path))
 
@@ -121,7 +121,7 @@ def sweep(
         ShoalError: Names, options or values of any run are wrong, two runs are the same, or every trial failed.
         KeyboardInterrupt: The user stopped it; the same sweep continues.
     """
-    from shoal.engine.past.forked_sweep import sweep_of
+    from shoal.past.forked_sweep import sweep_of
 
     scope = cast(Scope, one_of("choose_by", current_name(choose_by), *get_args(Scope)))
     file, drawn = str(_file_of(config, overrides)), _texts(space) if isinstance(space, Mapping) else (str(space),)
@@ -159,7 +159,7 @@ def scale(
     Raises:
         ShoalError: As `sweep`, or nothing grows, or the dataset cannot grow.
     """
-    from shoal.engine.studies.scaling import scaling_sweep
+    from shoal.scaling.scaling import scaling_sweep
 
     of_clients, of_hosts, of_graph = (",".join(map(str, several)) for several in (clients, hosts, graph))
     study = str(_file_of(config, overrides))
@@ -231,7 +231,7 @@ def report(runs: Runs, out: str | PathLike[str] | None = None) -> Path:
     Raises:
         ShoalError: No run is finished, or a folder is none of a run or a sweep.
     """
-    from shoal.engine.pages import report as report_command
+    from shoal.pages import report as report_command
 
     return report_command.report(_paths(runs), None if out is None else Path(out))
 
@@ -246,7 +246,7 @@ def compare(left: str | PathLike[str] | Run, right: str | PathLike[str] | Run) -
     Raises:
         ShoalError: A folder is none of a run.
     """
-    from shoal.engine.studies import listing
+    from shoal.kept import listing
 
     first, second = (run if isinstance(run, Run) else Run(run) for run in (left, right))
     return listing.compare(first.path, second.path)

@@ -36,14 +36,16 @@ from shoal.engine.runs.plan import plan_of
 from shoal.storage.files import digest
 from shoal.storage.graph.graph import clean_edges
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
-from shoal.storage.store.shard import Shard
-from shoal.storage.store.split import Split
+from shoal.storage.shards.shard import Shard
+from shoal.storage.shards.split import Split
+from shoal.storage.shards.view import CPU, Cache, View
 from shoal.storage.store.store import Store
-from shoal.storage.store.view import CPU, Cache, View
 
 CLIENTS, NODES, CLASSES, FEATURES = 6, 30, 4, 5
 WITHOUT_TRAIN, WITHOUT_TEST, RARE_CLASS = 5, 4, 3
 
+# Fixtures of whole runs, for tests of the engine and of the rooms above it.
+pytest_plugins = ["support.run_fixtures"]
 HERE = Path(__file__).parent
 # Methods of ours are checked in every round and guarded against writes, as those of users are.
 os.environ.setdefault("SHOAL_CHECK_ALWAYS", "1")
@@ -57,8 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Files that share the hosts of a session come last: no test behind them starts a Ray of its own.
     """
     choose(config, items)
-    of_engine = (item for item in items if item.path.is_relative_to(HERE / "engine"))
-    on_hosts = {item.path for item in of_engine if "hosts" in getattr(item, "fixturenames", ())}
+    of_runs = (item for item in items if item.path.relative_to(HERE).parts[0] in ("engine", "shoal"))
+    on_hosts = {item.path for item in of_runs if "hosts" in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: (item.path.parent not in (HERE, HERE / "integration"), item.path in on_hosts))
 
 

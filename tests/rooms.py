@@ -5,6 +5,7 @@ it, and what other packages it may import is in `PACKAGES`.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,9 +24,9 @@ PACKAGES = {
 SECTIONS = "engine/sections"
 # The room named after a package is what lies in the folder itself.
 LISTED = {
-    "shoal": "shoal",
+    "shoal": "shoal cli clock past pages scaling sweeps kept tables study",
     "engine": """
-        engine cli clock past pages studies runs preparing cluster screen callbacks hosts stages/hostile stages/robust
+        engine runs preparing cluster screen callbacks hosts stages/hostile stages/robust
         stages/privacy stages/secure stages/compression stages/digests stages/users stages records
         schedules rounds simulation messages config sections
     """,
@@ -38,7 +39,7 @@ LISTED = {
     "partition": "partition out_of_core methods",
     "storage": """
         adapters datasets datasets/synthetic datasets/readers datasets/user datasets/sources out_of_core
-        datasets/features store user_code graph options files kernels storage
+        datasets/features store shards user_code graph options files kernels storage
     """,
 }
 ORDER = {
@@ -133,8 +134,45 @@ def circles(found: dict[Path, set[Path]]) -> list[list[Path]]:
     return result
 
 
+# What a round runs through whatever its features, and words of these in conditions.
+CORE = ("engine/rounds", "engine/hosts", "engine/messages")
+FEATURES = re.compile(
+    r"privacy|attack|hostile|backdoor|trigger|aggregation|robust|secure|mask|homomorphic|compress|communication|topk"
+    r"|fedbuff|fedasync|tiers|asynchronous|availability|selection|deadline|newcomer|welcome|cross|boundar|digests|door"
+    r"|clipped_rows|clip\b",
+    flags=re.I,
+)
+
+
+def measure_core() -> list[str]:
+    """Lists sizes of the core: lines, files, conditions that name a feature, fields, arguments."""
+    files = [path for room in CORE for path in sorted((ROOT / room).glob("*.py")) if path.stem != "__init__"]
+    lines, branches, fields = 0, list[str](), dict[str, int]()
+    for path in files:
+        text = path.read_text()
+        lines += text.count("\n")
+        for node in ast.walk(ast.parse(text)):
+            conditions: list[ast.expr] = []
+            if isinstance(node, ast.If | ast.IfExp | ast.While):
+                conditions = [node.test]
+            elif isinstance(node, ast.comprehension):
+                conditions = node.ifs
+            elif isinstance(node, ast.ClassDef) and node.name in ("Job", "Cell"):
+                fields[node.name] = sum(isinstance(part, ast.AnnAssign) for part in node.body)
+            elif isinstance(node, ast.ClassDef) and node.name == "Exchange":
+                (start,) = (part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
+                fields["Exchange()"] = len(start.args.args) - 1
+            source = (f"{path.stem}.py:{each.lineno}" for each in conditions if FEATURES.search(ast.unparse(each)))
+            branches += source
+    sizes = {path.name: path.read_text().count("\n") for path in files if path.name in ("host.py", "server.py")}
+    return [
+        f"core: {lines} lines in {len(files)} files; {len(branches)} branches on features: {', '.join(branches)}",
+        "sizes: " + ", ".join(f"{name} {count}" for name, count in {**fields, **sizes}.items()),
+    ]
+
+
 def main() -> None:
-    """Prints rooms with their files, arrows, arrows that run up, and circles."""
+    """Prints rooms with their files, arrows, arrows that run up, circles, and the sizes of the core."""
     known = modules()
     found = imports(known)
     between = arrows(found)
@@ -146,6 +184,7 @@ def main() -> None:
     print("arrows that run up:", "; ".join(f"{a.file} -> {a.target}" for a in up) or "none")
     rings = circles(found)
     print("circles:", "; ".join(" -> ".join(map(str, ring)) for ring in rings) or "none")
+    print("\n".join(measure_core()))
     sys.exit(bool(up or rings))
 
 

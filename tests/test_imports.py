@@ -1,10 +1,16 @@
 """Imports run one way, from room to room; Ray and what draws on a screen only in the engine."""
 
 import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 from rooms import ORDER, PACKAGES, ROOT, arrows, circles, imported, imports, modules, room_of
+from support.small_runs import small_run
 
-OF_ENGINE_ONLY = {"ray", "typer", "rich", "omegaconf"}
+# Who imports a library of clusters, commands or screens.
+OF_ROOMS = {"ray": {"engine"}, "omegaconf": {"engine"}, "typer": {"engine", "shoal"}, "rich": {"engine", "shoal"}}
 KNOWN = modules()
 IMPORTS = imports(KNOWN)
 
@@ -24,11 +30,31 @@ def test_imports_have_no_circle() -> None:
     assert not circles(IMPORTS)
 
 
-def test_engine_libraries_are_imported_by_the_engine_alone() -> None:
+def test_libraries_of_clusters_commands_and_screens_are_imported_by_few() -> None:
     for path in KNOWN.values():
-        libraries = {name.split(".")[0] for name in imported(path)}
-        if path.parts[0] != "engine":
-            assert not libraries & OF_ENGINE_ONLY, path
+        for name in {name.split(".")[0] for name in imported(path)} & OF_ROOMS.keys():
+            assert path.parts[0] in OF_ROOMS[name], path
+
+
+# Runs a config where no room above the engine can be imported.
+ALONE = """
+import json, sys
+sys.modules.update(dict.fromkeys(json.loads(sys.argv[2])))
+from shoal.engine.config.config import parse_config
+from shoal.engine.runs.run import run
+print(run(parse_config(json.loads(sys.argv[1]), "alone")))
+"""
+
+
+def test_engine_runs_without_the_rooms_above_it(tmp_path: Path) -> None:
+    above = [name for name, path in KNOWN.items() if path.parts[0] == "shoal" and name != "shoal"]
+    assert not [
+        path for path in IMPORTS if path.parts[0] == "engine" and {"shoal"} & {p.parts[0] for p in IMPORTS[path]}
+    ]
+    words = [json.dumps(small_run(tmp_path, rounds=1)), json.dumps(above)]
+    done = subprocess.run([sys.executable, "-c", ALONE, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / "summary.json").exists()
 
 
 def test_engine_names_no_method() -> None:

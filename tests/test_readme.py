@@ -23,7 +23,7 @@ from support.small_runs import small_run
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS, PROMPTS
-from shoal.engine.cli.main import command as main
+from shoal.cli.main import command as main
 from shoal.engine.config.config import load_config, parse_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run

@@ -13,10 +13,10 @@ from rooms import ROOT
 from support.errors import refused
 
 from shoal.algorithms.methods.registry.load import describe, load
-from shoal.engine.cli.main import command as main
-from shoal.engine.cli.projects import list_projects, start_project
+from shoal.cli.main import command as main
+from shoal.cli.projects import list_projects, start_project
 from shoal.engine.config.config import load_config
-from shoal.engine.studies.papers import read_paper
+from shoal.tables.papers import read_paper
 
 FOLDER = ROOT / "docs" / "tutorials"
 # What each leaves in its folder.

@@ -11,7 +11,7 @@ import torch
 from shoal.algorithms.models.inputs.neighbourhood import GraphBatch, operator_over
 from shoal.algorithms.models.inputs.structure_codes import structure_codes
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 
 @dataclass(frozen=True)

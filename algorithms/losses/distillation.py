@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.algorithms.losses.prototypes import unit
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 
 def distillation_loss(teacher_NC: Tensor, student_NC: Tensor, detach: bool = True) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 
 def propagate_labels(data: View, seed_NC: Tensor, steps: int, seed_weight: float) -> Iterator[Tensor]:

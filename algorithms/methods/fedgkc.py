@@ -18,7 +18,7 @@ from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_l
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.options.types import Count, NotNegative, ShareBelowOne
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 # The clarity of a copilot's knowledge (eqs. 7 to 9), see `knowledge`.
 Clarity = Literal["literal", "margin_mean"]

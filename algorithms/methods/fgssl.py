@@ -19,7 +19,7 @@ from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.training.joint_training import weighted_sum
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import AboveZero, NotNegative, ShareBelowOne
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 
 def likeness_distilled(data: View, teacher_NC: Tensor, student_NC: Tensor, temperature: float) -> Tensor:

@@ -15,7 +15,7 @@ from shoal.algorithms.losses.prototype_losses import nt_xent
 from shoal.algorithms.models.layers.readout import Readout
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import CLOSED, Number, Positive, Whole
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 
 @dataclass(frozen=True, config=CLOSED)

@@ -15,8 +15,8 @@ from bare_weights import Weights
 from task import GraphTask, Task, Turns, read
 from torch import Tensor
 
+from shoal.storage.shards.view import Cache, View
 from shoal.storage.store.store import Store
-from shoal.storage.store.view import Cache, View
 
 
 def clients_of(task: Task | GraphTask) -> list[Client]:

@@ -18,7 +18,7 @@ from bare_products import Matrix, features
 from bare_weights import Weights, aligned
 from torch import Tensor
 
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 FORMS = ("autograd", "formulas", "field", "kernel")
 FIRST = ("head.linears.0.weight", "head.linears.0.bias")

@@ -18,8 +18,8 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, GINConv, global_mean_pool
 
 from shoal.algorithms.rng import key
+from shoal.storage.shards.view import Cache, View
 from shoal.storage.store.store import Store
-from shoal.storage.store.view import Cache, View
 
 
 class Model(nn.Module):

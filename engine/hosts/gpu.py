@@ -28,7 +28,7 @@ from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.reduction import require_numbers
 from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, metrics_beyond_counts, require_winner, scores_in_form
-from shoal.storage.store.cache import PASSING_SHARE, Cache
+from shoal.storage.shards.cache import PASSING_SHARE, Cache
 
 # Bytes of results on the device; more are fetched before the end of a cell.
 MAX_RESULT_BYTES = 2**28

@@ -48,10 +48,10 @@ from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes
 from shoal.engine.rounds.scoring import score
 from shoal.engine.rounds.stage import AtClient, make_stages
 from shoal.storage.errors import FetchError, ShoalError
-from shoal.storage.store.cache import SMALL, OpenViews, most_views
+from shoal.storage.shards.cache import SMALL, OpenViews, most_views
+from shoal.storage.shards.view import Cache, View
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store
-from shoal.storage.store.view import Cache, View
 
 # Bytes of the states of a cell after which it is worth looking for freed memory, which takes a millisecond or two.
 LARGE_STATES = 2**23

@@ -29,14 +29,14 @@ from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import PropagationOptions, propagation_of
+from shoal.storage.shards.view import CPU, Cache, View
 from shoal.storage.store.store import Store
-from shoal.storage.store.view import CPU, Cache, View
 from shoal.storage.user_code.user_code import UserCode
 
 if TYPE_CHECKING:
     # Loaded where a store is at an address.
+    from shoal.storage.shards.trigger import Trigger
     from shoal.storage.store.remote_store import Remote
-    from shoal.storage.store.trigger import Trigger
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Job:
 def require_room_for_hops(propagation: PropagationOptions, nodes: int, features: int, limit: int) -> None:
     """Raises a ShoalError if dense hops that are computed for so many nodes take more than a cache of `limit` bytes."""
     # It loads the kernel, which only a host that computes hops needs.
-    from shoal.storage.store.hops import hops_bytes
+    from shoal.storage.shards.hops import hops_bytes
 
     needed = hops_bytes(nodes, features, replace(propagation, rows="all"))
     if needed > limit:

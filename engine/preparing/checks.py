@@ -25,7 +25,7 @@ from shoal.storage.options.dataset_names import has_user_options
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.split import read_split_file
 from shoal.storage.options.types import is_own
-from shoal.storage.store.hops import hops_bytes
+from shoal.storage.shards.hops import hops_bytes
 
 
 def read_graph(config: Config) -> Graph:

@@ -21,11 +21,11 @@ from shoal.storage.graph.rows import Rows
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
-from shoal.storage.store.arrow_file import FileRecord, Pack, write_pack
-from shoal.storage.store.hops import hop_columns, hop_memory, hops_bytes, rows_on_disk, training_graph
+from shoal.storage.shards.arrow_file import FileRecord, Pack, write_pack
+from shoal.storage.shards.hops import hop_columns, hop_memory, hops_bytes, rows_on_disk, training_graph
+from shoal.storage.shards.shard import Shard, graph_columns, shard_columns
+from shoal.storage.shards.split import Split, from_codes, random_split, split_columns
 from shoal.storage.store.manifest import Manifest
-from shoal.storage.store.shard import Shard, graph_columns, shard_columns
-from shoal.storage.store.split import Split, from_codes, random_split, split_columns
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path
 
 PairsOf = Callable[[int, Induced], Pairs]
@@ -80,12 +80,12 @@ def _shard_columns(source: ShardSource, client: int, part: Induced, x: Rows) -> 
     graph, data = source.graph, source.data
     own, pairs = part, None
     if source.pairs_of is not None:
-        from shoal.storage.store.held_out_edges import without_held_out  # for pairs alone
+        from shoal.storage.shards.held_out_edges import without_held_out  # for pairs alone
 
         pairs = source.pairs_of(client, part)
         own = without_held_out(part, pairs)
     elif data.sparsity.edges or data.sparsity.features:
-        from shoal.storage.store.masking import without_edges, without_features  # where something is masked
+        from shoal.storage.shards.masking import without_edges, without_features  # where something is masked
 
         own = without_edges(part, data.sparsity)
         x = without_features(x, own.node, data.sparsity)
@@ -97,7 +97,7 @@ def _shard_columns(source: ShardSource, client: int, part: Induced, x: Rows) -> 
 
 def draw_pairs(data: DataConfig, sides: np.ndarray, limit: int, client: int, part: Induced) -> Pairs:
     """Draws the pairs of a client, by the side of every node `[nodes]`, in `limit` bytes of memory."""
-    from shoal.storage.store.held_out_edges import draw_pairs, require_room
+    from shoal.storage.shards.held_out_edges import draw_pairs, require_room
 
     require_room(client, len(part.indices), limit)
     return draw_pairs(part, client, data, sides[part.node])
@@ -108,7 +108,7 @@ def pairs_of_all(clients: Store, nodes: int, limit: int, client: int, part: Indu
 
     It takes `limit` bytes of memory.
     """
-    from shoal.storage.store.held_out_edges import require_room, union_of
+    from shoal.storage.shards.held_out_edges import require_room, union_of
 
     require_room(client, len(part.indices), limit)
     row_of = np.full(nodes, -1, dtype=np.int64)
@@ -161,7 +161,7 @@ def _split_of(source: SplitSource, shard: Shard) -> Split:
         split = from_codes(source.code[shard.item])
     if source.sparsity is None or not source.sparsity.labels:
         return split
-    from shoal.storage.store.masking import without_labels
+    from shoal.storage.shards.masking import without_labels
 
     return without_labels(split, shard.item, source.sparsity)
 

@@ -20,10 +20,10 @@ from shoal.storage.graph.propagation import require_held
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.options.propagation import CrossEdges, CrossPropagation, PropagationOptions
 from shoal.storage.runner import Runner, parts
-from shoal.storage.store.arrow_file import FileRecord, rows_column, write_pack
+from shoal.storage.shards.arrow_file import FileRecord, rows_column, write_pack
+from shoal.storage.shards.hops import columns_of_hops
+from shoal.storage.shards.shard import weights_column
 from shoal.storage.store.boundary import boundary_columns
-from shoal.storage.store.hops import columns_of_hops
-from shoal.storage.store.shard import weights_column
 from shoal.storage.store.store import Store, boundary_path, hops_path
 
 

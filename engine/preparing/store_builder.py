@@ -49,10 +49,10 @@ from shoal.storage.graph.pairs import LABELS, ONE, OTHER
 from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.runner import parts, runner
-from shoal.storage.store.arrow_file import FileRecord, record_of, write, write_pack
+from shoal.storage.shards.arrow_file import FileRecord, record_of, write, write_pack
+from shoal.storage.shards.split import Split, random_split, split_columns, to_codes
 from shoal.storage.store.client_table import BoundaryRecord, SplitRecord, clients_a_pack, ranges
 from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest
-from shoal.storage.store.split import Split, random_split, split_columns, to_codes
 from shoal.storage.store.store import (
     ASSIGNMENT,
     DOMAINS,

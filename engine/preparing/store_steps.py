@@ -16,9 +16,9 @@ from shoal.storage.files.names import place_in
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.runner import Runner, Work, parts, runner
-from shoal.storage.store.arrow_file import FileRecord, Pack
+from shoal.storage.shards.arrow_file import FileRecord, Pack
+from shoal.storage.shards.hops import hops_bytes
 from shoal.storage.store.client_table import BoundaryRecord, Clients, Files, SplitRecord, ranges, sizes
-from shoal.storage.store.hops import hops_bytes
 from shoal.storage.store.manifest import NAME, CopiesRecord, Manifest
 from shoal.storage.store.store import IDS, Place, Store, hops_path, shard_path, split_path
 from shoal.storage.store.writer import StoreWriter

@@ -16,7 +16,7 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.method_errors import OURS, ProtocolError
 from shoal.algorithms.protocol import Ask, Mix, Reduce, Tree, Upload
 from shoal.storage.errors import ShoalError
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 # Set to 1, methods of ours are checked in every round, too, and guarded against writes: as in tests.
 ALWAYS = "SHOAL_CHECK_ALWAYS"

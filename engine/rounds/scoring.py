@@ -15,7 +15,7 @@ from shoal.engine.config.sections import ACCURACY, CHOSEN_BY, F1, RANKINGS, ROC_
 from shoal.engine.rounds.protocol_checks import describe, kind
 from shoal.engine.rounds.state import ScoreTable
 from shoal.storage.errors import ShoalError
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 
 def twice_wins(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:

@@ -22,7 +22,7 @@ from shoal.engine.rounds.reduction import require_one_shape
 from shoal.engine.sections.section import load
 from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.errors import ShoalError
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 if TYPE_CHECKING:
     from shoal.engine.rounds.sampling import Plan

@@ -28,7 +28,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.interrupt import Interrupt, Interrupted, graceful
 from shoal.engine.screen.live_view import LiveView, live_view
 from shoal.engine.screen.progress import say
-from shoal.engine.stages.secure.answers import SECURE, in_words
+from shoal.engine.sections.sections import why_skipped
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
@@ -194,9 +194,8 @@ class Driver:
                 f"round {line['round']}: {halved} times the clients of a batch did not fit into a device's memory; "
                 "they were trained in smaller ones, which may change last bits"
             )
-        answers = line.get(SECURE)
-        if answers and not answers["read"]:
-            log.warning("round %d is skipped: %s", line["round"], in_words(answers), extra=where)
+        if why := why_skipped(self.config, line):
+            log.warning("round %d is skipped: %s", line["round"], why, extra=where)
         for client, (text, detail) in line.get("failures", {}).items():
             log.error("%s\n%s", text, detail, extra={**where, "client": int(client)})
             line["failures"][client] = text

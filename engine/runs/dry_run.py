@@ -46,12 +46,12 @@ from shoal.storage.graph.rows import CsrRows, Rows, entries_of
 from shoal.storage.options.masking import masks
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split_codes import TRAIN
-from shoal.storage.store.hops import hops_bytes, rows_to_keep
+from shoal.storage.shards.hops import hops_bytes, rows_to_keep
+from shoal.storage.shards.shard import Shard
+from shoal.storage.shards.split import Split
+from shoal.storage.shards.view import Cache, View
 from shoal.storage.store.manifest import NAME, read_manifest
-from shoal.storage.store.shard import Shard
-from shoal.storage.store.split import Split
 from shoal.storage.store.store import Store
-from shoal.storage.store.view import Cache, View
 
 # A pass over a client takes several times the memory of its data.
 SHARE_TO_MEASURE = 16

@@ -29,7 +29,7 @@ from shoal.engine.screen.progress import progress
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.options.split_codes import UNASSIGNED
-from shoal.storage.store.split import to_codes
+from shoal.storage.shards.split import to_codes
 from shoal.storage.store.store import Store
 
 # These columns hold classes.

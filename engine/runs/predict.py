@@ -22,11 +22,11 @@ from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import kept_entries
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store.cache import Cache
-from shoal.storage.store.hops import write_hops
-from shoal.storage.store.shard import open_hops, open_shard, write_shard
-from shoal.storage.store.split import Split
-from shoal.storage.store.view import View
+from shoal.storage.shards.cache import Cache
+from shoal.storage.shards.hops import write_hops
+from shoal.storage.shards.shard import open_hops, open_shard, write_shard
+from shoal.storage.shards.split import Split
+from shoal.storage.shards.view import View
 
 GRAPH = "graph"
 

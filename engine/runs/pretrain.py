@@ -29,9 +29,9 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, output
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.types import message_of, quoted
+from shoal.storage.shards.view import Cache, View
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import TRAINING
-from shoal.storage.store.view import Cache, View
 
 Graphs = Literal["train", "all"]
 

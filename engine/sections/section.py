@@ -38,6 +38,7 @@ class Section(Generic[OptionsT]):
         metrics: Names of what its stages score clients by, beside the metrics of the run.
         scores: Whether they do with these options.
         of_all_rounds: Why numbers of a round depend on how many rounds there are; empty: they do not.
+        skipped: Why the round of a line was skipped, `(line) -> str`; empty: it was not.
         copies: Copies of the model that a client keeps between rounds, and that the server holds in a round, for the
             estimate of memory.
         called: Name of the feature among the stages of a job; empty: that of the section.
@@ -61,6 +62,7 @@ class Section(Generic[OptionsT]):
     metrics: tuple[str, ...] = ()
     scores: Callable[[OptionsT], bool] = lambda options: False
     of_all_rounds: Callable[[OptionsT], str] = lambda options: ""
+    skipped: str = ""
     copies: Callable[[OptionsT], tuple[int, int]] = lambda options: (0, 0)
     called: str = ""
 

@@ -1,8 +1,9 @@
 """All features that have a section in a config: the only list of them."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from shoal.engine.sections.section import Section
+from shoal.engine.sections.section import Section, load
 from shoal.engine.stages.compression.section import COMPRESSION
 from shoal.engine.stages.digests.section import DIGESTS
 from shoal.engine.stages.hostile.section import HOSTILE
@@ -18,3 +19,9 @@ SECTIONS: tuple[Section[Any], ...] = (COMPRESSION, HOSTILE, ROBUST, PRIVACY, SEC
 def options_of(config: Any, name: str) -> Any | None:
     """Returns the options of a section whose feature a config turns on; None: it is off, or there is none."""
     return next((section.of(config) for section in SECTIONS if section.name == name and section.is_on(config)), None)
+
+
+def why_skipped(config: Any, line: Mapping[str, Any]) -> str:
+    """Returns why the round of a line was skipped, so that it changed nothing; empty: it was not."""
+    reasons = (load(section.skipped)(line) for section in SECTIONS if section.skipped and section.is_on(config))
+    return next(filter(None, reasons), "")

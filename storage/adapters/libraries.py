@@ -15,8 +15,8 @@ from shoal.storage.datasets.user.unread import PLACES, require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.rows import CsrRows, csr_of
-from shoal.storage.store.shard import Shard
-from shoal.storage.store.split import Split, to_codes
+from shoal.storage.shards.shard import Shard
+from shoal.storage.shards.split import Split, to_codes
 
 X, Y = "feat", "label"
 WEIGHTS = ("weight", "w")

@@ -1,1 +1,1 @@
-"""The store of a federation: shards, splits, hops, manifest, views."""
+"""The store of a federation: its manifest, how it is written, verified, and read from an address."""

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.cross_edges import Boundary
-from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, Packs, require_content
-from shoal.storage.store.bounds import Limits
+from shoal.storage.shards.arrow_file import REMAKE, FileRecord, MappedFile, Packs, require_content
+from shoal.storage.shards.bounds import Limits
 
 NAMES = ["row", "client", "other"]
 # This column is there if edges have weights.

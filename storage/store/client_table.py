@@ -15,8 +15,8 @@ import pyarrow as pa
 import xxhash
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import FileRecord, MappedFile, Pack, PackedRecord, record_of
+from shoal.storage.shards import arrow_file
+from shoal.storage.shards.arrow_file import FileRecord, MappedFile, Pack, PackedRecord, record_of
 
 TABLES = "tables"
 # Smaller mean shards are packed: into files of so many bytes, and of so many clients, at most.

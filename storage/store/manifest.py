@@ -19,8 +19,8 @@ from shoal.storage.files.names import FOLDER, place_in, require_name
 from shoal.storage.files.reading import cannot_read, read_bytes
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import dense_bytes, sparse_bytes
-from shoal.storage.store.arrow_file import FileRecord, read_record
-from shoal.storage.store.bounds import Limits
+from shoal.storage.shards.arrow_file import FileRecord, read_record
+from shoal.storage.shards.bounds import Limits
 from shoal.storage.store.client_table import TABLES, BoundaryRecord, ClientRecord, Clients, Files, SplitRecord, Table
 
 # Formats of the manifest, and of the one before, which had no tables: every client was in it.

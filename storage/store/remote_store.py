@@ -17,7 +17,7 @@ from shoal.storage.files.names import place_in, require_name
 from shoal.storage.files.object_cache import ObjectCache
 from shoal.storage.files.places import cache_folder
 from shoal.storage.progress import step
-from shoal.storage.store.arrow_file import FileRecord, record_of
+from shoal.storage.shards.arrow_file import FileRecord, record_of
 from shoal.storage.store.manifest import NAME, tables_of
 from shoal.storage.store.store import DOMAINS, TRAINING, WHOLE, Store, stores_below
 

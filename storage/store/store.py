@@ -13,15 +13,15 @@ from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.files.names import FOLDER
 from shoal.storage.graph.rows import Rows
 from shoal.storage.options.propagation import propagation_of
-from shoal.storage.store.arrow_file import REMAKE, FileRecord, MappedFile, Pack, require_content
+from shoal.storage.shards.arrow_file import REMAKE, FileRecord, MappedFile, Pack, require_content
+from shoal.storage.shards.shard import AllEdges, Shard, only_labelled, open_hops, open_shard, weights_of
+from shoal.storage.shards.split import Split, open_split
 from shoal.storage.store.client_table import OF_CLIENTS, Files, name_of
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
-from shoal.storage.store.shard import AllEdges, Shard, only_labelled, open_hops, open_shard, weights_of
-from shoal.storage.store.split import Split, open_split
 
 if TYPE_CHECKING:
     from shoal.storage.graph.cross_edges import Boundary
-    from shoal.storage.store.computed_hops import ComputedHops
+    from shoal.storage.shards.computed_hops import ComputedHops
 
 IDS = Path("nodes") / "ids.arrow"
 # The client of every node.
@@ -176,7 +176,7 @@ class Store:
         options = propagation_of(propagation)
         if options.computed:
             # The import of what computes hops takes a third of a second.
-            from shoal.storage.store.computed_hops import open_computed
+            from shoal.storage.shards.computed_hops import open_computed
 
             file = None if options.folder is None else self.hops_file(options.folder, client)
             return open_computed(shard, rows, options, file)

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.store.arrow_file import FileRecord, require_content
+from shoal.storage.shards.arrow_file import FileRecord, require_content
 from shoal.storage.store.client_table import Files
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import Store, stores_below

@@ -11,7 +11,7 @@ from shoal.storage.files.atomic import cannot_write
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.names import place_in, require_name
 from shoal.storage.files.reading import cannot_read, read_bytes
-from shoal.storage.store.arrow_file import FileRecord, read_record, record_of
+from shoal.storage.shards.arrow_file import FileRecord, read_record, record_of
 
 AGAIN = "delete the folder it lies in, and it is made again"
 

@@ -17,7 +17,7 @@ from shoal.algorithms.rng import key
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 # Client 3 comes late, 4 later still, 2 goes for long. Client 5, alone in round 4, has no training node.
 COHORTS = [[0, 1, 2, 5], [0, 1, 3, 5], [0, 1, 3, 5], [5], [0, 1, 3, 4], [2, 5]]

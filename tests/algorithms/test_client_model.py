@@ -16,7 +16,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_node
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.storage.graph.rows import CsrRows
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm, Client, Context, Mix, Received, Requests, Trainer, Tree, Upload
 from shoal.algorithms.protocol import MODEL, Ask, Reduce
 from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 MLP = {"model.name": "mlp", "model.hidden": 8, "train.dropout": 0.0}
 SGD = {"train.optimizer": "sgd", "train.lr": 0.1, "train.weight_decay": 0.0, "train.epochs": 2}

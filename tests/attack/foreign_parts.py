@@ -11,7 +11,7 @@ from attack.test_damaged_run import Case, made, put_back
 from shoal.engine.config.config import parse_config
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_run
-from shoal.engine.studies.removal import remove
+from shoal.kept.removal import remove
 from shoal.storage.files.checksummed_json import unsealed
 
 OTHERS = "silently other numbers"

@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 
 import shoal
 from attack import line_of
-from shoal.engine.cli.cli import app
+from shoal.cli.cli import app
 from shoal.engine.config.config import parse_config
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.run import run
-from shoal.engine.studies.study import Study
-from shoal.engine.studies.sweep import Sweep
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.digest import digest
+from shoal.study.study import Study
+from shoal.sweeps.sweep import Sweep
 
 # More folders than any path here has.
 UP = "../" * 24

@@ -11,7 +11,7 @@ from integration.server_here import ServerHere
 from support.errors import refused
 
 from attack.wrong_methods import HEAD, RAISES, WRONG, hook
-from shoal.engine.cli.main import command as main
+from shoal.cli.main import command as main
 from shoal.engine.config.config import Config
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare

@@ -18,7 +18,7 @@ from shoal.algorithms.protocol import MODEL
 from shoal.engine.config.config import parse_config
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
-from shoal.storage.store.view import Cache
+from shoal.storage.shards.view import Cache
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 NODES, FEATURES = 60, 40

@@ -26,7 +26,7 @@ from shoal.engine.hosts.device import DeviceLost
 from shoal.engine.hosts.host import Host, OpenedJob, Visit, _CellAtWork
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 Run = Callable[..., Server]
 CPU = torch.device("cpu")

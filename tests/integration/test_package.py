@@ -72,7 +72,7 @@ COMMANDS = [
 # Several commands in a process that imports Shoal once.
 IN_TURN = """
 import sys, shoal
-from shoal.engine.cli.main import command
+from shoal.cli.main import command
 print(shoal.__file__)
 for words in COMMANDS:
     sys.argv = ["shoal", *words]
@@ -158,7 +158,7 @@ def test_import_from_the_parent_of_a_clone_named_shoal_is_the_package(tmp_path: 
     """The clone is no package and must not be taken for a namespace of the name."""
     (tmp_path / "shoal").mkdir()
     (tmp_path / "shoal" / "shoal").symlink_to(ROOT / "shoal")
-    imported = output("import shoal, shoal.engine.cli.cli; print(shoal.__file__)", tmp_path)
+    imported = output("import shoal, shoal.cli.cli; print(shoal.__file__)", tmp_path)
     assert Path(imported).resolve() == ROOT / "shoal" / "__init__.py"
 
 

@@ -10,19 +10,19 @@ import shoal
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A small run in this process, whose store and folder lie in a folder of the module."""
     root = tmp_path_factory.mktemp("shoal")
     return small_run(root, name="tiny", data={"store": str(root / "store")}, evaluation={"every": 2})
 
 
 @pytest.fixture(scope="module")
-def finished(plain: dict[str, Any]) -> "shoal.Run":
+def finished(small: dict[str, Any]) -> "shoal.Run":
     """Its run."""
-    return shoal.run(plain)
+    return shoal.run(small)
 
 
 @pytest.fixture
-def elsewhere(plain: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+def elsewhere(small: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """The same with runs in a folder of the test."""
-    return {**plain, "run": {**plain["run"], "root": str(tmp_path / "runs")}}
+    return {**small, "run": {**small["run"], "root": str(tmp_path / "runs")}}

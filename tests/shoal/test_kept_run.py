@@ -14,10 +14,10 @@ from torch_geometric.data import Data
 from typer.testing import CliRunner
 
 import shoal
-from shoal.engine.cli.cli import app
+from shoal.cli.cli import app
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.verify import verify_run
-from shoal.storage.store.shard import Shard
+from shoal.storage.shards.shard import Shard
 
 
 def test_metrics_are_the_lines(finished: shoal.Run) -> None:
@@ -74,13 +74,13 @@ def test_verify_reads_the_scores_of_clients(finished: shoal.Run, damage: str) ->
     assert [fault.partition(";")[0] for fault in faults] == expected[damage]
 
 
-def test_a_run_of_a_folder(finished: shoal.Run, plain: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_of_a_folder(finished: shoal.Run, small: dict[str, Any], tmp_path: Path) -> None:
     again = shoal.Run(str(finished.path))
     assert again.finished
-    assert again.config == shoal.load_config(plain)
-    assert (shoal.prepare(plain) / "manifest.json").exists()
+    assert again.config == shoal.load_config(small)
+    assert (shoal.prepare(small) / "manifest.json").exists()
     # A second run of the same config is that run.
-    assert shoal.run(plain).path == finished.path
+    assert shoal.run(small).path == finished.path
     with refused(tmp_path, says="no run folder"):
         shoal.Run(tmp_path)
 
@@ -192,16 +192,16 @@ def test_scale_and_overrides(elsewhere: dict[str, Any]) -> None:
     assert (shoal.prepare(elsewhere, partition={"clients": 3}, **over) / "manifest.json").exists()
 
 
-def test_a_dict_is_the_file_of_the_same_keys(plain: dict[str, Any], tmp_path: Path) -> None:
+def test_a_dict_is_the_file_of_the_same_keys(small: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(plain))
-    assert shoal.load_config(plain) == shoal.load_config(file) == shoal.load_config(str(file))
-    assert shoal.load_config(shoal.load_config(plain)) == shoal.load_config(plain)
+    file.write_text(yaml.safe_dump(small))
+    assert shoal.load_config(small) == shoal.load_config(file) == shoal.load_config(str(file))
+    assert shoal.load_config(shoal.load_config(small)) == shoal.load_config(small)
 
 
-def test_overrides(plain: dict[str, Any], tmp_path: Path) -> None:
+def test_overrides(small: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump({**plain, "train": {"epochs": 7}}))
+    file.write_text(yaml.safe_dump({**small, "train": {"epochs": 7}}))
     for source in (file, yaml.safe_load(file.read_text()), shoal.load_config(file)):
         found = shoal.load_config(source, rounds=np.int64(9), train={"lr": 0.5}, **{"data.root": tmp_path})
         assert (found.rounds, found.train.lr, found.train.epochs, found.data.root) == (9, 0.5, 7, str(tmp_path))
@@ -218,13 +218,13 @@ def test_overrides(plain: dict[str, Any], tmp_path: Path) -> None:
         ({"seed.x": 1}, "seed", "a valid integer"),
     ],
 )
-def test_a_mistake_is_one_line(plain: dict[str, Any], overrides: dict[str, Any], key: str, says: str) -> None:
+def test_a_mistake_is_one_line(small: dict[str, Any], overrides: dict[str, Any], key: str, says: str) -> None:
     with refused(key, says=says):
-        shoal.load_config(plain, **overrides)
+        shoal.load_config(small, **overrides)
 
 
-def test_run_root_is_relative(plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without = {key: value for key, value in plain.items() if key != "run"}
+def test_run_root_is_relative(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = {key: value for key, value in small.items() if key != "run"}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
@@ -251,9 +251,9 @@ def graph_of(shard: Shard, seed: int = 0) -> tuple[Data, np.ndarray]:
     ],
 )
 def test_predict_of_a_clients_graph_is_its_prediction(
-    plain: dict[str, Any], algorithm: str, model: str, client: int | None
+    small: dict[str, Any], algorithm: str, model: str, client: int | None
 ) -> None:
-    run = shoal.run({**plain, "algorithm": algorithm, "model": {"name": model}, "rounds": 2})
+    run = shoal.run({**small, "algorithm": algorithm, "model": {"name": model}, "rounds": 2})
     store = RunPlan.of(run.config, trains=False).prepare()
     graph, node = graph_of(store.shard(client or 0))
     own = run.predictions(probabilities=True).to_pandas().set_index("node").loc[node]
@@ -297,7 +297,7 @@ def test_predict_graph_or_client_that_does_not_fit_is_refused(
         finished.predict(Data(edge_index=graph.edge_index))
 
 
-def test_predict_without_a_global_model_needs_a_client(plain: dict[str, Any]) -> None:
-    run = shoal.run({**plain, "algorithm": "local", "rounds": 2})
+def test_predict_without_a_global_model_needs_a_client(small: dict[str, Any]) -> None:
+    run = shoal.run({**small, "algorithm": "local", "rounds": 2})
     with refused("client", says="local has no global model; name a client, 0 to 3"):
         run.predict(Data(x=torch.zeros(3, 8), edge_index=torch.tensor([[0], [1]])))

@@ -12,11 +12,11 @@ from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import entries_of
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
+from shoal.storage.shards.hops import write_hops
+from shoal.storage.shards.shard import open_shard, write_shard
+from shoal.storage.shards.split import random_split, write_split
 from shoal.storage.store.client_table import ClientRecord, Clients, Files, SplitRecord
-from shoal.storage.store.hops import write_hops
 from shoal.storage.store.manifest import Manifest
-from shoal.storage.store.shard import open_shard, write_shard
-from shoal.storage.store.split import random_split, write_split
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path
 
 OPTIONS = SplitOptions("stratified", 0, fractions=(0.5, 0.2, 0.3))

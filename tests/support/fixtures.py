@@ -9,7 +9,7 @@ from torch import nn
 from shoal.algorithms.client import Client
 from shoal.algorithms.context import Context
 from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 Check = Callable[..., None]
 CountsOf = Callable[..., np.ndarray]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.head import Output
 from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import Cache, View
+from shoal.storage.shards.view import Cache, View
 
 EPOCHS, DROPOUT = 2, 0.5
 SGD = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9, "train.weight_decay": 0.01}

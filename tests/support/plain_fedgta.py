@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal.algorithms.methods.fedgta.fedgta import FedGTA
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 DEFAULTS = asdict(FedGTA())
 

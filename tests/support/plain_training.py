@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 
 def plain_steps(

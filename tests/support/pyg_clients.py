@@ -15,7 +15,7 @@ from torch_geometric.nn import GCNConv, global_mean_pool
 from shoal.algorithms.models.build import build
 from shoal.algorithms.rng import key
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 HIDDEN = 8
 

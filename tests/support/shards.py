@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from shoal.storage.graph.graph import Graph
-from shoal.storage.store.shard import Shard
+from shoal.storage.shards.shard import Shard
 from shoal.storage.store.store import Store
 
 

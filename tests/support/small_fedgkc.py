@@ -12,7 +12,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.rng import key
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 # As the config of `unequal` has it.
 EPOCHS, LR, MOMENTUM, DECAY = 2, 0.05, 0.9, 0.01

@@ -17,7 +17,7 @@ from support.plain_dropout import dropped
 from torch import Tensor, nn
 
 from shoal.algorithms.rng import key
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 # A level (0: nodes of the class, 1 and 2: their neighbours at this hop) and a class.
 Slot = tuple[int, int]

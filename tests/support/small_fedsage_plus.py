@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.rng import key
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 Parameters = dict[str, Tensor]
 DEFAULTS: dict[str, Any] = {

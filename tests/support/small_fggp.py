@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.rng import key
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 # Vectors with their classes.
 Entries = list[tuple[int, Tensor]]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.engine.messages.job import Job
-from shoal.storage.store.arrow_file import Pack, write
+from shoal.storage.shards.arrow_file import Pack, write
 from shoal.storage.store.client_table import Clients, Files, SplitRecord
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path, stores_below, training_path
 

@@ -24,7 +24,7 @@ from shoal.algorithms.training.local_training import bounded_loss, flat_step, wi
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features
 from shoal.storage.options.types import NotNegative, Positive, Share, ShareBelowOne
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 # A client's state has these: the common model of its second phase `[P]`, its branches `[Q]` and its homophily.
 COMMON, BRANCHES, HOMOPHILY = "common", "branches", "homophily"

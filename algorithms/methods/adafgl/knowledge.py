@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from shoal.algorithms.losses.label_propagation import propagate_labels
 from shoal.algorithms.losses.prototypes import unit
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 # Steps and weight of the label propagation that measures homophily, as in the authors' code.
 LP_STEPS, LP_SEED_WEIGHT = 10, 0.5

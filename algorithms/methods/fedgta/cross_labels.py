@@ -13,7 +13,7 @@ from shoal.algorithms.methods.fedgta.label_sketch import Sketch, SketchForm, con
 from shoal.algorithms.protocol import Reduce, Replies
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 # Entries of the exchange, and of the state that a client keeps from one step to the next.
 SUMS, PLACE, RECEIVED = "sums", "place", "received"

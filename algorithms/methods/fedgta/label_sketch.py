@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.algorithms.losses.label_propagation import propagate_labels, row_stochastic
 from shoal.storage.graph.edge_weights import degrees
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 # A GPU holds so many rows and powers of them at a time: 256 MB.
 NUMBERS_AT_A_TIME = 2**26

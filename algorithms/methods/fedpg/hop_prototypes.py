@@ -34,7 +34,7 @@ from shoal.algorithms.graphs.completed_graph import complete_graph
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_sums, unit
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 MOST_HOPS = 4
 # The walks of so many centres are counted at a time.

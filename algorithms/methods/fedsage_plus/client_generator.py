@@ -37,7 +37,7 @@ from shoal.algorithms.training.joint_training import own_optimizer, weighted_sum
 from shoal.algorithms.training.local_training import bounded_loss, kept_moments
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges, require_stored
 from shoal.storage.options.types import Chance, NotNegative, Positive
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 # Numbers of a block in the search for the nearest: 16 MB.
 BLOCK = 2**22

@@ -14,7 +14,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.rng import Stream
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 
 class GeneratedFeatures(FeatureMatrix):

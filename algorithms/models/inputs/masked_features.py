@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.algorithms.models.inputs.neighbourhood import operator_over
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix, StoredFeatures
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 # All products with a weight are in memory at once, and not a block of rows at a time.
 MOST_NODES = 65_536

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 Operator = Literal["sum", "mean", "symmetric", "attention"]
 

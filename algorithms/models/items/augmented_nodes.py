@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, standalone
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 
 class AugmentedFeatures(FeatureMatrix):

@@ -21,7 +21,7 @@ from shoal.algorithms.models.inputs.neighbourhood import (
 from shoal.algorithms.models.inputs.structure_codes import CODES, structure_codes
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 
 @dataclass(frozen=True)

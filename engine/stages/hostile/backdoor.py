@@ -13,7 +13,7 @@ from shoal.engine.rounds.stage import Opened
 from shoal.engine.stages.hostile.section import BACKDOOR
 
 if TYPE_CHECKING:
-    from shoal.storage.store.trigger import Trigger
+    from shoal.storage.shards.trigger import Trigger
 
 
 def with_rates(

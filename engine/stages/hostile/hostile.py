@@ -100,7 +100,7 @@ class Hostile(Stage):
         self._seed, self._method = job.seed, job.method_name
         self._attacks = frozenset[int]() if self._attack.kind in ON_DATA else self._hostile
         if self._attack.kind == "backdoor":
-            from shoal.storage.store.trigger import Trigger
+            from shoal.storage.shards.trigger import Trigger
 
             self.trigger = Trigger(self._attack.nodes, self._attack.target, key(job.seed, "trigger"))
         if self._attacks:

@@ -21,7 +21,7 @@ class AttackOptions(WithShortForm):
 
     Attributes:
         kind: No attack (`none`); training labels y become C - 1 - y (`label_flip`); some training nodes get a trigger
-            and the label `target` (`backdoor`, see `shoal.storage.store.trigger`); or the change of each mean entry
+            and the label `target` (`backdoor`, see `shoal.storage.shards.trigger`); or the change of each mean entry
             from what the client received becomes `scale` times its opposite (`sign_flip`), noise of `scale` times its
             root mean square (`gaussian`), `scale` times itself (`scaled`), or what `my_file.py:Own` makes of it.
         share: Share of all clients that are hostile, rounded down.

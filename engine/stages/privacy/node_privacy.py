@@ -35,6 +35,8 @@ def moved_by(degree: int, hops: int, r: float) -> int:
 def require_bounded(config: Config, method: Algorithm) -> None:
     """Raises a ShoalError, which names the key: noise is not given once, or no bound of a node is known."""
     options, name = PRIVACY.of(config), config.algorithm.name
+    if options.unit != "node":
+        return
     require_noise(options)
     hops = any(model.name in READ_HOPS for model in config.models()) and config.propagation.hops > 0
     for place, bounded, why in (

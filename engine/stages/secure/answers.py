@@ -43,8 +43,11 @@ class Answers(NamedTuple):
             raise SkipRound(self.columns)
 
 
-def in_words(answers: Mapping[str, int]) -> str:
-    """Describes why a round is skipped, from the column of its line."""
+def why_skipped(line: Mapping[str, Any]) -> str:
+    """Returns why a round was skipped, from its line; empty: it was not."""
+    answers = line.get(SECURE)
+    if not answers or answers["read"]:
+        return ""
     return (
         f"{answers['answered']} of {answers['asked']} clients asked answered, and a sum is read of "
         f"{answers['needed']} or more (secure.threshold)"

@@ -44,5 +44,6 @@ SECURE = Section(
         one_of("run.keep_digests", "secure.kind", "none"),
     ),
     stages=((60, "shoal.engine.stages.secure.hidden_sums:make"),),
+    skipped="shoal.engine.stages.secure.answers:why_skipped",
     checks="shoal.engine.stages.secure.hidden_sums:require_possible",
 )

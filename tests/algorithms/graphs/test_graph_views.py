@@ -16,9 +16,9 @@ from shoal.algorithms.models.inputs import masked_features
 from shoal.algorithms.models.inputs.masked_features import smoothed_hops, smoothing_over
 from shoal.algorithms.models.names import BACKBONES
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store.shard import Shard
-from shoal.storage.store.split import Split
-from shoal.storage.store.view import Cache, View
+from shoal.storage.shards.shard import Shard
+from shoal.storage.shards.split import Split
+from shoal.storage.shards.view import Cache, View
 
 NODES, FEATURES, CLASSES, HOPS = 14, 6, 3, 2
 NAMES = [*BACKBONES, "sgc, adapted", "gamlp, one layer", "gbp, one layer"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shoal.algorithms.losses.distillation import distillation_loss, distilled_from_neighbours, embedding_distance
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 EDGES = [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (4, 5), (5, 6), (6, 0)]
 Norm = Literal["mean", "sum"]

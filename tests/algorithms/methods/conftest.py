@@ -20,7 +20,7 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 # Labels of the training rows of every client. Client 3 has none; class 3 has one, at client 5.
 TRAINED = [[0, 0, 0, 1, 1], [1, 2, 2, 2, 2, 1, 2], [0, 0, 0], [], [2, 2, 0, 2], [3, 1]]

@@ -19,7 +19,7 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.graph.pairs import EDGE
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 Start = Callable[..., Server]
 HIDDEN, ROUNDS, CLASSES = 8, 3, 2

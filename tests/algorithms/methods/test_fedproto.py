@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Client, Output, Received, Upload
 from shoal.algorithms.methods.class_means import ClassMeans
 from shoal.algorithms.rng import key
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 
 @pytest.mark.parametrize("more", [{}, {"algorithm.lam": 3.0, "train.batch_size": 2, "model.name": "gamlp"}])

@@ -28,7 +28,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run as run_config
 from shoal.storage.options.split_codes import TRAIN
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 HIDDEN = 6
 KEYS = {"model": {"name": "star", "hidden": HIDDEN, "init": "own"}, "algorithm.name": "fedstar", **SGD}

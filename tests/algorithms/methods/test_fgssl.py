@@ -21,7 +21,7 @@ from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 DEFAULTS = asdict(FGSSL())
 

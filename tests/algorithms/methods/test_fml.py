@@ -24,7 +24,7 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 ME = {"algorithm.name": "fml"}
 # Of the copilot: SGC's 6 x 5 + 6 and 4 x 6 + 4.

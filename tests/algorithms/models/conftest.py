@@ -11,9 +11,9 @@ from torch_geometric.utils import to_undirected
 from shoal.storage.graph.graph import clean_edges
 from shoal.storage.graph.propagation import hops as hops_of
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store.shard import Shard
-from shoal.storage.store.split import Split
-from shoal.storage.store.view import Cache, View
+from shoal.storage.shards.shard import Shard
+from shoal.storage.shards.split import Split
+from shoal.storage.shards.view import Cache, View
 
 FEATURES, CLASSES = 5, 3
 

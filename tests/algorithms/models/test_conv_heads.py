@@ -24,7 +24,7 @@ from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 FEATURES, CLASSES, HIDDEN, HEADS = 5, 4, 8, 2
 # What beside weight and bias a classifier of messages has, by its name in ours and in PyG's layer.

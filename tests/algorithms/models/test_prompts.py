@@ -23,7 +23,7 @@ from shoal.algorithms.models.items.plain_graphs import PlainGraphs, batch_of, pa
 from shoal.algorithms.models.layers.readout import ceil_of, floor_of
 from shoal.algorithms.models.names import PROMPTS
 from shoal.algorithms.models.prompts.prompts import Prompted
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 FEATURES, CLASSES, HIDDEN = 5, 3, 8
 GraphView = Callable[..., View]

@@ -15,7 +15,7 @@ from shoal.algorithms.models.decoupled.gamlp import ATTENTIONS
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sample_neighbourhood
 from shoal.algorithms.models.names import BACKBONES
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 FEATURES, CLASSES, NODES = 40, 4, 30
 COUPLED = ("gat", "gcn", "gcnii", "gin", "sage", "transformer")

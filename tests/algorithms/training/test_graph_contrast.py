@@ -17,7 +17,7 @@ from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, with_other_e
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.readout import Readout
 from shoal.algorithms.training.graph_contrast import ContrastOptions, GraphContrast
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 FEATURES, HIDDEN = 4, 8
 

@@ -22,7 +22,7 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_jointly, weighted_sum
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 ADAM = TrainOptions(2, "adam", 0.02, 0.01)
 OTHER = {MODEL: "copilot", "copilot": MODEL}

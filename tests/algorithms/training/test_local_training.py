@@ -22,7 +22,7 @@ from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer, flat_step, make_optimizer, without_denormals
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 ADAM = {"lr": 0.02, "weight_decay": 0.01}
 OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]] = {

@@ -27,13 +27,13 @@ from shoal.engine.config.config import Config, config_from, device_choice, load_
 from shoal.engine.config.config_text import MOST_VALUES, RENAMED, require_small, with_seal
 from shoal.engine.config.run_identity import flatten, identity_keys
 from shoal.engine.config.sizes import size
-from shoal.engine.studies.study import Study
 from shoal.partition.methods.options import Methods
 from shoal.partition.partitioning import METHODS
 from shoal.storage.datasets.registry import record
 from shoal.storage.datasets.synthetic.twin import ORIGINALS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.dataset_names import DATASETS, TWINS
+from shoal.study.study import Study
 
 Capture = pytest.CaptureFixture[str]
 PLAIN: dict[str, Any] = {
@@ -230,7 +230,7 @@ SAID = ["algorithm.name: 'fedavgg'", "model.name: there is no 'ssgc'", "unknown 
 def test_wrong_name_is_refused_before_torch_is_imported() -> None:
     code = f"""
 import json, sys
-from shoal.engine.cli.cli import app
+from shoal.cli.cli import app
 said = []
 for arguments in {ARGUMENTS}:
     try:

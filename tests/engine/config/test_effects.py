@@ -85,6 +85,8 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("evaluation.clients", "cohort", "algorithm", "global", "fedavg"),
     ("evaluation.last", "sample", "evaluation.clients", "all", "cohort"),
     ("communication.upload", "int8", "algorithm", "local", "fedavg"),
+    ("stages", [{"name": "mine.py:Mine"}], "algorithm", "local", "fedavg"),
+    ("stages", [{"name": "mine.py:Mine"}], "schedule.name", "fedbuff", "synchronous"),
     ("communication.ratio", 0.1, "communication.upload", "int8", "topk"),
     ("communication.error_feedback", False, "communication.upload", "none", "int8"),
     ("attack.kind", "scaled", "algorithm", "local", "fedavg"),

@@ -13,7 +13,7 @@ from shoal.engine.config import config_text
 from shoal.engine.config.config import Config, config_from, load_config, sections
 from shoal.engine.config.config_text import with_seal
 from shoal.engine.config.overrides import with_long_forms, word_key
-from shoal.engine.studies.study import Study
+from shoal.study.study import Study
 
 PLAIN: dict[str, Any] = {"name": "words", "data": {"dataset": "sbm"}, "algorithm": "fedavg"}
 # A word for every section with a short form, and an option of it, with a value that is no default.
@@ -58,7 +58,7 @@ def with_value(key: str, value: Any) -> dict[str, Any]:
 
 
 def test_every_section_with_a_short_form_has_a_case() -> None:
-    assert {key for key, cls in sections().items() if word_key(cls)} - {"callbacks"} == set(FORMS)
+    assert {key for key, cls in sections().items() if word_key(cls)} - {"callbacks", "stages"} == set(FORMS)
     for key in FORMS:
         assert word_key(sections()[key]) in ("name", "kind", "method")
 

@@ -239,7 +239,9 @@ def keys() -> set[str]:
     """All keys of all sections."""
     hints = {name: hint for name, hint in get_type_hints(Config).items() if name in CLASSES}
     assert hints.keys() == {
-        name for name in Config.model_fields if name not in ("name", "seed", "rounds", "task", "algorithm", "callbacks")
+        name
+        for name in Config.model_fields
+        if name not in ("name", "seed", "rounds", "task", "algorithm", "callbacks", "stages")
     }
     fields = {
         name: [field.name for field in dataclasses.fields(kind)] for name, kind in CLASSES.items() if name != "model"

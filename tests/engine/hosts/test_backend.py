@@ -55,7 +55,7 @@ class Absent:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Absent())
-from shoal.engine.cli.main import main
+from shoal.cli.main import main
 main()
 """
 

@@ -12,9 +12,9 @@ from support.small_cells import require_same_tree, tensors_of
 
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.server import Server
-from shoal.storage.store.cache import MAPS_OF_A_VIEW, OpenViews
+from shoal.storage.shards.cache import MAPS_OF_A_VIEW, OpenViews
+from shoal.storage.shards.view import Cache, View
 from shoal.storage.store.store import Store, shard_path
-from shoal.storage.store.view import Cache, View
 
 
 class Opening:

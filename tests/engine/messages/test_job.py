@@ -24,10 +24,10 @@ from shoal.engine.messages.job import Job, make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TRAIN
+from shoal.storage.shards.view import Cache
 from shoal.storage.store.client_table import Clients, SplitRecord
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store, shard_path
-from shoal.storage.store.view import Cache
 
 MakeJob = Callable[..., Job]
 ANOTHER = f"machine {platform.node()} sees another store here than"

@@ -19,7 +19,7 @@ from support.errors import refused
 from support.shards import flip
 from typer.testing import CliRunner
 
-from shoal.engine.cli.cli import app
+from shoal.cli.cli import app
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.job import make_job
@@ -256,7 +256,7 @@ def test_an_interrupted_exchange_goes_on(make_config: Make, monkeypatch: pytest.
 # A prepare that kills itself after some results of one function: with a hop, of those of that hop.
 KILLED = """
 import os, signal, sys
-from shoal.engine.cli.main import main
+from shoal.cli.main import main
 from shoal.engine.preparing import cross_edges
 
 name, hop, left = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

@@ -15,7 +15,7 @@ from shoal.engine.preparing.checks import read_graph
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.verify import verify_folder
-from shoal.storage.store.split import to_codes
+from shoal.storage.shards.split import to_codes
 from shoal.storage.store.store import DOMAINS
 from shoal.storage.store.verify import unnamed_files
 

@@ -18,7 +18,7 @@ from shoal.engine.runs.verify import verify_folder
 from shoal.engine.screen.tables import show_store
 from shoal.storage.graph.pairs import EDGE, NO_EDGE
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
-from shoal.storage.store.split import to_codes
+from shoal.storage.shards.split import to_codes
 from shoal.storage.store.store import WHOLE, Store
 
 Configure = Callable[..., Config]

@@ -15,7 +15,7 @@ from shoal.engine.preparing.checks import read_graph
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.verify import verify_folder
 from shoal.engine.screen.tables import show_store
-from shoal.storage.store.split import to_codes
+from shoal.storage.shards.split import to_codes
 from shoal.storage.store.store import Store
 from shoal.storage.store.verify import verify
 

@@ -21,11 +21,11 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_folder
-from shoal.engine.studies.figure_data import manifest_of
-from shoal.engine.studies.removal import remove
+from shoal.kept.removal import remove
 from shoal.storage.store.client_table import Clients
 from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import Store
+from shoal.study.figure_data import manifest_of
 
 Make = Callable[..., Config]
 NO_CLIENT = 65534

@@ -19,7 +19,7 @@ from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import export, with_ids
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import show_store
-from shoal.engine.studies.removal import remove
+from shoal.kept.removal import remove
 from shoal.storage.graph.ids import clean_ids, joined_ids
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.manifest import read_manifest

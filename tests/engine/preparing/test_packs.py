@@ -15,7 +15,7 @@ from support.shards import dense, flip
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.prepare import prepare
 from shoal.storage.graph.rows import CsrRows
-from shoal.storage.store.arrow_file import MappedFile, either_column, write_pack
+from shoal.storage.shards.arrow_file import MappedFile, either_column, write_pack
 from shoal.storage.store.client_table import Files, clients_a_pack, clients_of, name_of
 from shoal.storage.store.manifest import NAME, read_manifest
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path

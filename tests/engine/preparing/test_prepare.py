@@ -86,7 +86,7 @@ def test_another_split_or_kernel_leaves_the_rest_alone(make_ring: Make, monkeypa
 
 
 IN_PAIRS = """
-from shoal.engine.cli.main import main
+from shoal.cli.main import main
 from shoal.storage.store import client_table
 client_table.MOST_IN_A_PACK = 2
 main()

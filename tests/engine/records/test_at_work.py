@@ -14,8 +14,8 @@ from shoal.engine.config.config import parse_config
 from shoal.engine.records.at_work import NAME
 from shoal.engine.records.run_folder import run_path, state_of
 from shoal.engine.runs.run import run
-from shoal.engine.studies.study import Study
-from shoal.engine.studies.sweep import Sweep
+from shoal.study.study import Study
+from shoal.sweeps.sweep import Sweep
 
 METHOD = """
 import ctypes

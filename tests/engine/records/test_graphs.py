@@ -10,18 +10,18 @@ from support.errors import refused
 from support.small_runs import small_run
 from support.user_graph import user_graph, write_arrays
 
-from shoal.engine.clock.report import client_work
+from shoal.clock.report import client_work
 from shoal.engine.config.config import Config, load_config, parse_config
-from shoal.engine.past.replay import replay
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.inputs import contents
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary, run_path
 from shoal.engine.runs.export import PREDICTIONS, export
 from shoal.engine.runs.run import run
-from shoal.engine.studies.figure_data import manifest_of
+from shoal.past.replay import replay
 from shoal.storage.errors import GraphGone
 from shoal.storage.files.digest import digest
+from shoal.study.figure_data import manifest_of
 
 NODES = 60
 OWN = """

@@ -12,16 +12,8 @@ from support.errors import refused
 from support.small_runs import small_run
 
 import shoal
-from shoal.engine.clock.report import Asked, clocked
+from shoal.clock.report import Asked, clocked
 from shoal.engine.config.config import parse_config
-from shoal.engine.pages.report import report
-from shoal.engine.past.fork import fork
-from shoal.engine.past.influence import influence
-from shoal.engine.past.inversion import inversion
-from shoal.engine.past.ledger import ledger
-from shoal.engine.past.membership import membership
-from shoal.engine.past.properties import properties
-from shoal.engine.past.replay import replay
 from shoal.engine.records.client_scores import mean_scores, read_upload_digests
 from shoal.engine.records.metrics import METRICS, read_log, read_metrics, read_records
 from shoal.engine.records.run_folder import SUMMARY, read_summary
@@ -30,11 +22,19 @@ from shoal.engine.runs.predict import predict
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_run
 from shoal.engine.screen.tables import show_rounds, show_run
-from shoal.engine.studies.groups import Row
-from shoal.engine.studies.listing import Kept, compare, entries, plain_content
-from shoal.engine.studies.removal import remove
-from shoal.engine.studies.scaling import scaling_groups
-from shoal.engine.studies.sweep_folder import rows_of
+from shoal.kept.listing import Kept, compare, entries, plain_content
+from shoal.kept.removal import remove
+from shoal.pages.report import report
+from shoal.past.fork import fork
+from shoal.past.influence import influence
+from shoal.past.inversion import inversion
+from shoal.past.ledger import ledger
+from shoal.past.membership import membership
+from shoal.past.properties import properties
+from shoal.past.replay import replay
+from shoal.scaling.scaling import scaling_groups
+from shoal.study.groups import Row
+from shoal.study.sweep_folder import rows_of
 
 ROUNDS = 4
 

@@ -20,10 +20,10 @@ from shoal.engine.rounds.domains import Domains, score_graph
 from shoal.engine.rounds.scoring import summarize
 from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
+from shoal.storage.shards.shard import Shard
+from shoal.storage.shards.split import Split
+from shoal.storage.shards.view import Cache, View
 from shoal.storage.store.manifest import DomainRecord
-from shoal.storage.store.shard import Shard
-from shoal.storage.store.split import Split
-from shoal.storage.store.view import Cache, View
 
 CLASSES = 3
 RECORDS = [DomainRecord("de", 90, [0, 2]), DomainRecord("pt", 40, [2, 1]), DomainRecord("ru", 70, [3, 2])]

@@ -16,7 +16,7 @@ from shoal.engine.rounds.evaluation import newest
 from shoal.engine.rounds.scoring import summarize
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState, ScoreTable
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 Start = Callable[..., Server]
 Truth = Callable[[Server, int, Tensor], np.ndarray]

@@ -21,7 +21,7 @@ from shoal.engine.rounds.costs import Live, Meter, Watch, unwatched
 from shoal.engine.rounds.reduction import UploadsHere
 from shoal.engine.rounds.server import Exchange, Server
 from shoal.engine.rounds.state import FederationState
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 Start = Callable[..., Server]
 

@@ -13,10 +13,10 @@ from support.user_graph import sparse_features, user_graph
 
 from shoal.engine.records import inputs
 from shoal.engine.rounds.server import Server
-from shoal.storage.store.cache import Cache
+from shoal.storage.shards.cache import Cache
+from shoal.storage.shards.view import View
 from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import Store
-from shoal.storage.store.view import View
 
 Keys = Mapping[str, Any]
 Start = Callable[..., Server]

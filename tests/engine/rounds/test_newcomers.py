@@ -20,7 +20,7 @@ from shoal.engine.rounds.sampling import draw_newcomers
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 Start = Callable[..., Server]
 EPOCHS = 7

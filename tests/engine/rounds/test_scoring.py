@@ -32,7 +32,7 @@ from shoal.engine.rounds.scoring import (
 )
 from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TEST, VAL
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 CLASSES = 4
 NAN, INF = float("nan"), float("inf")

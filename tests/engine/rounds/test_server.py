@@ -23,7 +23,7 @@ from shoal.engine.rounds import state as state_module
 from shoal.engine.rounds.scoring import summarize
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState, ScoreTable, read_scores
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 Start = Callable[..., Server]
 CountsOf = Callable[..., np.ndarray]

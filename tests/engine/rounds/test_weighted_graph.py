@@ -24,9 +24,9 @@ from shoal.engine.screen.tables import show_store
 from shoal.storage.adapters import to_pyg
 from shoal.storage.datasets.registry import load
 from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.shards.view import Cache, View
 from shoal.storage.store.store import Store
 from shoal.storage.store.verify import verify
-from shoal.storage.store.view import Cache, View
 
 CLIENTS, NODES, CLASSES = 6, 30, 4
 Keys = Mapping[str, Any]

@@ -22,8 +22,8 @@ from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
-from shoal.engine.studies.removal import remove
-from shoal.storage.store.shard import Shard
+from shoal.kept.removal import remove
+from shoal.storage.shards.shard import Shard
 
 Named = dict[str, Tensor]
 GENERATOR = {"generator_rounds": 1, "hidden": 6}, {"name": "sage", "hidden": 8, "head": "linear"}

@@ -18,10 +18,10 @@ from shoal.engine.records.run_folder import CONFIG, SUMMARY, run_path
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_run
-from shoal.engine.studies.figure_data import client_numbers, recorded_mixing
-from shoal.engine.studies.sweep_folder import rows_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.study.figure_data import client_numbers, recorded_mixing
+from shoal.study.sweep_folder import rows_of
 
 KEPT = {"keep_best": True, "keep_records": True, "checkpoint_every": 1}
 

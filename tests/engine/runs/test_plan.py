@@ -24,9 +24,9 @@ from shoal.engine.runs.export import export
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console
-from shoal.engine.studies.study import Study
-from shoal.engine.studies.sweep import Sweep
 from shoal.storage.store.manifest import read_manifest
+from shoal.study.study import Study
+from shoal.sweeps.sweep import Sweep
 
 Configure = Callable[..., Config]
 Keys = dict[str, Any]

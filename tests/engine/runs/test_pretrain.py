@@ -18,8 +18,8 @@ from shoal.engine.config.config import Config, load_config
 from shoal.engine.runs.pretrain import pretrain
 from shoal.engine.runs.run import run
 from shoal.storage.options.split_codes import TRAIN
+from shoal.storage.shards.view import View
 from shoal.storage.store.store import Store
-from shoal.storage.store.view import View
 
 Configure = Callable[..., Config]
 Capture = pytest.CaptureFixture[str]

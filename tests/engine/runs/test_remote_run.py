@@ -18,11 +18,9 @@ from support.small_runs import small_run
 from typer.testing import CliRunner
 
 import shoal
-from shoal.engine.cli.cli import app
+from shoal.cli.cli import app
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.hosts.backend import LocalBackend
-from shoal.engine.pages.report import report
-from shoal.engine.past.fork import fork
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.remote_parts import OBJECTS
@@ -32,8 +30,10 @@ from shoal.engine.runs.driver import Driver
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.remote_run import DRIVERS, LIST, RemoteRun, Seat, copy_of
 from shoal.engine.runs.run import run
-from shoal.engine.studies.at_address import remove_at, verify_at
-from shoal.engine.studies.listing import Kept, make_tables
+from shoal.kept.at_address import remove_at, verify_at
+from shoal.kept.listing import Kept, make_tables
+from shoal.pages.report import report
+from shoal.past.fork import fork
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.files.addresses import Folder, below
 

@@ -25,7 +25,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from shoal.engine.config import run_identity
 from shoal.engine.config.config import Config, load_config, parse_config
 from shoal.engine.config.config_text import SEAL, with_seal
-from shoal.engine.pages.report import report
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.checkpoint import load_newest
 from shoal.engine.records.inputs import GRAPHS
@@ -35,10 +34,11 @@ from shoal.engine.runs.export import export
 from shoal.engine.runs.plan import plan_of
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console, show_run
-from shoal.engine.studies.study_table import Layout, table_of
-from shoal.engine.studies.sweep_folder import rows_of
+from shoal.pages.report import report
 from shoal.storage.store.client_table import SplitRecord
 from shoal.storage.store.store import Store
+from shoal.study.sweep_folder import rows_of
+from shoal.tables.study_table import Layout, table_of
 
 Refused = Callable[..., str]
 Configure = Callable[..., Config]
@@ -82,7 +82,7 @@ def test_cells_are_larger_where_they_are_trained_in_batches(config: Path) -> Non
 
 def test_an_interrupted_run_ends_its_round_and_resumes(config: Path) -> None:
     many = ["rounds=100", "run.tensorboard=false"]
-    command = [sys.executable, "-m", "shoal.engine.cli.main", "run", str(config), *many]
+    command = [sys.executable, "-m", "shoal.cli.main", "run", str(config), *many]
     # Where the tests themselves ignore the signal, as by nohup, the run would, too.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)

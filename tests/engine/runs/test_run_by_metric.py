@@ -18,9 +18,9 @@ from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.dry_run import show_plan
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console, show_rounds, show_run
-from shoal.engine.studies.means import figures_of
-from shoal.engine.studies.plain_names import score_name
 from shoal.storage.errors import ShoalError
+from shoal.study.means import figures_of
+from shoal.study.plain_names import score_name
 
 Make = Callable[..., Config]
 

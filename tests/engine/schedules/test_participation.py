@@ -14,7 +14,7 @@ from support.small_runs import small_run
 
 import shoal
 from shoal.algorithms.rng import key
-from shoal.engine.clock.report import Asked, clocked
+from shoal.clock.report import Asked, clocked
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config, config_from
 from shoal.engine.config.round_sections import ParticipationOptions

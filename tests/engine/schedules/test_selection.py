@@ -19,7 +19,7 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.schedules.selection import OURS, Known
-from shoal.storage.store.view import Cache
+from shoal.storage.shards.view import Cache
 
 Start = Callable[..., Server]
 LR = 0.5

@@ -14,7 +14,7 @@ from support.small_runs import small_run
 from shoal.engine.config.config import load_config
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import Console, Table, put
-from shoal.engine.studies.text_table import TextTable
+from shoal.tables.text_table import TextTable
 
 Capture = pytest.CaptureFixture[str]
 RED, SHOWN = "\x1b[31mred", r"\x1b[31mred"

@@ -17,8 +17,8 @@ import atexit
 import os
 import subprocess
 import sys
-from shoal.engine.cli.main import main
-from shoal.engine.cli.cli import app
+from shoal.cli.main import main
+from shoal.cli.cli import app
 
 @app.command("say")
 def say() -> None:

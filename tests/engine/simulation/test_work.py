@@ -18,7 +18,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers import edge_attention
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.clock.report import client_work
+from shoal.clock.report import client_work
 from shoal.engine.config.config import load_config
 from shoal.engine.preparing.identity import store_or_overlay
 from shoal.engine.simulation.work import Product, Sizes, forward_work, products_of, training_work

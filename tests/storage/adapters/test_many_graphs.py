@@ -11,8 +11,8 @@ from torch_geometric.data import Batch
 
 from shoal.storage.adapters import from_pyg, to_pyg
 from shoal.storage.graph.pairs import Pairs
-from shoal.storage.store.shard import Shard
-from shoal.storage.store.split import Split
+from shoal.storage.shards.shard import Shard
+from shoal.storage.shards.split import Split
 
 
 def test_parts_and_clients_of_many_graphs() -> None:

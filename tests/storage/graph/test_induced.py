@@ -23,7 +23,7 @@ from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import induce, kept_entries
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import CsrRows
-from shoal.storage.store.bounds import check_rows
+from shoal.storage.shards.bounds import check_rows
 
 
 @settings(max_examples=60, deadline=None)

@@ -18,9 +18,9 @@ from support.shards import flip
 from shoal.storage.files.checksummed_json import SEAL, sealed, unsealed
 from shoal.storage.files.digest import digest
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store.arrow_file import FileRecord, record_of
+from shoal.storage.shards.arrow_file import FileRecord, record_of
+from shoal.storage.shards.hops import hops_bytes, write_hops
 from shoal.storage.store.client_table import Clients, Files, SplitRecord
-from shoal.storage.store.hops import hops_bytes, write_hops
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 from shoal.storage.store.store import Store
 from shoal.storage.store.verify import files_to_verify, unnamed_files, verify
@@ -97,7 +97,7 @@ def test_threads_check_a_file_once(store: Store, monkeypatch: pytest.MonkeyPatch
         read.append(path)
         return digest(path)
 
-    monkeypatch.setattr("shoal.storage.store.arrow_file.digest", counted)
+    monkeypatch.setattr("shoal.storage.shards.arrow_file.digest", counted)
     with ThreadPoolExecutor(8) as threads:
         opened = list(threads.map(store.shard, [0, 1, 2] * 20))
     assert [shard.nodes for shard in opened[:3]] == [20, 9, 1]

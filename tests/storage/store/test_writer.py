@@ -14,8 +14,8 @@ import xxhash
 from support.errors import refused
 
 from shoal.storage.files.checksummed_json import sealed
-from shoal.storage.store import arrow_file
-from shoal.storage.store.arrow_file import FileRecord, MappedFile, fixed_rows, record_of, require_content
+from shoal.storage.shards import arrow_file
+from shoal.storage.shards.arrow_file import FileRecord, MappedFile, fixed_rows, record_of, require_content
 from shoal.storage.store.manifest import NAME, read_manifest
 from shoal.storage.store.writer import PROGRESS, Journal, StoreWriter
 
@@ -196,7 +196,7 @@ def test_a_column_that_is_missing_or_of_another_type(tmp_path: Path) -> None:
 LIMITED = """
 import re, resource, sys
 from pathlib import Path
-from shoal.storage.store.arrow_file import MappedFile
+from shoal.storage.shards.arrow_file import MappedFile
 from shoal.storage.errors import ShoalError
 if sys.argv[2] == "memory":
     used = 1024 * int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

@@ -25,7 +25,7 @@ from shoal.algorithms.models.layers.dropout import drop
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 KEYS: dict[str, Any] = {"algorithm.name": "adafgl", "algorithm.shared_rounds": 2, "algorithm.hidden": 6}
 

@@ -14,8 +14,8 @@ from shoal.algorithms.methods.fedgpl.fedgpl import Trained
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
+from shoal.storage.shards.view import View
 from shoal.storage.store.store import Store
-from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
 CLIENTS_OF_TASK = [2, 1, 2]

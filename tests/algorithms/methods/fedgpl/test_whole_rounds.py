@@ -26,7 +26,7 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run as run_config
 from shoal.storage.options.split_codes import TRAIN
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 Start = Callable[..., Server]
 HIDDEN, EPOCHS, BATCH, DROPOUT, LR, SERVER_LR, KEPT_NODES, KEPT_EDGES = 6, 2, 2, 0.5, 0.05, 0.01, 0.6, 0.8

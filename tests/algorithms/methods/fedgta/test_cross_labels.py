@@ -21,7 +21,7 @@ from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run as run_config
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 CLIENTS, CLASSES = 6, 4
 OPTIONS = {"lp_steps": 3, "lp_seed_weight": 0.3, "orders": 3, "eps": 0.9}

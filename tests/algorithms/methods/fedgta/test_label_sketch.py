@@ -23,7 +23,7 @@ from shoal.algorithms.methods.fedgta.label_sketch import (
     sketch_labels,
 )
 from shoal.algorithms.methods.fedgta.label_tiles import LANES, empty_tiles, fill, sum_powers
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 FORM = SketchForm(3, 0.3, "stochastic", 4, "hybrid", "all", "paper")
 

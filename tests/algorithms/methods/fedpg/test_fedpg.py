@@ -43,7 +43,7 @@ from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.rounds.reduction import upload_bytes
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 PG = {"algorithm.name": "fedpg"}
 

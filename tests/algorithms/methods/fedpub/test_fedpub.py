@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from shoal.algorithms.methods.fedpub.fedpub import mixing_rows, proxy_graph
 from shoal.algorithms.models.build import build
 from shoal.algorithms.rng import key
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 KEYS: dict[str, Any] = {"algorithm.name": "fedpub", "train.dropout": 0.5}
 

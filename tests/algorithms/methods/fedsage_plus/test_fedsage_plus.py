@@ -36,7 +36,7 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.rounds.server import Server
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 KEYS: dict[str, Any] = {
     "algorithm.name": "fedsage_plus",

@@ -22,7 +22,7 @@ from shoal.algorithms.models.gnn.topology import Topology
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 GCN = {"model.name": "gcn", "model.norm": "batch", "model.head": "conv"}
 SGD = {"train.optimizer": "sgd", "train.lr": 0.05, "train.momentum": 0.9, "participation.ratio": 0.7}

@@ -26,7 +26,7 @@ from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.storage.graph.sparse_matrix import Features
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 Propagated = Callable[..., tuple[View, list[np.ndarray]]]
 FEATURES, CLASSES, HIDDEN = 5, 3, 4

@@ -25,7 +25,7 @@ from shoal.algorithms.models.items import client_graphs as module_under_test
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.engine.config.config import parse_config
 from shoal.engine.messages.models import require_mixable
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 FEATURES, CLASSES, HIDDEN = 5, 3, 8
 GraphView = Callable[..., View]

@@ -19,10 +19,10 @@ from shoal.algorithms.models.inputs.neighbourhood import all_nodes, receptive_fi
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.storage.options.split_codes import TEST, TRAIN
-from shoal.storage.store.cache import Cache
+from shoal.storage.shards.cache import Cache
+from shoal.storage.shards.view import View
 from shoal.storage.store.store import Store
 from shoal.storage.store.verify import unnamed_files, verify
-from shoal.storage.store.view import View
 
 OPERATOR = {"gcn": "symmetric", "sage": "mean"}
 FORMS = [("gcn", "one_hop"), ("sage", "one_hop"), ("gcn", "two_hop")]

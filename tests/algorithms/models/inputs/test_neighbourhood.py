@@ -12,7 +12,7 @@ from shoal.algorithms.models.inputs.neighbourhood import (
     sample_neighbourhood,
     standalone,
 )
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 OPERATORS = get_args(Operator)
 

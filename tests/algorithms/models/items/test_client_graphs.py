@@ -11,7 +11,7 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import GraphBatch
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 FEATURES, CLASSES = 5, 3
 GraphView = Callable[..., View]

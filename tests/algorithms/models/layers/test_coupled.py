@@ -19,7 +19,7 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sample_neighbourhood
 from shoal.algorithms.models.layers.edge_attention import attend, by_torch
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 
 def around(model: nn.Module, view: View) -> Neighbourhood:

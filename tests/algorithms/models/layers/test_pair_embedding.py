@@ -16,7 +16,7 @@ from shoal.algorithms.models.layers.readout import PairEmbedding
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.training.local_training import batches
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 FEATURES = 5
 NAMES = ("sgc", "gamlp", "mlp", "sign", "s2gc", "gbp", "gcn", "sage", "gat", "gin", "gcnii", "transformer")

@@ -18,7 +18,7 @@ from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.models.layers.readout import Pooling, Readout
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 FEATURES, CLASSES, HIDDEN = 5, 3, 8
 GraphView = Callable[..., View]

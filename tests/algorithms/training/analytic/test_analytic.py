@@ -28,7 +28,7 @@ from shoal.algorithms.training.analytic.graphs import LAYERS
 from shoal.algorithms.training.analytic.layers import HEADS, HeadGradients
 from shoal.algorithms.training.local_training import LocalTrainer, flat_step, make_optimizer
 from shoal.storage.graph.sparse_matrix import Features
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 FEATURES, CLASSES, NODES = 9, 4, 30
 ATTENTIONS = ("simple", "gate", "ori_ref", "jk")

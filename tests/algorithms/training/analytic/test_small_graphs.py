@@ -25,7 +25,7 @@ from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.rounds.server import Server
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.graph.sparse_matrix import FEW
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 NODES, FEATURES, CLASSES = 30, 11, 3
 TRAIN = [2, 4, 5, 11, 17, 20, 26, 29]

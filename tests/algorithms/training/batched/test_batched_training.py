@@ -24,7 +24,7 @@ from shoal.algorithms.training.batched.batched_inputs import JoinedMatrices, num
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer, needed_to_batch
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.store.view import View
+from shoal.storage.shards.view import View
 
 FEATURES, CLASSES = 4, 3
 OPTIMIZERS: dict[str, dict[str, Any]] = {

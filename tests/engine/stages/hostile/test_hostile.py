@@ -27,7 +27,7 @@ from shoal.engine.stages.hostile.hostile import Hostile, hostile_clients
 from shoal.engine.stages.hostile.section import AttackOptions
 from shoal.engine.stages.robust.robust import NormBound
 from shoal.engine.stages.robust.section import AggregationOptions
-from shoal.storage.store.view import Cache
+from shoal.storage.shards.view import Cache
 
 Start = Callable[..., Server]
 LR, ROOT_CLIENT = 0.5, 1

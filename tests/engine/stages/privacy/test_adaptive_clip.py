@@ -14,14 +14,14 @@ from support.small_runs import small_run
 
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.past.ledger import HIDDEN as BOUNDED
-from shoal.engine.past.ledger import ledger
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
 from shoal.engine.stages.privacy.adaptive_clip import next_clip, split
+from shoal.past.ledger import HIDDEN as BOUNDED
+from shoal.past.ledger import ledger
 
 Start = Callable[..., Server]
 LR = 0.5

@@ -20,16 +20,16 @@ from shoal.algorithms.models.decoupled.fixed_hops import SGC
 from shoal.algorithms.rng import key
 from shoal.algorithms.training.clipped_rows import ClippedRows
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.past.ledger import OF_ROWS, ledger
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
 from shoal.engine.stages.privacy.node_privacy import epsilon_of_node, moved_by, noise_of_node, require_small_delta
+from shoal.past.ledger import OF_ROWS, ledger
 from shoal.storage.graph.propagation import hops as hops_of
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.store.view import Cache
+from shoal.storage.shards.view import Cache
 
 Start = Callable[..., Server]
 LR, CLIP, NODES = 0.5, 0.3, 6

@@ -29,7 +29,7 @@ from shoal.engine.stages.privacy.accounting import epsilon_after, noise_of
 from shoal.engine.stages.privacy.hidden_clients import Release
 from shoal.engine.stages.privacy.privacy import bound_of, epsilon_of
 from shoal.engine.stages.privacy.section import PrivacyOptions
-from shoal.storage.store.view import Cache
+from shoal.storage.shards.view import Cache
 
 Start = Callable[..., Server]
 LR = 0.5

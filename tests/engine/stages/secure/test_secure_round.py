@@ -17,11 +17,8 @@ from support.stages import phase_of
 from shoal.algorithms.client import Client
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce, Tree, Upload
-from shoal.engine.clock.report import Asked, ClockedRun
+from shoal.clock.report import Asked, ClockedRun
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.past.ledger import ledger
-from shoal.engine.past.rewind import PastRun
-from shoal.engine.past.seen_uploads import seen_round
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import CHECKPOINTS, read_summary
 from shoal.engine.rounds.server import Server
@@ -32,6 +29,9 @@ from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import show_run
 from shoal.engine.stages.secure.hidden_sums import SecureSums
 from shoal.engine.stages.secure.section import SecureOptions
+from shoal.past.ledger import ledger
+from shoal.past.rewind import PastRun
+from shoal.past.seen_uploads import seen_round
 
 Start = Callable[..., Server]
 MASKED = {"secure.kind": "masks"}

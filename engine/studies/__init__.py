@@ -1,1 +1,0 @@
-"""Many runs as one study: sweeps, searches, tables, scaling, comparisons."""

@@ -1,0 +1,534 @@
+"""The command `shoal`."""
+
+import importlib.metadata
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.past import (
+    attack_command,
+    fork_command,
+    influence_command,
+    possible_path,
+    privacy_command,
+    read_command,
+    replay_command,
+)
+from shoal.cli.sweep import continued_by, sweep_command
+from shoal.engine.screen.output import put
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import is_address
+from shoal.storage.options.types import one_of as _one_of
+
+if TYPE_CHECKING:
+    from shoal.engine.config.config import Config
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Federated graph learning at scale: real partitions, hundreds of clients, Ray.",
+)
+
+ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config, one of Shoal's by name, or a run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Labels = Annotated[
+    list[str] | None, typer.Option(help="Show a value, key or figure as, for one, mine.py:X=Ours; can be repeated.")
+]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
+
+
+def _config(path: str, overrides: list[str] | None) -> "Config":
+    """Reads a config and checks its keys and names, before what trains is loaded, which takes seconds."""
+    from shoal.engine.config.config import load_config, require_names
+
+    resolved = load_config(possible_path(path) if is_address(path) else path, overrides or ())
+    require_names(resolved)
+    return resolved
+
+
+def _print_json(plain: object) -> None:
+    put(json.dumps(plain, indent=1, allow_nan=False))
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        put(f"shoal {importlib.metadata.version('shoal')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of every command; `--debug` is read where errors are printed."""
+
+
+@app.command("init")
+def init_command(
+    project: Annotated[str | None, typer.Argument(metavar="[PROJECT]", help="Its name; without it, a list.")] = None,
+    folder: Annotated[str | None, typer.Argument(metavar="[FOLDER]", help="New or empty; by default PROJECT.")] = None,
+) -> None:
+    """Write a small commented project: a config, code where it needs some, and what to run next."""
+    from shoal.cli.projects import list_projects, start_project
+
+    lines = list_projects() if project is None else start_project(project, possible_path(folder or project))
+    put("\n".join(lines))
+
+
+@app.command("explain")
+def explain_command(
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="As train.lr, a section, a method, a model, or scores.")
+    ] = None,
+) -> None:
+    """Say what a key of a config does: type, bounds, default, meaning, and with what else it has an effect."""
+    from shoal.cli.explain import explanation
+
+    put("\n".join(explanation(key)))
+
+
+@app.command("prepare")
+def prepare_command(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Turn a dataset into a store: partition, shards, splits, hops. Interrupted, it resumes."""
+    resolved = _config(config, overrides)
+    from shoal.engine.runs.plan import RunPlan
+    from shoal.engine.screen.tables import show_store
+
+    store = RunPlan.of(resolved, trains=False).prepare()
+    show_store(store.remote or store.path, store.manifest)
+
+
+@app.command("run")
+def run_command(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run would take, and stop.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an unfinished run, or one of fewer rounds.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever the run folder holds.")] = False,
+    until: Annotated[
+        int | None, typer.Option(min=1, help="Pause after this round with a checkpoint; --resume goes on.")
+    ] = None,
+    page: Annotated[
+        bool | None, typer.Option("--report/--no-report", help="Write the page of the run; by default on a terminal.")
+    ] = None,
+) -> None:
+    """Run a config to its end; prepares its store first if needed."""
+    resolved = _config(config, overrides)
+    if dry_run:
+        from shoal.engine.runs.dry_run import show_plan
+
+        show_plan(resolved)
+        return
+    from shoal.engine.screen.head import show_head
+
+    show_head(resolved)
+    # It loads what trains, which takes seconds.
+    from shoal.engine.records.run_folder import finished, run_place
+    from shoal.engine.runs.run import run
+    from shoal.engine.screen.tables import show_next, show_run
+
+    folder = run(resolved, resume=resume, fresh=fresh, until=until)
+    if not finished(folder):
+        place = shlex.quote(str(run_place(resolved, folder)))
+        put(f"paused after round {until}; continue with: shoal run {place} --resume")
+        return
+    show_run(folder)
+    if sys.stdout.isatty() if page is None else page:
+        from shoal.pages.report import report
+
+        # Its other files take most of the time.
+        report([folder], None, kinds=("svg",))
+    show_next(resolved, run_place(resolved, folder))
+
+
+@app.command("submit")
+def submit_command(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    address: Annotated[str, typer.Option(help="Dashboard of the cluster, as http://HEAD:8265.")] = "",
+) -> None:
+    """Run a config as a job of a Ray cluster; submitted again, it resumes."""
+    resolved = _config(config, overrides)
+    from shoal.engine.cluster.submit import submit
+    from shoal.engine.runs.plan import RunPlan
+
+    plan = RunPlan.of(resolved)
+    job = submit(resolved, plan.folder.name, address)
+    put(f"submitted {job}; its run folder is {plan.place}" + ("" if isinstance(plan.place, str) else " on the head"))
+    put(f"follow: ray job logs --address {address} --follow {job}")
+    put(f"stop, with a checkpoint: ray job stop --address {address} {job}")
+    put("resume: the same shoal submit again")
+
+
+app.command("sweep")(sweep_command)
+
+
+@app.command("reproduce")
+def reproduce_command(
+    paper: Annotated[str | None, typer.Argument(metavar="[PAPER]", help="Name of a paper; without it, a list.")] = None,
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE|KEY=VALUE]...", help="Some tables; keys over all configs.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Blocks, columns and rows by name, as Cora,GCN,FedAvg; can be repeated.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions; by default as the table says.")] = None,
+    smallest: Annotated[bool, typer.Option("--smallest", help="First block and column, three rounds.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs, time and missing data, and stop.")] = False,
+    at_once: Annotated[int, typer.Option(min=1, help="Runs at a time; several do not share hosts.")] = 1,
+) -> None:
+    """Run the tables of a paper, what is not finished, and set ours beside the paper's figures."""
+    from shoal.tables.papers import paper_names, read_paper
+
+    if paper is None:
+        for name in paper_names():
+            shipped = read_paper(name)
+            put(f"{name}: {shipped.title}: {', '.join(shipped.tables)}")
+        return
+    read = read_paper(paper)
+    from shoal.pages.reproduce import Asked, named_in, reproduce, show_reproduction
+
+    names = [name for name in tables or () if "=" not in name]
+    keys = [name for name in tables or () if "=" in name]
+    asked = Asked(named_in(read, names, only or ()), seeds, smallest, keys)
+    if dry_run:
+        show_reproduction(read, names, asked)
+        return
+    with continued_by("the same shoal reproduce", lambda: None):
+        page, complete = reproduce(read, names, asked, at_once)
+    if page is not None:
+        put(f"page: {page}; beside it tables.md, and a CSV of each table")
+    if not complete:
+        raise typer.Exit(1)
+
+
+@app.command("scale")
+def scale_command(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    clients: Annotated[str, typer.Option(help="Numbers of clients, as 50,100,200,500.")] = "",
+    hosts: Annotated[str, typer.Option(help="Numbers of hosts, as 1,2,4.")] = "",
+    weak: Annotated[bool, typer.Option("--weak/--strong", help="The graph grows with the clients.")] = False,
+    graph: Annotated[str, typer.Option(help="Nodes of sbm, or scales of a twin, as 0.01,0.1.")] = "",
+    repeat: Annotated[int, typer.Option(min=1, help="How often every combination runs.")] = 1,
+    warmup: Annotated[int, typer.Option(min=0, help="First rounds that seconds leave out.")] = 1,
+    link: Annotated[str, typer.Option(help="Speed of the server's link, which bounds the useful hosts.")] = "10Gbit",
+) -> None:
+    """Run a config with several numbers of clients and hosts: seconds by part, memory, bytes, useful hosts, a page."""
+    from shoal.pages.report import report
+    from shoal.scaling.scaling import scaling_sweep, scaling_table, scores_differ
+    from shoal.tables.study_table import on_screen
+
+    sweep = scaling_sweep(config, overrides or (), clients, hosts, weak, graph, repeat, warmup, link)
+    with continued_by("the same shoal scale", lambda: put(on_screen(scaling_table(sweep.rows)), end="")):
+        complete = sweep.go()
+    put(on_screen(scaling_table(sweep.rows)), end="")
+    if any(row.figures for row in sweep.rows):
+        put(f"page: {report([sweep.folder], None)}")
+    if wrong := scores_differ(sweep.rows):
+        raise ShoalError(wrong)
+    if not complete:
+        raise typer.Exit(1)
+
+
+@app.command("table")
+def table_command(
+    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
+    figure: Annotated[
+        list[str] | None, typer.Option(help="As deployed.best.test, the default, or any number of a summary.")
+    ] = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Test and validation of trained, deployed and global models, and costs.")
+    ] = False,
+    rows: Annotated[str | None, typer.Option(help="Keys that name a row, with commas; by default the method.")] = None,
+    columns: Annotated[str | None, typer.Option(help="A key whose values are the columns.")] = None,
+    statistic: Annotated[str, typer.Option(help="Over seeds: mean or median.")] = "mean",
+    against: Annotated[
+        str, typer.Option(help="Show differences from this method, or from values as train.lr=0.1, with p.")
+    ] = "",
+    mean: Annotated[
+        str | None, typer.Option(help="Of scores over clients: nodes, rows or clients; by default as the table says.")
+    ] = None,
+    ties: Annotated[str, typer.Option(help="What shares a mark: equal as shown, or exact.")] = "shown",
+    not_worse: Annotated[
+        float | None, typer.Option(help="Mark with the best what a paired test at this level finds not worse, as 0.05.")
+    ] = None,
+    label: Labels = None,
+    form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex, html or csv.")] = "terminal",
+    caption: Annotated[str, typer.Option(help="Title of the table; with latex, in LaTeX.")] = "",
+    latex_label: Annotated[str, typer.Option(help="Label of a LaTeX table, as tab:cora.")] = "",
+    out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put any runs into a table of methods and settings: spreads over seeds, the best two marked, paired tests."""
+    from shoal.tables.study_table import layout_of, write_table
+
+    of_seeds = _one_of("--statistic", statistic, "mean", "median")
+    by = None if mean is None else _one_of("--mean", mean, "nodes", "rows", "clients")
+    tie = _one_of("--ties", ties, "shown", "exact")
+    layout = layout_of(
+        figure or (), rows, columns, of_seeds, against, by, tie, not_worse, wide, label or ()  # type: ignore[arg-type]
+    )  # fmt: skip
+    chosen = _one_of("--format", form, "terminal", "markdown", "latex", "html", "csv")
+    if as_json:
+        from shoal.study.sweep_folder import rows_of, table_of_runs
+
+        _print_json(table_of_runs(rows_of([possible_path(path) for path in paths])).to_pylist())
+        return
+    write_table([possible_path(path) for path in paths], layout, chosen, out, caption, latex_label)  # type: ignore[arg-type]
+
+
+@app.command("report")
+def report_command(
+    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write; by default `report` in the first.")] = None,
+    label: Labels = None,
+) -> None:
+    """Write one page of figures and tables that needs no network, and the figures as SVG, PNG and PDF."""
+    from shoal.pages.report import report
+    from shoal.study.plain_names import label_pairs
+
+    put(f"written: {report([possible_path(path) for path in paths], out, label_pairs(label or ()))}")
+
+
+@app.command("clock")
+def clock_command(
+    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
+    devices: Annotated[str, typer.Option(help="CSV of classes of devices; ours: phones, hospital.")] = "phones",
+    network: Annotated[str, typer.Option(help="CSV of classes of links; ours: consumer, institutions.")] = "consumer",
+    deadline: Annotated[float | None, typer.Option(help="Seconds that a round waits; says who is late.")] = None,
+    target: Annotated[float | None, typer.Option(help="Score to reach, as 0.8; by default 95 % of the best.")] = None,
+    seed: Annotated[int, typer.Option(help="Draws the device and the link of every client.")] = 0,
+    no_server: Annotated[bool, typer.Option("--no-server", help="Leave out the seconds of the server.")] = False,
+    no_evaluation: Annotated[
+        bool, typer.Option("--no-evaluation", help="Leave out evaluations of clients, as asynchronous steps do.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the page; by default `clock` in the first.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate devices and links after the fact: time, energy and money of every round, and to a score; a page."""
+    from shoal.clock.report import ClockReader
+    from shoal.engine.records.outputs import CLOCK, page_folder
+
+    reader = ClockReader(devices, network, deadline, target, seed, not no_server, not no_evaluation)
+    made = reader.read_all([possible_path(path) for path in paths])
+    if as_json:
+        _print_json(made.plain())
+        return
+    from shoal.tables.study_table import on_screen
+
+    put("\n".join(map(on_screen, made.tables())), end="")
+    folder = out or page_folder(possible_path(paths[0]), CLOCK)
+    put(f"page: {made.write(folder)}; beside it rounds.csv and target.csv")
+
+
+@app.command("compare")
+def compare_command(
+    left: Annotated[str, typer.Argument(metavar="RUN")], right: Annotated[str, typer.Argument(metavar="RUN")]
+) -> None:
+    """Show what differs between two runs: config, inputs, environment, results."""
+    from shoal.kept.listing import compare
+    from shoal.tables.study_table import on_screen
+
+    put("\n".join(on_screen(table) for table in compare(possible_path(left), possible_path(right))), end="")
+
+
+@app.command("list")
+def list_command(
+    folders: Annotated[
+        list[str] | None, typer.Argument(metavar="[FOLDER]...", help="By default runs, and stores.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List stores, runs and sweeps by time, the newest last: what differs between them, their state and accuracy."""
+    from shoal.engine.preparing.overlay import ROOT
+    from shoal.kept.listing import kept_in, make_tables, plain_list
+
+    if any(map(is_address, folders or ())):
+        from shoal.kept.at_address import kept_at
+    from shoal.storage.datasets.sources.source import data_root
+    from shoal.tables.study_table import on_screen
+
+    usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
+    folders_found = [kept for folder in ([] if folders else usual) for kept in kept_in(folder)]
+    for place in folders or ():
+        folders_found += kept_at(place) if is_address(place) else kept_in(possible_path(place))
+    if as_json:
+        _print_json(plain_list(folders_found))
+        return
+    put("\n".join(map(on_screen, make_tables(folders_found))), end="")
+
+
+@app.command("remove")
+def remove_command(
+    paths: Annotated[list[str], typer.Argument(metavar="STORE|RUN|SWEEP...")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove stores, runs and sweeps, after saying what they are and what else uses them."""
+    from shoal.kept.removal import remove
+
+    def ask(question: str) -> bool:
+        return yes or typer.confirm(question)
+
+    folders, addresses = ([path for path in paths if is_address(path) == there] for there in (False, True))
+    removed = not folders or remove([possible_path(path) for path in folders], ask)
+    if removed and addresses:
+        from shoal.kept.at_address import remove_at
+
+        removed = remove_at(addresses, ask)
+    if not removed:
+        raise typer.Exit(1)
+
+
+@app.command("inspect")
+def inspect_command(
+    place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEEP")],
+    edges: Annotated[bool, typer.Option("--edges", help="Count a store's edges by classes of their ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a store, a run folder or a sweep holds."""
+    from shoal.engine.records.metrics import METRICS
+    from shoal.engine.records.run_folder import CONFIG, SUMMARY, failure_of
+    from shoal.engine.screen.tables import show_class_pairs, show_rounds, show_run, show_store
+    from shoal.storage.store.manifest import read_manifest
+    from shoal.study.sweep_folder import is_sweep
+    from shoal.tables.study_table import show_sweep
+
+    path = possible_path(place)
+    if edges and (as_json or is_address(place) or not read_manifest(path).boundaries):
+        raise ShoalError("--edges", f"is for a table of a store on disk with edges between clients, got {place}")
+    if as_json:
+        from shoal.kept.listing import plain_content
+
+        _print_json(plain_content(path))
+    elif is_sweep(path):
+        show_sweep(path)
+    elif (path / METRICS).exists():
+        show_rounds(path)
+        if (path / SUMMARY).exists():
+            show_run(path, details=True)
+        elif failure := failure_of(path):
+            put(failure)
+    elif (path / CONFIG).exists() and (failure := failure_of(path)):
+        put(failure)
+    else:
+        show_store(place.partition("?")[0] if is_address(place) else path, read_manifest(path))
+        if edges:
+            from shoal.engine.preparing.cross_edges import class_pairs
+            from shoal.storage.store.store import Store
+
+            store = Store(path)
+            show_class_pairs({name: class_pairs(store, name) for name in store.manifest.boundaries})
+
+
+@app.command("verify")
+def verify_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN")]) -> None:
+    """Check every byte of a store against its manifest and its journal, or every file of a run."""
+    from shoal.engine.runs.verify import verify_folder
+
+    if is_address(place):
+        from shoal.kept.at_address import verify_at
+
+        verify_at(place)
+    else:
+        verify_folder(possible_path(place))
+
+
+app.command("replay")(replay_command)
+app.command("fork")(fork_command)
+app.command("influence")(influence_command)
+app.command("privacy")(privacy_command)
+app.command("attack")(attack_command)
+app.command("read", context_settings={"ignore_unknown_options": True})(read_command)
+
+
+@app.command("export")
+def export_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    best: Annotated[
+        str | None, typer.Option(help="deployed or global: the best validation round of that scope, not the last.")
+    ] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Beside every predicted class the probabilities of all.")
+    ] = False,
+) -> None:
+    """Write the final models (safetensors) and the prediction of every item (Arrow)."""
+    from shoal.engine.config.sections import current_name
+    from shoal.engine.runs.export import export
+    from shoal.engine.screen.tables import console
+
+    scope = None if best is None else _one_of("--best", current_name(best), "deployed", "global")
+    console.print(f"written: {export(possible_path(run), scope, probabilities)}", soft_wrap=True)
+
+
+@app.command("pretrain")
+def pretrain_command(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", help="The file, for model.pretrained.")] = Path("gnn.safetensors"),
+    epochs: Annotated[int, typer.Option("--epochs", help="Passes over all graphs.")] = 100,
+    batch: Annotated[int, typer.Option("--batch", help="Graphs a step, at most.")] = 16,
+    lr: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 1e-3,
+    temperature: Annotated[float, typer.Option("--temperature", help="Of the loss.")] = 0.5,
+    drop_nodes: Annotated[float, typer.Option("--drop-nodes", help="Share that a first view is without.")] = 0.2,
+    perturb_edges: Annotated[float, typer.Option("--perturb-edges", help="Share that is another in a second.")] = 0.2,
+    parts: Annotated[int, typer.Option("--parts", help="Of one large graph, which are its items.")] = 200,
+    all_graphs: Annotated[bool, typer.Option("--all-graphs", help="Of many: those for tests, too.")] = False,
+) -> None:
+    """Train a config's GNN without labels (GraphCL), all data in one place, for runs to start from."""
+    from shoal.engine.config.config import load_config
+    from shoal.engine.runs.pretrain import options_of, pretrain
+    from shoal.engine.screen.tables import console
+
+    values = {"epochs": epochs, "batch": batch, "lr": lr, "temperature": temperature}
+    options = options_of({**values, "drop_nodes": drop_nodes, "perturb_edges": perturb_edges})
+    resolved = load_config(config, overrides or ())
+    written = pretrain(resolved, possible_path(str(out)), options, parts, "all" if all_graphs else "train")
+    console.print(f"written: {written}; a run starts from it with model.pretrained={written}", soft_wrap=True)
+
+
+@app.command("synthesize")
+def synthesize_command(
+    twin: Annotated[str, typer.Argument(metavar="TWIN", help="arxiv-like, products-like or papers100m-like.")],
+    root: Annotated[Path, typer.Option("--root", help="Data root that gets the files, for data.root.")],
+    scale: Annotated[float, typer.Option("--scale", help="Counts over those of the original.")] = 1.0,
+    homophily: Annotated[float | None, typer.Option("--homophily", help="Share of edges within a class.")] = None,
+    signal: Annotated[float | None, typer.Option("--signal", help="What a class adds to features.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
+    compress: Annotated[bool, typer.Option("--compress", help="Deflate .npz files.")] = False,
+) -> None:
+    """Write a synthetic twin of an OGB graph in the files of its original; what reads them calls it synthetic."""
+    from shoal.engine.screen.progress import watch
+    from shoal.storage.datasets.sources.source import DataSource
+    from shoal.storage.datasets.synthetic.ogb_layout import write_ogb_layout
+    from shoal.storage.datasets.synthetic.twin import ORIGINALS, Twin
+    from shoal.storage.progress import watched_by
+
+    if twin.lower() not in ORIGINALS:
+        raise ShoalError(twin, f"there is no such twin; known are {', '.join(ORIGINALS)}")
+    options = DataSource(twin, scale=scale, homophily=homophily, signal=signal, seed=seed)
+    with watched_by(watch):
+        folder = write_ogb_layout(
+            possible_path(str(root)).expanduser().resolve(), Twin.of(twin.lower(), options), compress
+        )
+    put(f"written: {folder}")
+
+
+@app.command("doctor")
+def doctor_command(as_json: AsJson = False) -> None:
+    """Say what is installed, what is missing and what that disables, and what the machine has."""
+    from shoal.cli.doctor import machine, packages, show_doctor
+
+    if as_json:
+        _print_json({"packages": packages(), "machine": machine()})
+    else:
+        show_doctor()

@@ -1,0 +1,224 @@
+"""The texts of `shoal explain`: on a key of a config, a section, a method or model, an option of these, and scores."""
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from shoal.algorithms.methods.registry.names import METHODS
+from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS
+from shoal.algorithms.train_options import SCHEDULES
+from shoal.engine.callbacks.calls import CALLBACKS
+from shoal.engine.config.key_reference import (
+    Key,
+    arguments,
+    attributes,
+    config_keys,
+    effects_of,
+    example_of,
+    in_yaml,
+    keys_of,
+    kind_of,
+    sections,
+)
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.dataset_names import DATASETS
+from shoal.storage.suggestions import did_you_mean, did_you_mean_name
+
+if TYPE_CHECKING:
+    from shoal.algorithms.base import Algorithm
+
+SCORES, RECOMMENDED = "scores", "recommended"
+# docs/scores.md has the same text.
+ABOUT_SCORES = """\
+A score is named by model, moment, part and mean: `deployed.best.test.nodes`.
+
+- `trained`: the model of a client right after its last local training.
+- `deployed`: the model that a client would use now, with the newest download applied.
+- `global`: the model of the server. Personal methods, such as `local`, have none.
+- `domains`: the model of the server on each whole graph, where `data.dataset` is a list.
+- `newcomers`: what the method gives to clients that never take part (`data.newcomers`).
+- `newcomers_trained`: that model after their own local training.
+- `final`: after the last round.
+- `best`: after the first round with the highest validation score of the same model.
+- `val`, `test`: the items that are scored. Choose by `val`, report `test`.
+- `nodes`: the mean over clients, weighted by the number of all their items. It is meant where no mean is named.
+- `rows`: weighted by the number of scored items, which is the share of right answers among all of them.
+- `clients`: the plain mean, in which every client counts the same.
+"""
+WORDS_OF_SCORES = (
+    *("trained", "deployed", "served", "domains", "newcomers", "newcomers_trained"),
+    *("final", "last", "best", "test", "rows"),
+)
+# A key may have these names, or name a file of the user.
+NAMES = {
+    "algorithm": METHODS,
+    "callbacks": CALLBACKS,
+    "data.dataset": DATASETS,
+    "model.name": (*BACKBONES, *OF_GRAPHS),
+    "train.schedule": SCHEDULES,
+}
+# Every model has these options; the last two are of graph tasks.
+OF_EVERY_MODEL = {
+    "head_dropout": Key("model.head_dropout", "true", "Dropout before the classifier.", bool),
+    "readout": Key("model.readout", "mean", "Pools the nodes of a graph (`task: graph`); or `my_file.py:Name`.", str),
+    "prompt": Key("model.prompt", "none", "Changes graphs before the model reads them (`task: graph`).", str),
+}
+WIDEST = 100
+
+
+def explanation(asked: str | None) -> list[str]:
+    """Returns lines about a key or another name. Raises ShoalError: nothing has the name; names what was meant."""
+    keys = {key.name: key for key in config_keys()}
+    name = (asked or "").partition("=")[0].strip()
+    name = "algorithm" if name == "algorithm.name" else name
+    section, _, option = name.partition(".")
+    if not name:
+        return list(_overview(keys))
+    if name == SCORES or (section not in sections() and section in WORDS_OF_SCORES):
+        return [line for text in ABOUT_SCORES.splitlines() for line in _wrap(text.replace("`", ""), after=2)]
+    if name in keys or name in sections():
+        inner = [key for key in keys.values() if key.name.startswith(f"{name}.")]
+        there = _wrap(f"There are {', '.join(NAMES[name])}.", 4) if name in NAMES else []
+        return [*(_about(keys[name]) if name in keys else ()), *there, *_list_keys(inner)]
+    if section == "algorithm" and (owners := _with_option(_options_of_methods(), option)):
+        return list(_by_owner(name, owners, "algorithm.name"))
+    if section == "model" and (owners := _with_option(_options_of_models(), option)):
+        return list(_by_owner(name, owners, "model.name"))
+    if name.startswith("data.options.") and (known := _options_of_datasets().get(name)):
+        return list(_about(known))
+    if name in METHODS:
+        return list(_describe_class("algorithm", name, _options_of_methods()[name].values()))
+    if name in (*BACKBONES, *OF_GRAPHS):
+        return list(_describe_class("model", name, _options_of_models()[name].values()))
+    if name in DATASETS:
+        return [f"{name}: a dataset, data.dataset={name}; docs/formats.md says where its files are"]
+    return _meant(name, keys)
+
+
+def _overview(keys: Mapping[str, Key]) -> Iterator[str]:
+    """Yields all keys by section, and the other names that can be asked."""
+    top = [name for name in keys if "." not in name]
+    yield from _wrap(f"At the top: {', '.join(top)}.")
+    for section in sections():
+        yield from _wrap(
+            f"{section}: {', '.join(name.partition('.')[2] for name in keys if name.startswith(f'{section}.'))}."
+        )
+    yield from _wrap("shoal explain SECTION.KEY says more; so do SECTION, a method, a model, and scores.")
+
+
+def _about(key: Key) -> Iterator[str]:
+    """Yields lines with the kind, the default and the meaning of a key."""
+    yield from _wrap(f"{key.name}: {_kind_and_default(key)}")
+    yield from _wrap(key.meaning.replace("`", ""), 4)
+    if others := effects_of(key.name):
+        yield from _wrap(f"Only for {'; and for '.join(others)}.", 4)
+    if (value := example_of(key)) is not None:
+        yield f"    Example: shoal run CONFIG {value}"
+
+
+def _kind_and_default(key: Key) -> str:
+    return f"{kind_of(key.hint)}; " + (f"default {key.default}" if key.default else "no default")
+
+
+def _list_keys(keys: Iterable[Key]) -> Iterator[str]:
+    """Yields keys with their defaults and meanings, shortly."""
+    for key in keys:
+        default = f" ({key.default})" if key.default else ""
+        yield from _wrap(f"{key.name}{default}: {key.meaning.replace('`', '')}", after=4)
+
+
+def _describe_class(section: str, name: str, options: Iterable[Key]) -> Iterator[str]:
+    """Yields the docstring of a method or a model, and its options."""
+    cls = _class_of_method(name) if section == "algorithm" else _class_of_model(name)
+    yield from _wrap(f"{section}.name={name}: {_first_paragraph(cls)}")
+    yield from _list_keys(options)
+
+
+def _by_owner(name: str, key_of: Mapping[str, Key], owner: str) -> Iterator[str]:
+    """Yields an option of methods or models: owners with the same default and meaning together."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for user, key in key_of.items():
+        groups.setdefault((_kind_and_default(key), key.meaning), []).append(user)
+    yield name
+    for (kind, meaning), owners in groups.items():
+        yield from _wrap(f"{', '.join(owners)}: {kind}", 4)
+        yield from _wrap(meaning.replace("`", ""), 8)
+    first, key = next(iter(key_of.items()))
+    if (value := example_of(key)) is not None:
+        yield f"    Example: shoal run CONFIG {owner}={first} {value}"
+
+
+def _with_option(options: Mapping[str, Mapping[str, Key]], option: str) -> dict[str, Key]:
+    return {owner: keys[option] for owner, keys in options.items() if option in keys}
+
+
+def _options_of_methods() -> dict[str, dict[str, Key]]:
+    """Returns the options of every method, by its name and theirs."""
+    options = {}
+    for name in METHODS:
+        cls = _class_of_method(name)
+        options[name] = {key.name.partition(".")[2]: key for key in keys_of("algorithm", cls)}
+        if cls.forms:
+            hint, meaning = Literal[RECOMMENDED, *cls.forms], attributes(cls)["forms"]
+            options[name]["form"] = Key("algorithm.form", RECOMMENDED, meaning, hint)
+    return options
+
+
+def _options_of_models() -> dict[str, dict[str, Key]]:
+    """Returns the options of every model, by its name and theirs."""
+    from shoal.algorithms.models.build import keywords
+
+    options: dict[str, dict[str, Key]] = {}
+    for name in (*BACKBONES, *OF_GRAPHS):
+        cls = _class_of_model(name)
+        meanings = arguments(cls)
+        options[name] = dict(OF_EVERY_MODEL)
+        for option, word in keywords(cls).items():
+            options[name][option] = Key(f"model.{option}", in_yaml(word.default), meanings[option], word.annotation)
+    return options
+
+
+def _options_of_datasets() -> dict[str, Key]:
+    from shoal.storage.datasets.sources.source import DataSource
+
+    return {key.name: key for key in keys_of("data.options", DataSource)}
+
+
+def _class_of_method(name: str) -> "type[Algorithm]":
+    from shoal.algorithms.methods.registry.load import describe, load
+
+    return type(load(describe(name, {})))
+
+
+def _class_of_model(name: str) -> type:
+    from shoal.algorithms.models.build import backbone
+
+    return backbone(name, task="graph")
+
+
+def _first_paragraph(cls: type) -> str:
+    return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+
+
+def _meant(name: str, keys: Mapping[str, Key]) -> list[str]:
+    """Explains a name without its section. Raises ShoalError: no key has it, or several have."""
+    every = {**keys, **_options_of_datasets()}
+    for options in (_options_of_methods(), _options_of_models()):
+        every |= {key.name: key for of_name in options.values() for key in of_name.values()}
+    last = name.rpartition(".")[2]
+    names = [key for key in every if key.rpartition(".")[2] == last]
+    if len(names) == 1 and last == name:
+        return explanation(names[0])
+    if names:
+        raise ShoalError(name, f"no such key; did you mean {' or '.join(names)}?")
+    close = did_you_mean(name, every) or did_you_mean_name(name, [*METHODS, *BACKBONES, *sections(), SCORES])
+    raise ShoalError(name, f"no such key, method or model; shoal explain lists all{close}")
+
+
+def _wrap(text: str, indent: int = 0, after: int | None = None) -> list[str]:
+    """Wraps a text into lines that fit the terminal; `after` is the indent of the second and further lines."""
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    first, rest = " " * indent, " " * (indent if after is None else after)
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, **options) or [""]  # type: ignore[arg-type]

@@ -1,0 +1,125 @@
+"""The commands that look back at a run: forks, and readers by name; and paths of commands."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from shoal.cli.readers import options_in, read_run, show_reading
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import is_address, path_fault
+
+OVERRIDES = typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")
+
+
+def possible_path(place: str) -> Path:
+    """Returns a path that the system can look up; for a run or a store at an address, that of its local copy."""
+    if is_address(place):
+        from shoal.kept.at_address import local_copy
+
+        return local_copy(place)
+    path = Path(place)
+    if fault := path_fault(place):
+        raise ShoalError(path, fault)
+    try:
+        path.exists()
+    except OSError as error:
+        raise ShoalError(path, f"cannot be read: {error.strerror}") from error
+    return path
+
+
+def replay_command(
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    round_number: Annotated[int, typer.Option("--round", min=1, help="The round.")],
+    client: Annotated[int, typer.Option("--client", min=0, help="A client of its cohort.")],
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    debug: Annotated[bool, typer.Option("--pdb", help="Stop where the method's code of the client begins.")] = False,
+) -> None:
+    """Make one client's visit of a round again, alone in this process, and compare its upload with the record."""
+    options = {"round": round_number, "client": client, "changes": [*(overrides or ())], "pdb": debug}
+    show_reading(read_run("replay", options, possible_path(run)))
+
+
+def fork_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The parent.")],
+    round_number: Annotated[int, typer.Option("--round", min=1, help="The last round that both share.")],
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    without: Annotated[str, typer.Option(metavar="I,J,…", help="Clients that take no part any more.")] = "",
+) -> None:
+    """Go on from a round of a run with other options, in a new run; interrupted, the same command continues it."""
+    from shoal.engine.screen.tables import show_run
+    from shoal.past.fork import fork
+
+    left_out = [f"participation.without={_clients('--without', without)}"] if without else []
+    show_run(fork(possible_path(run), round_number, [*(overrides or ()), *left_out]))
+
+
+def influence_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.")],
+    clients: Annotated[str, typer.Option(metavar="I,J,…", help="Some clients; by default all.")] = "",
+    scope: Annotated[str | None, typer.Option(help="global, deployed or trained models.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
+) -> None:
+    """Make a run again without each of its clients: what it changes of the scores; interrupted, it goes on."""
+    path = possible_path(run)
+    reading = read_run("influence", {"clients": _clients("--clients", clients), "scope": scope}, path)
+    show_reading(reading, out, f"next: shoal report {shlex.quote(run)}")
+
+
+def _clients(option: str, text: str) -> list[int]:
+    """Reads numbers of clients with commas between them."""
+    numbers = text.split(",") if text else []
+    if not all(number.strip().isdecimal() for number in numbers):
+        raise ShoalError(option, f"must be numbers of clients with commas between them, found {text}")
+    return [int(number) for number in numbers]
+
+
+def privacy_command(
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    round_number: Annotated[int, typer.Option("--round", min=1, help="The round that is made again.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder for tables of all clients, as CSV.")] = None,
+) -> None:
+    """Say what left each client of a run, what hid in a mean, and epsilon of its unit after rounds."""
+    show_reading(read_run("ledger", {"round": round_number}, possible_path(run)), out)
+
+
+def attack_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run; for membership a finished one.")],
+    kind: Annotated[
+        Literal["membership", "properties", "inversion"],
+        typer.Option(
+            help="Finds items that models trained on, classes of clients from uploads, or rows of one client."
+        ),
+    ] = "membership",
+    round_number: Annotated[
+        int | None,
+        typer.Option("--round", min=1, help="The round that is made again, by default 1; not of membership."),
+    ] = None,
+    client: Annotated[
+        int | None, typer.Option(min=0, help="Of inversion; by default that of the fewest training nodes.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file: clients one by one, of inversion the table.")] = None,
+) -> None:
+    """Attack a run: what its models, or the uploads of a round, tell of clients, beside chance."""
+    path = possible_path(run)
+    options = {"round": round_number, "client": client}
+    takes = {"membership": (), "properties": ("round",), "inversion": ("round", "client")}[kind]
+    for option, value in options.items():
+        if value is not None and option not in takes:
+            raise ShoalError(f"--{option}", f"is not of --kind {kind}; leave it out")
+    show_reading(read_run(kind, {name: value for name, value in options.items() if value is not None}, path), out)
+
+
+def read_command(
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    reader: Annotated[str, typer.Argument(metavar="READER", help="Its name, or my_file.py:MyReader.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[--OPTION VALUE]...", help="Options of the reader.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file to write; of a reader with several tables a folder.")
+    ] = None,
+) -> None:
+    """Show what a reader tells of a run: one of ours, or a class of your file."""
+    show_reading(read_run(reader, options_in(options or ()), possible_path(run)), out)

@@ -1,0 +1,1 @@
+"""A config with several numbers of clients and hosts."""

@@ -1,0 +1,1 @@
+"""A study: its runs by axes, its folder, groups of repetitions, and their numbers, curves and names."""

@@ -1,0 +1,1 @@
+"""Sweeps and searches: many runs as one study."""

@@ -1,0 +1,1 @@
+"""The files of one client in a store: shard, split, hops; and the view that training reads."""

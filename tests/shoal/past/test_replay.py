@@ -1,0 +1,216 @@
+"""One visit made again has the bits of the run's, whatever its method, and says so where it has not."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from integration.golden_digests import COUPLED, MOST, config_of, matrix, write_graph
+from support.errors import refused
+from support.same_runs import require_same_runs
+from support.small_runs import small_run
+from typer.testing import CliRunner
+
+from shoal.algorithms.methods.registry.names import METHODS
+from shoal.cli.cli import app
+from shoal.engine.config.config import Config, config_from, parse_config
+from shoal.engine.records.client_scores import read_upload_digests
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.runs.run import run
+from shoal.engine.runs.verify import verify_run
+from shoal.past.fork import fork
+from shoal.past.replay import replay, tables
+
+MINE = """
+from dataclasses import dataclass
+from shoal import Algorithm, Ask, Reduce, Upload
+
+@dataclass(frozen=True)
+class Mine(Algorithm):
+    scale: float = 1.0
+
+    def setup(self, ctx):
+        return {"w": ctx.initial}
+
+    def round(self, server, ctx, cohort):
+        got = yield Ask("train", {"w": Reduce.MEAN}, shared={"w": server["w"]})
+        server["w"] = got["w"]
+
+    def train(self, client, received, trainer, phase):
+        marked = client.info.client
+        return trainer.fit(client, received)
+
+    def upload(self, client, received, phase):
+        return Upload({"w": self.scale * client.model.w}, {"w": float(client.info.train)})
+
+    def global_model(self, server):
+        return {"w": server["w"]}
+"""
+
+
+def small(folder: Path, **changes: Any) -> Config:
+    kept = {"root": str(folder / "runs"), "keep_digests": True, **changes.pop("run", {})}
+    plain = {"participation": {"ratio": 0.5}, "rounds": 4, **changes, "run": kept}
+    return parse_config(small_run(folder, **plain), "a small run")
+
+
+def require_replayed(folder: Path, numbers: Sequence[int]) -> None:
+    """Replays the first and the last client of some rounds."""
+    cohorts = {line["round"]: line["cohort"] for line in read_metrics(folder)}
+    for number in numbers:
+        for client in {cohorts[number][0], cohorts[number][-1]}:
+            found = replay(folder, number, client)
+            assert found.recorded, (folder, number, client)
+            assert found.equal, found.verdict
+
+
+QUICK = ("fedgta participation 0.3", "scaffold gcn", "fedpg participation 0.3", "fedavg stacked")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_replayed_visits_have_the_digests_of_the_run(tmp_path: Path, name: str) -> None:
+    graph = write_graph(tmp_path / "graph")
+    require_replayed(run(config_of(name, matrix()[name], graph, run__keep_digests=True)), [3, 4])
+
+
+def test_visits_of_selected_clients_are_replayed(tmp_path: Path) -> None:
+    part = {"count": 2, "selection": "loss", "dropout": 0.1, "devices": "phones", "network": "consumer"}
+    require_replayed(run(small(tmp_path, participation={"ratio": 1.0, **part}, run={"keep": 2})), [2, 4])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [name for name in matrix() if name not in QUICK])
+def test_replayed_visits_of_every_golden_run_have_its_digests(tmp_path: Path, name: str) -> None:
+    graph = write_graph(tmp_path / "graph")
+    require_replayed(run(config_of(name, matrix()[name], graph, run__keep_digests=True)), [4])
+
+
+# Its store has edges between clients, as that of no golden run.
+FEDGCN = {"algorithm": {"name": "fedgcn"}, "model": {**COUPLED, "head": "conv"}, "data": {"cross_edges": "two_hop"}}
+
+
+def one_of(method: str) -> dict[str, Any]:
+    """The first golden run of a method in which some clients take part; `global` has one client."""
+    found = [each for each in matrix().values() if each.get("algorithm", {"name": "fedavg"})["name"] == method]
+    return next((each for each in found if "participation" in each), {**FEDGCN, **MOST} if not found else found[0])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("method", METHODS)
+def test_forks_and_visits_of_every_method_have_the_bits_of_the_run(tmp_path: Path, method: str) -> None:
+    graph = write_graph(tmp_path / "graph")
+    whole = run(config_of(method, one_of(method), graph, run__keep_digests=True))
+    assert method == "global" or any(len(line["cohort"]) < 6 for line in read_metrics(whole))
+    require_replayed(whole, [4])
+    forked = fork(whole, 2, [])
+    assert [line["round"] for line in read_metrics(forked)] == [1, 2, 3, 4]
+    require_same_runs(whole, forked)
+
+
+def test_a_visit_shows_losses_gradients_and_confusions(tmp_path: Path) -> None:
+    folder = run(small(tmp_path, train={"epochs": 3, "lr": 0.1}, participation={"ratio": 1.0}))
+    found = replay(folder, 2, 1)
+    (visit,) = found.visits
+    assert len(visit.steps) == 3
+    assert visit.steps[-1][0] == pytest.approx(visit.loss)
+    assert visit.steps[0][0] > visit.loss
+    assert all(norm > 0 for _, norm in visit.steps)
+    assert {part: counts.sum() for part, counts in visit.before.items()} == {
+        part: counts.sum() for part, counts in visit.after.items()
+    }
+    assert np.trace(visit.after["train"]) >= np.trace(visit.before["train"])
+    text = "\n".join(table.text() for table in tables(found))
+    assert f"round 2, client 1, phase {visit.phase}: loss {visit.loss:.6g}" in text
+    assert "accuracy" in text
+
+
+def test_a_visit_of_a_two_host_run_is_replayed_here(tmp_path: Path) -> None:
+    config = small(tmp_path, engine={"backend": "ray", "hosts": 2}, resources={"cpus_per_host": 0.5})
+    require_replayed(run(config), [1, 4])
+
+
+def test_the_run_of_a_replay_stays_as_it_is(tmp_path: Path) -> None:
+    folder = run(small(tmp_path, run={"keep": 1, "checkpoint_every": 4}))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    require_replayed(folder, [3])
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_method_of_another_file_differs_and_exits_with_1(tmp_path: Path) -> None:
+    file = tmp_path / "my.py"
+    file.write_text(MINE)
+    folder = run(small(tmp_path, algorithm={"name": f"{file}:Mine"}))
+    client = read_metrics(folder)[2]["cohort"][0]
+    words = ["replay", str(folder), "--round", "3", "--client", str(client)]
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (
+        0,
+        f"round 3, client {client}: the upload is that of the run",
+    )
+    file.write_text(MINE.replace("self.scale *", "2 * self.scale *"))
+    done = CliRunner().invoke(app, [*words, f"algorithm.name={file}:Mine"])
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (
+        1,
+        f"round 3, client {client}: the upload differs from the run",
+    )
+
+
+def test_pdb_stops_in_the_method_of_the_user(tmp_path: Path) -> None:
+    file = tmp_path / "my.py"
+    file.write_text(MINE)
+    folder = run(small(tmp_path, algorithm={"name": f"{file}:Mine"}))
+    client = read_metrics(folder)[2]["cohort"][-1]
+    command = [sys.executable, "-m", "shoal", "replay", str(folder), "--round", "3", "--client", str(client), "--pdb"]
+    typed = "n\np marked + 1000\nc\nc\n"
+    done = subprocess.run(command, input=typed, capture_output=True, text=True, env=os.environ, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{1000 + client}" in done.stdout
+    assert "marked = client.info.client" in done.stdout
+    assert f"client {client}: the upload is that of the run" in done.stdout
+
+
+def test_a_replay_that_cannot_be_names_why(tmp_path: Path, capsys: Any) -> None:
+    folder = run(small(tmp_path, run={"checkpoint_every": 1, "keep": 9}))
+    cohort = read_metrics(folder)[2]["cohort"]
+    other = next(i for i in range(4) if i not in cohort)
+    with refused(folder, "--client", says=", ".join(map(str, cohort))):
+        replay(folder, 3, other)
+    with refused(folder, "--round"):
+        replay(folder, 5, 0)
+    capsys.readouterr()
+    # A damaged checkpoint is passed over.
+    (folder / "checkpoints/round-000002/state.safetensors").write_bytes(b"damaged")
+    require_replayed(folder, [3])
+    assert "round-000002: damaged" in capsys.readouterr().err
+    with refused("data.split_seed"):
+        replay(folder, 3, cohort[0], ["data.split_seed=5"])
+
+
+def test_without_digests_nothing_is_compared(tmp_path: Path) -> None:
+    folder = run(small(tmp_path, run={"keep_digests": False}))
+    assert read_upload_digests(folder, 3) == []
+    found = replay(folder, 3, read_metrics(folder)[2]["cohort"][0])
+    assert len(found.visits) == 1
+    assert "run.keep_digests" in found.verdict
+
+
+def test_digests_of_uploads_stay_after_a_kill_and_are_of_their_bytes(tmp_path: Path) -> None:
+    whole = run(small(tmp_path))
+    seen = [read_upload_digests(whole, number) for number in (1, 2, 3, 4)]
+    assert all(len(of_round) == 2 for of_round in seen)
+    assert len({digest for of_round in seen for *_, digest in of_round}) == 8
+    (whole / "uploads.arrows").write_bytes((whole / "uploads.arrows").read_bytes()[:-40])
+    assert [read_upload_digests(whole, number) for number in (1, 2, 3)] == seen[:3]
+    with refused(whole / "uploads.arrows"):
+        read_upload_digests(whole, 4)
+    assert any("uploads.arrows" in fault for fault in verify_run(whole))
+
+
+def test_a_visit_of_an_asynchronous_run_is_not_replayed(tmp_path: Path) -> None:
+    folder = run(config_from(small_run(tmp_path, rounds=2, schedule={"name": "fedasync", "concurrency": 2})))
+    with refused(folder, "schedule.name", says="not those of fedasync"):
+        replay(folder, 1, 0)
