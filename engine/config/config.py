@@ -57,7 +57,7 @@ from shoal.storage.suggestions import did_you_mean, did_you_mean_at
 
 # Tags select the branch of a union that an error names; they are stripped from its key.
 ONE, SEVERAL = "one model", "list of models"
-# Every host builds them all.
+# The limit holds since every host builds them all.
 MOST_MODELS = 1000
 MOST_CALLBACKS = 100
 MOST_STAGES = 20
@@ -76,7 +76,7 @@ class ConfigOfRounds(BaseModel):
     # The folder of a run has nine more characters.
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=200)]
     seed: Seed = 0
-    # Predicts the label of every node, whether an edge joins two nodes, or the label of every graph of many.
+    # A run predicts the label of every node, whether an edge joins two nodes, or the label of every graph of many.
     task: Literal["node", "edge", "graph"] = "node"
     rounds: Positive = 100
     data: DataConfig
@@ -118,11 +118,11 @@ class Config(ConfigOfFeatures):
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     ray: RayConfig = RayConfig()
-    # Between attacks and all else that acts on uploads, in their order.
+    # They act in their order, between attacks and all else that acts on uploads.
     stages: Annotated[tuple[Named, ...], Field(max_length=MOST_STAGES)] = ()
-    # Called at the start, after each round and evaluation, and at the end.
+    # They are called at the start, after each round and evaluation, and at the end.
     callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS)] = ()
-    # Made anew, for its folder is relative to where the process is then.
+    # The default is made anew, for its folder is relative to where the process is then.
     run: RunConfig = Field(default_factory=RunConfig)
 
     @cached_property
@@ -156,13 +156,13 @@ class Config(ConfigOfFeatures):
         return self.model_dump(mode="json")
 
 
-# The configs of the repository, in the package.
+# The package has the configs of the repository.
 SHIPPED = Path(__file__).absolute().parents[2] / "config_files"
-# Parts of a location that pydantic adds for the branch of a union.
+# Pydantic adds these parts of a location for the branch of a union.
 OF_UNIONS = re.compile(
     r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*|\[key\]"
 )
-# Named in errors of configs without a file.
+# Errors of configs without a file name this.
 NO_FILE = "config"
 NO_VALUES: Mapping[str, Any] = {}
 OVERRIDE = re.compile(r"[\w.]{1,200}=[^\x00-\x1f\x7f]*")
@@ -211,7 +211,7 @@ def load_config(
     kept = Overrides(given.keys, words=given.words)
     config = parse_config(locate_code(resolved, file.parent), str(file), given.keys, kept)
     if not given.keys & {"data", "data.path", "data.dataset"}:
-        # No key, and nothing in which two configs differ.
+        # The folder is no key, and two configs do not differ in it.
         vars(config)["of_run"] = file.parent
     return config
 
@@ -273,7 +273,7 @@ def parse_config(
     try:
         config = Config.model_validate(plain)
     except UnicodeEncodeError as error:
-        # Of a message that quotes it.
+        # Pydantic raises this when its message quotes the value.
         raise ShoalError(where, f"{quoted(error.object)}: is not in UTF-8, so no config can keep it") from None
     except ValidationError as error:
         first = error.errors()[0]
@@ -344,7 +344,7 @@ def _list_known_keys(location: Sequence[str | int]) -> str:
         section: Any = Config.model_fields[str(location[0])].annotation
         for inner in location[1:-1]:
             section = next(option.type for option in fields(section) if option.name == inner)
-            # Without what is done to a value before it is checked.
+            # The origin of an annotated type is the class, without what is done to a value before it is checked.
             section = getattr(section, "__origin__", section)
         names = [option.name for option in fields(section)]
     wrong, sections = str(location[-1]), {name: field.annotation for name, field in Config.model_fields.items()}

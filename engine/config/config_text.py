@@ -13,15 +13,15 @@ from shoal.storage.files.digest import text_digest
 from shoal.storage.files.reading import read_text
 
 MOST_BYTES = 1 << 22
-# Nodes of the text after its aliases are written out; a list with a model for each of many clients is the longest.
+# A text may have so many nodes once its aliases are written out; the longest is a list with a model for each client.
 MOST_VALUES = 200_000
 DEEPEST = 32
-# As OmegaConf writes them: the value of another key, or of a variable of the environment.
+# OmegaConf writes so the value of another key, or of a variable of the environment.
 INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 VARIABLE = re.compile(r"oc\.env:\w+(,[^:]*)?")
 LONGEST_WITH_INTERPOLATION = 1000
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# Earlier names of keys: the key of today, in the same section, and of its values those that were renamed, too.
+# Each earlier name of a key has today's, in the same section, and those of its values that were renamed, too.
 RENAMED: dict[str, tuple[str, dict[str, str]]] = {
     "engine.path": ("engine.trainer", {"loop": "autograd", "closed_form": "analytic", "stacked": "batched"}),
     "evaluation.metric": ("evaluation.metrics", {}),
@@ -63,7 +63,7 @@ def with_new_keys(plain: dict[Any, Any]) -> dict[Any, Any]:
 
 def require_small(text: str) -> None:
     """Raises ValueError: YAML is nested, repeated by aliases, or typed by tags beyond what a config needs."""
-    # Of every open collection, and of every anchor: how many values, and how deep.
+    # Every open collection, and every anchor, has how many values it holds, and how deep.
     opened: list[tuple[str | None, int, int]] = [(None, 0, 0)]
     anchors: dict[str, tuple[int, int]] = {}
     for event in yaml.parse(text, Loader=LOADER):
@@ -144,7 +144,7 @@ def _value_of(tree: Any, name: str) -> Any:
 
 CONFIG = "config.yaml"
 SEAL, RUN = "# seal: ", "# run: "
-# The key of the name of the run in its JSON files.
+# JSON files of a run have its name by this key.
 OF_RUN = "run"
 OF_A_RUN = re.compile(r".+-[0-9a-f]{8}")
 

@@ -239,7 +239,7 @@ def require_effects(
 def without_effect(keys: Mapping[str, str]) -> set[str]:
     """Lists, of a config's keys, options of a section that the word of its kind or name leaves without effect."""
     words = [(rule, keys.get(rule.other, ""), rule.values.split(", ")) for rule in RULES if rule.by_words]
-    # A list may have one of several.
+    # A list is skipped, as its entries may have several words.
     idle = [
         rule
         for rule, word, values in words

@@ -17,13 +17,13 @@ from shoal.algorithms.models.names import ModelSpec
 from shoal.engine.config.config import Config, usual
 from shoal.engine.config.effects import RULES, Rule
 
-# Bounds as JSON schemas and annotations name them, in words; what lies this far away is none.
+# JSON schemas and annotations name bounds so; a bound that is this far away is none.
 BOUNDS = {
     "minimum": "at least", "ge": "at least", "exclusiveMinimum": "above", "gt": "above",
     "maximum": "at most", "le": "at most", "exclusiveMaximum": "below", "lt": "below",
 }  # fmt: skip
 FAR = 2**31
-# Of keys that are null by default.
+# Keys that are null by default have these examples.
 EXAMPLES = {"integer": 10, "number": 60.0, "bytes": "8GiB", "path": "path/to/it", "path or address": "path/to/it"}
 TYPES = {"integer": "whole number", "boolean": "true or false", "string": "text", "object": "mapping"}
 
@@ -175,7 +175,7 @@ def _others(default: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
     if isinstance(default, bool):
         yield not default
     elif isinstance(default, int | float):
-        # Half of it, twice it, or of zero.
+        # The others are half of it, twice it, or numbers near zero.
         yield from (default / 2, default * 2) if isinstance(default, float) and default else (default * 2 or 1, 0.5)
     for alternative in (schema, *schema.get("anyOf", ())):
         yield from (word for word in alternative.get("enum", ()) if word != default)

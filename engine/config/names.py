@@ -9,9 +9,9 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
 from shoal.storage.user_code.user_code import UserCode, read_user_code
 
-# The folder of a run in which they are kept.
+# A run keeps user code in this folder.
 CODE = "code"
-# Keys whose value may be `my_file.py:Name`; `model` may be a list.
+# The value of these keys may be `my_file.py:Name`; `model` may be a list.
 PLACES = (
     ("algorithm", "name"),
     ("model", "name"),

@@ -12,9 +12,9 @@ from shoal.algorithms.models.names import BACKBONES
 from shoal.engine.config.config import usual
 from shoal.storage.options.types import is_own
 
-# Raised with every change of a default or of an arithmetic: earlier runs then have other names.
+# It is raised with every change of a default or of an arithmetic: earlier runs then have other names.
 NUMBERS = 6
-# Keys, or sections of such, that say where and how fast. `data.synthetic` is in the name of the dataset.
+# These keys, and sections of such, say where and how fast. `data.synthetic` is in the name of the dataset.
 NEUTRAL = (
     *("name", "data.root", "data.store", "data.overlay", "data.name", "data.synthetic"),
     *("data.cache", "data.cache_limit", "propagation.keep"),
@@ -25,7 +25,7 @@ BUT_THESE = (
     *("engine.cell_size", "engine.device", "engine.trainer", "engine.precision", "engine.threads"),
     "resources.server_gpus",
 )
-# Callbacks that only record a run; others may end it.
+# These callbacks only record a run; others may end it.
 LOGGERS = ("csv", "mlflow", "tensorboard", "wandb")
 
 

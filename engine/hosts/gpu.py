@@ -30,9 +30,9 @@ from shoal.engine.rounds.reduction import require_numbers
 from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, metrics_beyond_counts, require_winner, scores_in_form
 from shoal.storage.shards.cache import PASSING_SHARE, Cache
 
-# Bytes of results on the device; more are fetched before the end of a cell.
+# The device holds so many bytes of results; more are fetched before the end of a cell.
 MAX_RESULT_BYTES = 2**28
-# Bytes of an entry from which adding it up on the device costs less than its copy.
+# From so many bytes of an entry on, adding it up on the device costs less than its copy.
 LEAST_TO_ADD = 2**16
 
 
@@ -135,20 +135,20 @@ class Deferred:
                 spent = working_clock() - before
                 seconds["train"] += spent
                 seconds["upload"] -= spent
-            # What is added up where it is needs no copy, only to be known as finite.
+            # An entry that is added up on the device needs no copy, but must be known to be finite.
             stays = [self._stays(result) if last and self._is_whole else {} for result in waiting]
             staying = {id(t): t for tensors in stays for t in tensors.values()}
             here, finite = _fetch_except(staying, waiting)
             fetched = [result.map_tensors(lambda t: here.get(id(t), t)) for result in waiting]
         except Exception as error:
-            # Which client is at fault cannot be known.
+            # It cannot be known which client is at fault.
             for result in waiting:
                 fail(result.client, error)
             return
         for result, added in zip(fetched, stays):
             try:
                 for name, t in added.items():
-                    # What has no weight is not read.
+                    # An entry without weight is not read.
                     read = result.upload is None or result.upload.weight.get(name, 1.0)
                     require_numbers(name, not read or id(t) in finite or bool(t.isfinite().all()))
                 loss = bounded_loss(float(result.loss)) if isinstance(result.loss, Tensor) else result.loss
@@ -259,7 +259,7 @@ def _fetch_except(staying: Mapping[int, Tensor], results: Sequence[ClientResult]
     return dict(zip(tensors, copies)), {key for key, norm in zip(staying, lengths) if math.isfinite(norm)}
 
 
-# Bytes; where a tensor starts on a device.
+# A tensor on a device starts at a multiple of so many bytes.
 APART = 64
 
 
@@ -302,7 +302,7 @@ def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
     bytes_there = torch.cat(flat)
     bytes_here = torch.empty(layout.size, dtype=torch.uint8, device="cpu", pin_memory=bytes_there.device.type == "cuda")
     bytes_here.copy_(bytes_there)
-    # Each for itself: a client's state must not hold the memory of its cell.
+    # Each is cloned: a client's state must not hold the memory of its cell.
     return [place.clone() for place in layout.places(bytes_here)]
 
 
@@ -340,7 +340,7 @@ class _Layout:
         return tensors
 
 
-# Beside the kinds of `scoring`: items whose largest score is not finite, which have no class.
+# This kind comes after those of `scoring`: items whose largest score is not finite have no class.
 LOST = KINDS
 
 
@@ -385,7 +385,7 @@ def without_lost(counts_PKC: np.ndarray) -> np.ndarray:
     return counts_PKC[:, :KINDS]
 
 
-# Of hops that a pass reads, in float32: 256 MB.
+# A pass reads so many numbers of hops, in float32 256 MB.
 NUMBERS_OF_A_PASS = 2**26
 
 
@@ -397,7 +397,7 @@ class Held:
     w: Tensor
 
 
-# Predictions of the parts, or what is needed for them.
+# A client has predictions of its parts, or waits for them.
 Scored = Sequence[Predicted] | Held
 
 

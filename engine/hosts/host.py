@@ -53,9 +53,9 @@ from shoal.storage.shards.view import Cache, View
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store
 
-# Bytes of the states of a cell after which it is worth looking for freed memory, which takes a millisecond or two.
+# After states of so many bytes it is worth looking for freed memory, which takes a millisecond or two.
 LARGE_STATES = 2**23
-# Views whose graph and features lie in memory.
+# So many views have graph and features in memory.
 PARTS_IN_MEMORY = 16
 
 
@@ -216,18 +216,18 @@ class Visit:
             return key(opened.job.seed, cell.round, client_id, purpose)
 
         view = opened.views.get(client_id)
-        # Copies: what a round started from stays as it is, and Ray's shared memory cannot be written to. What lies on a
-        # device is a copy that belongs to the cell.
+        # The visit works on copies: what a round started from stays as it is, and Ray's shared memory cannot be written
+        # to. A tensor on a device is a copy that belongs to the cell.
         private, inbox, state = (
             {name: t.to(device, copy=device == CPU) for name, t in trees.get(client_id, {}).items()}
             for trees in (cell.private, cell.inboxes, cell.states)
         )
-        # Filled by `score`, where a callback asks for it.
+        # `score` fills it, where a callback asks for it.
         self.predicted: dict[str, np.ndarray] | None = {} if opened.job.predictions else None
         self._guards = [] if guard is None else [guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox")]
         received, self._had = {**shared, **private}, {**shared, **private, **inbox}
         self._kept = {name: state.pop(name) for name in list(state) if name.startswith((COMPRESSION, OF_STAGES))}
-        # What stages send to the server beside the upload.
+        # Stages send these to the server beside the upload.
         self.notes: dict[str, Any] = {}
         models = {}
         for name, flat in kind.models.items():
@@ -375,9 +375,9 @@ class _CellAtWork:
     def visit_clients(self) -> None:
         """Trains in batches, visits every client, and takes the results."""
         cell, deferred = self._cell, self._deferred
-        # 1. Those that train in batches are trained.
+        # 1. Clients that train in batches are trained.
         batched = self._train_batches()
-        # 2. Every client is visited; of one that fails nothing is kept.
+        # 2. Every client is visited; nothing is kept of a client that fails.
         for client_id in cell.ids:
             try:
                 trained = batched.clients.get(client_id)
@@ -396,7 +396,7 @@ class _CellAtWork:
                 raise
             except Exception as error:
                 if deferred is not None:
-                    # Of several that fail, the first one is named.
+                    # If several fail, the first one is named.
                     deferred.flush(self._take, self._fail, self._outcome.seconds)
                 self._fail(client_id, error)
             if deferred is not None and deferred.is_full:
@@ -410,7 +410,7 @@ class _CellAtWork:
         `trained` says how it was trained in a batch; None: it was not.
         """
         cell, seconds = self._cell, self._outcome.seconds
-        # 1. Its data, its state and the download.
+        # 1. The visit begins with its data, its state and the download.
         if trained is not None:
             self._opened.begins(client_id)
         visit = self.start_visit(client_id) if trained is None else trained.resume()
@@ -419,14 +419,14 @@ class _CellAtWork:
         state: Tree = {}
         counts: np.ndarray | None = None
         if cell.phase:
-            # 2. Local training.
+            # 2. The client trains locally.
             began = working_clock()
             if trained is not None:
                 loss = trained.loss if isinstance(trained.loss, Tensor) else bounded_loss(trained.loss)
             elif cell.train:
                 loss = visit.train()
             after_training = working_clock()
-            # 3. Its upload and its new state.
+            # 3. It makes its upload and its new state.
             upload, state = visit.upload()
             seconds["train"] += after_training - began
             seconds["upload"] += working_clock() - after_training
@@ -523,7 +523,7 @@ class Host:
         self._opened = OpenedJob(job, device, self._cache)
 
     def _share_memory(self, job: Job, device: torch.device) -> None:
-        # Half the memory for what hosts cache, the rest for states, models and Ray.
+        # Half the memory is for what hosts cache, the rest for states, models and Ray.
         on_processor = (job.memory_limit or machine_memory()) // (2 * self.hosts_here())
         self._cache.limit = cache_bytes(device, job.gpu_share, on_processor)
 
@@ -566,7 +566,7 @@ class Host:
                 if large:
                     give_back_memory()
             except MethodFault:
-                # What was written to must not reach the next round or run of this process.
+                # Data that was written to must not reach the next round or run of this process.
                 self._cache = Cache(self._cache.limit)
                 self._opened = OpenedJob(opened.job, opened.device, self._cache)
                 raise

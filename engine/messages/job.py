@@ -34,7 +34,7 @@ from shoal.storage.store.store import Store
 from shoal.storage.user_code.user_code import UserCode
 
 if TYPE_CHECKING:
-    # Loaded where a store is at an address.
+    # These are loaded only where a store is at an address.
     from shoal.storage.shards.trigger import Trigger
     from shoal.storage.store.remote_store import Remote
 
@@ -281,7 +281,7 @@ class Job:
 
 def require_room_for_hops(propagation: PropagationOptions, nodes: int, features: int, limit: int) -> None:
     """Raises a ShoalError if dense hops that are computed for so many nodes take more than a cache of `limit` bytes."""
-    # It loads the kernel, which only a host that computes hops needs.
+    # The import loads the kernel, which only a host that computes hops needs.
     from shoal.storage.shards.hops import hops_bytes
 
     needed = hops_bytes(nodes, features, replace(propagation, rows="all"))

@@ -23,7 +23,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
 from shoal.storage.errors import ShoalError
 
-# Bytes: value, gradient, and two moments of Adam.
+# A parameter takes so many bytes: value, gradient, and two moments of Adam.
 OF_PARAMETER = 16
 
 
@@ -41,7 +41,7 @@ class BuiltModel:
         return ModelInfo(self.spec.name, shapes, width_of(self.flat.module))
 
 
-# By the names that the method gives to a client's models.
+# Models are kept by the names that the method gives to a client's models.
 BuiltModels = Mapping[str, Sequence[BuiltModel]]
 
 

@@ -23,11 +23,11 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import output, replacing
 from shoal.storage.files.reading import open_plain
 
-# What the name of a classifier's parameter begins with.
+# The name of a classifier's parameter begins so.
 CLASSIFIER = "head."
 # The one entry of the metadata: several would be written in any order, and the same file would have many contents.
 METADATA = "shoal"
-# What reading a damaged file may raise.
+# Reading a damaged file may raise these.
 DAMAGED = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError)
 WAY_OUT = "take a file that `shoal pretrain` makes with this config's data and model, or leave the key out"
 

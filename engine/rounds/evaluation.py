@@ -22,9 +22,9 @@ from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.scoring import PARTS, by_client, summarize
 from shoal.engine.rounds.state import FederationState, ScoreTable, tree_digest
 
-# As metrics and summaries have them, after a resume too.
+# Metrics and summaries have scopes in this order, after a resume too.
 SCOPES = ("trained", "deployed", "global", DOMAINS, NEWCOMERS, NEWCOMERS_TRAINED)
-# Those that an evaluation of a sample has whole.
+# An evaluation of a sample has these scopes whole.
 WHOLE = (DOMAINS, NEWCOMERS, NEWCOMERS_TRAINED)
 
 
@@ -75,7 +75,7 @@ class Evaluator:
             evaluated, scope = self._deploy_the_global_model(stale, newest_N[stale], next_state), "global"
         else:
             evaluated, scope = self._deploy_what_they_trained(stale, next_state), "trained"
-        # One that fails now has no counts, rather than old ones.
+        # A client that fails now has no counts, rather than old ones.
         deployed = deployed.only(stale, others=True)
         tables = [next_state.scores.get(scope, ScoreTable()).only(evaluated)]
         stale = stale[~np.isin(stale, evaluated)]

@@ -34,7 +34,7 @@ def own_metric(code: UserCode) -> Measure:
     function, name = code.function(KEY, "logits", "labels"), code.name.rpartition(":")[2]
 
     def measure(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
-        # Copies: it may write into what it is given.
+        # The function gets copies, as it may write into what it is given.
         with code.at_work(KEY):
             value = function(scores_NC.detach().float().clone(), label_N.clone())
         number = math.nan if value is None else _number(value)

@@ -18,7 +18,7 @@ from shoal.algorithms.protocol import Ask, Mix, Reduce, Tree, Upload
 from shoal.storage.errors import ShoalError
 from shoal.storage.shards.view import View
 
-# Set to 1, methods of ours are checked in every round, too, and guarded against writes: as in tests.
+# If it is 1, methods of ours are checked in every round, too, and guarded against writes: as in tests.
 ALWAYS = "SHOAL_CHECK_ALWAYS"
 NEEDS_FLOATS = {Reduce.MEAN: "a sum", Reduce.MIX: "mixing"}
 

@@ -74,7 +74,7 @@ def _margins(scores_NC: Tensor, label_N: Tensor) -> Iterator[tuple[int, np.ndarr
         yield c, (scores_NC[:, c] - others_NC.logsumexp(1)).numpy(), label == c
 
 
-# What is kept of the scores of a part, none negative, int64 `[C]`, from scores `[N, C]` and labels `[N]`.
+# A measure gives what is kept of scores `[N, C]` and labels `[N]` of a part: int64 `[C]`, none negative.
 Measure = Callable[[Tensor, Tensor], np.ndarray]
 
 

@@ -41,9 +41,9 @@ from shoal.engine.rounds.state import IN_BLOCK, SELECTION, FederationState, Scor
 from shoal.storage.errors import ShoalError
 
 TreeT = TypeVar("TreeT")
-# Among clients that are missing in the line of a round, those that answered in vain.
+# The line of a round has by this key, among missing clients, those that answered in vain.
 UNREAD = "unread"
-# Scope, client, part, and predicted classes and labels `[2, items]`.
+# A prediction has scope, client, part, and predicted classes and labels `[2, items]`.
 Predicted = tuple[str, int, str, np.ndarray]
 
 
@@ -92,12 +92,12 @@ class Server:
         # Methods must not see newcomers, so their sizes are left out; nor any sizes where a stage hides them.
         self._known = self.infos.without_training(plan.newcomers) if plan.newcomers else self.infos
         self._known = self._known.without_sizes() if self._hides_sizes else self._known
-        # The hook of the method that runs now, for errors; empty: none does.
+        # Errors name this hook of the method, which runs now; empty: none does.
         self._hook = self._where = ""
         # The form of requests is checked in the first round of each phase, that of a user's own method always.
         self._checks_always = checks_always(self.algorithm)
         self._first_rounds: dict[str, int] = {}
-        # Code of the user's trains.
+        # The flag says that code of the user's trains.
         guarded = any(stage.guarded for stage in self._stages)
         self._own = guarded or bool(job.texts) or not type(self.algorithm).__module__.startswith(OURS)
         self.state = FederationState(server=to_device(self._set_up(), CPU)) if state is None else state
@@ -119,7 +119,7 @@ class Server:
         number = self.state.round + 1
         self._where = f"round {number}: {type(self.algorithm).__name__}"
         try:
-            # 1. The cohort, and a copy of the state that the round may change.
+            # 1. The round draws its cohort, and copies the state that it may change.
             drawn = self.schedule.begin(number, self.state.extras.get(SELECTION, {}))
             next_state = self.state.next_state(number)
             cohort = drawn.cohort
@@ -128,7 +128,7 @@ class Server:
                 self._visited, self._cell_size, self._pool, self.state, next_state, cohort, meter, self._batched,
                 self._own, self._stages, frozenset(i for those in drawn.missing.values() for i in those),
             )  # fmt: skip
-            # 2. The method's part. A round without a cohort, or that a stage skips, changes nothing.
+            # 2. The method runs. A round without a cohort, or that a stage skips, changes nothing.
             records: Tree = {}
             try:
                 exchange.begin()
@@ -155,7 +155,7 @@ class Server:
                 if due and self.plan.newcomers:
                     self._welcome(next_state, meter)
                 scopes = self._evaluator.evaluate(exchange, model, sample) if due else None
-            # 5. The commit.
+            # 5. The new state is committed.
             next_state.extras[SELECTION] = self.schedule.note(number, drawn.state, meter.losses, exchange.cohort)
             self.state = next_state
         except BaseException as error:
@@ -309,7 +309,7 @@ class Server:
     def _build(self, name: str, number: int = 0) -> FlatModel:
         """Builds a model for the method's server part, on the server's device; nothing else uses its memory."""
         built = self._built[name][number]
-        # The first client of the kind, whose initial parameters are those of all unless each has its own.
+        # The first client of the kind gives initial parameters, which are those of all unless each has its own.
         client = next((info.client for info in self.infos if info.model == number), 0)
         w = self.job.initial(built, name, client)
         model = built.flat.on(self._device)
@@ -354,17 +354,17 @@ class Exchange:
         """
         self._batched, self._repeats, self._stages, self._missing = batched, repeats, stages, missing
         self._whole = next((stage for stage in stages if stage.whole), None)
-        # Whether uploads wait for a later step.
+        # The flag says whether uploads wait for a later step.
         self._ahead = False
         self._infos, self._cell_size, self._pool, self._start = infos, cell_size, pool, before
         self.next_state, self.cohort, self.meter = next_state, list(cohort), meter
         self.reply: Replies | Tensor | None = None
-        # Uploads of `Reduce.MIX`; a later one replaces an earlier one of its name. None: clients have the product.
+        # Uploads of `Reduce.MIX` are held until a later one replaces them by its name. None: clients have the product.
         self._held: dict[str, Uploads | None] = {}
         self.predicted: list[Predicted] = []
         self.columns: dict[str, Any] = {}
         self.unread: list[int] = []
-        # Of the phase that runs; exchanges of the round so far.
+        # These are of the phase that runs, with the exchanges of the round so far.
         self._of_stages, self._exchanges = NO_STAGES, 0
 
     def begin(self) -> None:
@@ -538,7 +538,7 @@ class Exchange:
             self.meter.waited += working_clock() - asked
             outcomes[position] = outcome
             if not cells[position].phase:
-                # Of many clients, maybe all.
+                # Scores may be of many clients, maybe all, so they are not kept twice.
                 counts.update(outcome.scores)
                 outcome.scores = {}
                 if len(counts) >= IN_BLOCK:

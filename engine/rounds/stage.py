@@ -226,7 +226,7 @@ def make_stages(job: Job, plan: "Plan | None" = None) -> list[Stage]:
     return stages
 
 
-# Properties that two stages of a run cannot have, and why.
+# Two stages of a run cannot have these properties, with the reason.
 PAIRS = (
     ("whole", "whole", "both need every upload, and reduce them"),
     ("whole", "hides", "the first needs every upload, and the second hides single ones"),

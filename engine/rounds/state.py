@@ -18,17 +18,17 @@ from shoal.engine.messages.cell import Kept
 from shoal.engine.rounds.reduction import Inbox, Mixed, tree_bytes
 from shoal.storage.errors import ShoalError
 
-# Bytes of models of earlier rounds that stay in memory; when there are more, they go into a file.
+# So many bytes of models of earlier rounds stay in memory; when there are more, they go into a file.
 DOWNLOADS_IN_MEMORY = 2**28
-# Bytes of such a file, but for one larger model: it stays until the last of its models goes.
+# Such a file has so many bytes, but for one larger model: it stays until the last of its models goes.
 MODELS_A_FILE = 2**22
-# The part of `FederationState.extras` that the draw of clients reads; stages and schedules have parts of their names.
+# This part of `FederationState.extras` the draw of clients reads; stages and schedules have parts of their names.
 SELECTION = "selection"
-# How the names of their tensors begin in a file, as in checkpoints of before there were other parts; else `EXTRA`.
+# The names of their tensors begin so in a file, as in checkpoints of before there were other parts; else `EXTRA`.
 KINDS, EXTRA = {SELECTION: "known", "privacy": "release", "tiers": "tier"}, "extra"
-# Where each tensor of such a file begins, for any type.
+# Each tensor of such a file begins at a multiple of it, for any type.
 ALIGNED = 64
-# Clients whose counts change one by one, before they join the columns; clients whose counts are laid out at a time.
+# So many clients change one by one before they join the columns; counts of so many are laid out at a time.
 MOST_CHANGED, IN_BLOCK = 1024, 4096
 
 
@@ -353,7 +353,7 @@ def read_scores(tensors: Mapping[str, Any]) -> Scores:
         if (counts := tensors.get(f"scores/{scope}")) is None:
             scores[scope] = ScoreTable.from_tensors({name: tensors[f"scores/{scope}/{name}"] for name in COLUMNS})
         else:
-            # Of a checkpoint of before there were columns.
+            # Checkpoints of before there were columns have counts so.
             scores[scope] = ScoreTable(zip(tensors[f"scored/{scope}"].tolist(), np.asarray(counts)))
     return current_scopes(scores)
 

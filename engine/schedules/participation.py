@@ -28,7 +28,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 from shoal.storage.user_code.user_code import UserCode
 
-# In what the server knows of every client, float64 `[B]`: its last training loss, and the round of that.
+# The server knows of every client, float64 `[B]`, its last training loss, and the round of that.
 LOSS, ROUND = "last loss", "last round"
 
 

@@ -30,11 +30,11 @@ from shoal.storage.errors import ShoalError
 if TYPE_CHECKING:
     from shoal.engine.rounds.sampling import Plan
 
-# Clients that f hostile ones need: a f + b.
+# Against f hostile clients a reduction needs a f + b in all, by its (a, b).
 NEEDED = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3)}
-# Of the geometric median: distances below nu count as nu (Pillutla et al., section 4); steps and their accuracy.
+# The geometric median counts distances below nu as nu (Pillutla et al., section 4); steps end at this accuracy.
 NU, STEPS, ACCURACY = 1e-6, 1000, 1e-10
-# What divides no number by zero.
+# Divisors are at least this, so that none is zero.
 TINY = 1e-30
 
 
@@ -204,7 +204,7 @@ def _by_coordinate(options: AggregationOptions, rows: Sequence[Tensor], weights:
     """Computes the median of every number, or its trimmed mean (Yin et al., ICML 2018, definitions 1 and 2)."""
     shape = rows[0].shape
     flat = [row.reshape(-1) for row in rows]
-    # A number, or one for each row of the entry.
+    # A weight is a number, or has one for each row of the entry.
     has = [(weight > 0).expand(shape).reshape(-1) if weight.dim() else weight > 0 for weight in weights]
     out = torch.empty(shape.numel())
     for tile in _tiles(len(out)):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.engine.rounds.sampling import Plan
 
 KEY = "stages"
-# What needs more of the engine than a file can ask for.
+# These attributes need more of the engine than a file can ask for.
 OURS_ALONE = ("on_data", "score", "trigger")
 
 
