@@ -153,8 +153,6 @@ def test_no_local_is_called_by_a_word_that_says_nothing() -> None:
     wrong = {
         f"{path.relative_to(ROOT)}, line {node.lineno}: {node.id}"
         for path in product(IN_SENTENCES)
-        # The rooms below shoal/ still have some.
-        if path.parent == ROOT / "shoal" or not path.is_relative_to(ROOT / "shoal")
         for function in ast.walk(tree_of(path))
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)

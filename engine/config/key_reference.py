@@ -72,7 +72,7 @@ def keys_of(section: str, options: type) -> Iterator[Key]:
 
 
 def values_of(options: type) -> dict[str, Any]:
-    """Defaults by name of the fields of a dataclass or a model."""
+    """Lists the defaults of the fields of a dataclass or a model, by name."""
     if dataclasses.is_dataclass(options):
         return {field.name: field.default for field in dataclasses.fields(options)}
     return {name: field.default for name, field in options.model_fields.items()}  # type: ignore[attr-defined]
@@ -171,7 +171,7 @@ def _missing(key: str, above: frozenset[str] = frozenset()) -> Iterator[Rule]:
 
 
 def _others(default: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Values that may be other ones than the default of a type."""
+    """Yields values other than the default that a type allows."""
     if isinstance(default, bool):
         yield not default
     elif isinstance(default, int | float):

@@ -85,7 +85,7 @@ def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
 
 
 def option_defaults(method: str, model: Any) -> dict[str, Any]:
-    """Defaults of the options of a method and of one model, by dotted key; none of users' own classes."""
+    """Lists defaults of the options of a method and of one model, by dotted key; none of users' own classes."""
     # They load torch, without which a wrong name is refused.
     from shoal.algorithms.methods.registry.load import describe, load
     from shoal.algorithms.models.build import backbone, keywords

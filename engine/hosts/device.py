@@ -169,9 +169,7 @@ def resident() -> int:
 
 
 def tree_memory(pid: int | None = None) -> int:
-    """Sums the proportional set sizes of a process (default: this one) and its descendants, in bytes; 0 if it has
-    ended.
-    """
+    """Sums proportional set sizes of a process (default: this one) and its descendants, in bytes; 0 if it has ended."""
     total = 0
     with contextlib.suppress(psutil.NoSuchProcess):
         first = psutil.Process(pid)

@@ -528,7 +528,7 @@ class Host:
         self._cache.limit = cache_bytes(device, job.gpu_share, on_processor)
 
     def hosts_here(self) -> int:
-        """Hosts that share the memory of this machine."""
+        """Counts the hosts that share the memory of this machine."""
         return 1
 
     def begins(self, client: int) -> None:

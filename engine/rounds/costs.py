@@ -62,7 +62,7 @@ class Pool(Protocol):
 
     @property
     def hosts(self) -> tuple[int, int]:
-        """Hosts at work, of how many."""
+        """Returns the number of hosts at work, and of all."""
         ...
 
     def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterable[tuple[int, Outcome]]:

@@ -105,7 +105,7 @@ class Domains:
 
 
 def _over_clients(counts_BKC: np.ndarray) -> dict[str, float]:
-    """Means of accuracy and macro-F1 over the clients that have rows."""
+    """Averages accuracy and macro-F1 over the clients that have rows."""
     counts = counts_BKC[counts_BKC[:, SUPPORT].any(1)]
     return {
         "clients": float((counts[:, CORRECT].sum(1) / counts[:, SUPPORT].sum(1)).mean()),
@@ -114,7 +114,8 @@ def _over_clients(counts_BKC: np.ndarray) -> dict[str, float]:
 
 
 def rates(counts_KC: np.ndarray) -> dict[str, float | None]:
-    """Numbers of one domain, from its counts of one part, int64 `[3, C]`, or more with what `twice_wins` gave.
+    """Computes the numbers of one domain, from its counts of a part, int64 `[3, C]`, or more with what `twice_wins`
+    gave.
 
     Returns:
         `accuracy`; macro-F1 over the classes that occur or are predicted (`f1`); mean recall over the classes that

@@ -242,7 +242,7 @@ class ByClient(NamedTuple):
 
 
 def by_client(table: ScoreTable, metrics: Sequence[str] = (ACCURACY,)) -> ByClient:
-    """Numbers of the clients of a table, which has some, by part; metrics by their names among the numbers."""
+    """Computes the numbers of the clients of a table, which has some, by part; metrics by their names among them."""
     kept = metrics_beyond_counts(metrics)
     blocks: list[tuple[np.ndarray, ...]] = []
     pooled: Any = 0
