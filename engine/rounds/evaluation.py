@@ -29,7 +29,7 @@ WHOLE = (DOMAINS, NEWCOMERS, NEWCOMERS_TRAINED)
 
 
 class Scorer(Protocol):
-    """The parts of a round that an evaluation needs; see `shoal.engine.rounds.server.Exchange`."""
+    """The parts of a round that an evaluation needs; see `shoal.engine.rounds.exchange.Exchange`."""
 
     next_state: FederationState
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Ask, Mix, Reduce, Replies, Tree, Upload
 from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.rounds.exchange import Exchange
 from shoal.engine.rounds.reduction import Sums, combine, merge, reduce_cell
 from shoal.engine.rounds.sampling import Schedule, form_cells
-from shoal.engine.rounds.server import Exchange
 from shoal.storage.errors import ShoalError
 
 KEY = "schedule.name"
@@ -108,7 +108,7 @@ class LateExchange(Exchange):
         for start, rounds in self._visits.under_way(number):
             ids = [i for i in rounds if i not in self._trained]
             score = frozenset(i for i in ids if ask.score and self._schedule.is_last_visit(i, rounds[i]))
-            again = next((i for i in ids if self._repeats and number == 1 and self._infos[i].train), None)
+            again = next((i for i in ids if self._federation.repeats and number == 1 and self._infos[i].train), None)
             private = {} if start == number - 1 else dict.fromkeys(ids, self._model_of(start))
             for group in form_cells(ids, self._infos, 1):
                 cell = self._cell(replace(ask, private=private), start + 1, group, score, again)

@@ -18,8 +18,9 @@ from shoal.algorithms.protocol import Ask, Mix, Reduce
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds import reduction
 from shoal.engine.rounds.costs import Live, Meter, Watch, unwatched
+from shoal.engine.rounds.exchange import Exchange, Federation
 from shoal.engine.rounds.reduction import UploadsHere
-from shoal.engine.rounds.server import Exchange, Server
+from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.shards.view import View
 
@@ -64,7 +65,7 @@ def exchange_of(server: Server, cohort: Sequence[int], watch: Watch = unwatched,
     number = server.state.round + 1
     meter = Meter(number, server.infos, server._pool, watch)
     next_state = server.state.next_state(number)
-    return Exchange(server.infos, cell_size, server._pool, server.state, next_state, cohort, meter)
+    return Exchange(Federation(server.infos, cell_size, server._pool), server.state, next_state, cohort, meter)
 
 
 def never(client: int) -> bool:
@@ -256,7 +257,7 @@ def test_the_line_of_a_round(meter: Meter) -> None:
 
 def mixer_of(meter: Meter, held: Tensor) -> tuple[Exchange, FederationState]:
     next_state = FederationState(inboxes={4: {"other": torch.ones(1)}})
-    exchange = Exchange([], 1, meter._pool, FederationState(), next_state, [], meter)
+    exchange = Exchange(Federation([], 1, meter._pool), FederationState(), next_state, [], meter)
     exchange._held["w"] = UploadsHere([t.clone() for t in held])
     return exchange, next_state
 

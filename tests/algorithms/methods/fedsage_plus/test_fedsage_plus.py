@@ -247,7 +247,7 @@ def initial_of(view: View, round_number: int, options: dict[str, Any]) -> dict[s
 
 
 def by_name(server: Server, w: torch.Tensor) -> dict[str, torch.Tensor]:
-    module = server._context(1).build("model", 0).module
+    module = server.context(1).build("model", 0).module
     torch.nn.utils.vector_to_parameters(w.clone(), module.parameters())
     return {name: t.detach().clone() for name, t in module.named_parameters()}
 
