@@ -36,7 +36,7 @@ def load_callbacks(config: Config) -> dict[str, Callback]:
 
     Raises ShoalError, which names the key: a name is unknown, an option wrong, a package missing, or a file fails.
     """
-    named = [(each.name, each.options) for each in config.callbacks]
+    named = [(callback.name, callback.options) for callback in config.callbacks]
     if config.run.tensorboard and all(name != "tensorboard" for name, _ in named):
         named.insert(0, ("tensorboard", {}))
     callbacks: dict[str, Callback] = {}
@@ -83,7 +83,7 @@ def _class(name: str) -> tuple[type[Callback], UserCode | None]:
 
 def asks_for_predictions(callbacks: Mapping[str, Callback]) -> bool:
     """Returns whether a callback replaces `after_predictions`."""
-    return any(type(each).after_predictions is not Callback.after_predictions for each in callbacks.values())
+    return any(type(callback).after_predictions is not Callback.after_predictions for callback in callbacks.values())
 
 
 class Calls:

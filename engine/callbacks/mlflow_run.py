@@ -39,9 +39,9 @@ class MLflowRun(Callback):
         experiment = client.get_experiment_by_name(self.experiment)
         place = experiment.experiment_id if experiment else client.create_experiment(self.experiment)
         # A run that is started over has the name of the run before, but no lines, and must not continue that one.
-        known = client.search_runs([place], f"tags.`{TAG}` = '{run.path.name}'") if run.lines else []
-        if known:
-            self._id = known[0].info.run_id
+        earlier = client.search_runs([place], f"tags.`{TAG}` = '{run.path.name}'") if run.lines else []
+        if earlier:
+            self._id = earlier[0].info.run_id
             client.set_terminated(self._id, "RUNNING")
         else:
             self._id = client.create_run(place, run_name=run.path.name, tags={TAG: run.path.name}).info.run_id

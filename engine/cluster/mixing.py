@@ -106,8 +106,8 @@ class UploadsOnHosts(Uploads):
         self.shape, self.dtype, self.clients = parts[0].shape, parts[0].dtype, len(ids)
         first = parts[0]
         for part in parts:
-            require_one_shape(first.entry, [(one.ids[0], one.shape) for one in (first, part)])
-            require_one_type(first.entry, [(one.ids[0], one.dtype) for one in (first, part)])
+            require_one_shape(first.entry, [(held.ids[0], held.shape) for held in (first, part)])
+            require_one_type(first.entry, [(held.ids[0], held.dtype) for held in (first, part)])
         self._pool, self._parts, self._entry = first.pool, parts, first.entry
 
     def product(self, rows: Tensor) -> Tensor:

@@ -391,10 +391,10 @@ class ServerActor:
         self._live: Live | None = None
         self._refusal: ShoalError | None = None
         self._prints = Prints()
-        own = ray.get_runtime_context().current_actor
+        this_actor = ray.get_runtime_context().current_actor
         try:
             engine, seconds = config.engine, seconds_for_one(config)
-            self._pool = RayPool(hosts, job, engine.cell_timeout, engine.retries, own, seconds)
+            self._pool = RayPool(hosts, job, engine.cell_timeout, engine.retries, this_actor, seconds)
             with self._prints.capture(0):
                 self._server = Server(job, plan, self._pool, state, server_device(config))
         except ShoalError as error:

@@ -44,7 +44,7 @@ def local_clients(job: Job, machine: str) -> DataLocality:
         clients &= _complete(job.store_path / training_path(job.split), job)
     graphs = _complete(job.store_path / DOMAINS, job) if clients and job.domains else NONE
     before = len(job.model_of)
-    numbered = ClientRanges(range(before + each.start, before + each.stop) for each in graphs.ranges)
+    numbered = ClientRanges(range(before + numbers.start, before + numbers.stop) for numbers in graphs.ranges)
     return DataLocality(machine, clients | numbered, environment(job.device))
 
 
@@ -116,7 +116,7 @@ class Roster:
     def unreadable(self, clients: Iterable[int]) -> set[int]:
         """Returns the clients that no ready host can read."""
         readable = {locality.clients for locality in self.ready.values()}
-        return ClientRanges(each for clients_of_one in readable for each in clients_of_one.ranges).missing(clients)
+        return ClientRanges(part for of_host in readable for part in of_host.ranges).missing(clients)
 
     def call_back(self) -> None:
         """Calls every absent host to open the job; a call to an actor that is restarting may fail."""

@@ -57,7 +57,7 @@ from shoal.storage.suggestions import did_you_mean, did_you_mean_at
 
 # Tags select the branch of a union that an error names; they are stripped from its key.
 ONE, SEVERAL = "one model", "list of models"
-# Every host builds them all.
+# The limit holds since every host builds them all.
 MOST_MODELS = 1000
 MOST_CALLBACKS = 100
 MOST_STAGES = 20
@@ -76,7 +76,7 @@ class ConfigOfRounds(BaseModel):
     # The folder of a run has nine more characters.
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=200)]
     seed: Seed = 0
-    # Predicts the label of every node, whether an edge joins two nodes, or the label of every graph of many.
+    # A run predicts the label of every node, whether an edge joins two nodes, or the label of every graph of many.
     task: Literal["node", "edge", "graph"] = "node"
     rounds: Positive = 100
     data: DataConfig
@@ -118,11 +118,11 @@ class Config(ConfigOfFeatures):
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     ray: RayConfig = RayConfig()
-    # Between attacks and all else that acts on uploads, in their order.
+    # They act in their order, between attacks and all else that acts on uploads.
     stages: Annotated[tuple[Named, ...], Field(max_length=MOST_STAGES)] = ()
-    # Called at the start, after each round and evaluation, and at the end.
+    # They are called at the start, after each round and evaluation, and at the end.
     callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS)] = ()
-    # Made anew, for its folder is relative to where the process is then.
+    # The default is made anew, for its folder is relative to where the process is then.
     run: RunConfig = Field(default_factory=RunConfig)
 
     @cached_property
@@ -144,8 +144,8 @@ class Config(ConfigOfFeatures):
             return over_cross_edges(self.propagation, edges.name)
         means = self.models()[0].name == "sage"
         form = "two_hop" if data.cross_edges == "two_hop" else "mean" if means else "gcn"
-        one = PropagationOptions(1, 0.0 if means else 0.5, self.propagation.dtype)
-        return over_cross_edges(one, f"{edges.name}-{form}")
+        hop = PropagationOptions(1, 0.0 if means else 0.5, self.propagation.dtype)
+        return over_cross_edges(hop, f"{edges.name}-{form}")
 
     def memory_limit(self) -> int:
         """Returns the bytes the run may use: `engine.memory_limit`, else the memory of the machine or container."""
@@ -156,13 +156,13 @@ class Config(ConfigOfFeatures):
         return self.model_dump(mode="json")
 
 
-# The configs of the repository, in the package.
+# The package has the configs of the repository.
 SHIPPED = Path(__file__).absolute().parents[2] / "config_files"
-# Parts of a location that pydantic adds for the branch of a union.
+# Pydantic adds these parts of a location for the branch of a union.
 OF_UNIONS = re.compile(
     r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*|\[key\]"
 )
-# Named in errors of configs without a file.
+# Errors of configs without a file name this.
 NO_FILE = "config"
 NO_VALUES: Mapping[str, Any] = {}
 OVERRIDE = re.compile(r"[\w.]{1,200}=[^\x00-\x1f\x7f]*")
@@ -201,8 +201,8 @@ def load_config(
         raw = _of_today(OmegaConf.load(io.StringIO(text)))
         resolved, given = _resolve(raw, [*map(override_of, overrides), *_named_anew(values)])
     except FileNotFoundError:
-        known = ", ".join(sorted(known.stem for known in SHIPPED.glob("*.yaml")))
-        raise ShoalError(file, f"no such config; by name there are {known}") from None
+        names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
+        raise ShoalError(file, f"no such config; by name there are {names}") from None
     except (OSError, *UNREADABLE) as error:
         raise ShoalError(file, f"not a config: {reason_of(error)}") from error
     if not Path(path).is_dir():
@@ -211,7 +211,7 @@ def load_config(
     kept = Overrides(given.keys, words=given.words)
     config = parse_config(locate_code(resolved, file.parent), str(file), given.keys, kept)
     if not given.keys & {"data", "data.path", "data.dataset"}:
-        # No key, and nothing in which two configs differ.
+        # The folder is no key, and two configs do not differ in it.
         vars(config)["of_run"] = file.parent
     return config
 
@@ -273,7 +273,7 @@ def parse_config(
     try:
         config = Config.model_validate(plain)
     except UnicodeEncodeError as error:
-        # Of a message that quotes it.
+        # Pydantic raises this when its message quotes the value.
         raise ShoalError(where, f"{quoted(error.object)}: is not in UTF-8, so no config can keep it") from None
     except ValidationError as error:
         first = error.errors()[0]
@@ -317,8 +317,8 @@ def _twin(dataset: str | tuple[str, ...], where: str) -> str:
     """Returns the synthetic twin of a dataset, which for a twin is the dataset itself."""
     name = str(dataset).lower()
     if name not in TWINS and name not in TWINS.values():
-        known = ", ".join(TWINS)
-        raise ShoalError(where, "data.synthetic", f"there are synthetic twins of {known}, found {quoted(dataset)}")
+        twins = ", ".join(TWINS)
+        raise ShoalError(where, "data.synthetic", f"there are synthetic twins of {twins}, found {quoted(dataset)}")
     return TWINS.get(name, name)
 
 
@@ -329,11 +329,11 @@ def _require_clients_of_each(config: Config, where: str) -> None:
         if numbers is not None:
             raise ShoalError(where, "partition.clients", f"a list is for a list of datasets; {names} is one graph")
     elif numbers is None or len(numbers) != len(names):
-        found = f"one number, {config.partition.clients}" if numbers is None else f"{len(numbers)}"
+        given = f"one number, {config.partition.clients}" if numbers is None else f"{len(numbers)}"
         raise ShoalError(
             where,
             "partition.clients",
-            f"data.dataset has {len(names)} graphs; give a list of {len(names)} numbers, found {found}",
+            f"data.dataset has {len(names)} graphs; give a list of {len(names)} numbers, found {given}",
         )
 
 
@@ -343,12 +343,12 @@ def _list_known_keys(location: Sequence[str | int]) -> str:
     if len(location) > 1:
         section: Any = Config.model_fields[str(location[0])].annotation
         for inner in location[1:-1]:
-            section = next(known.type for known in fields(section) if known.name == inner)
-            # Without what is done to a value before it is checked.
+            section = next(option.type for option in fields(section) if option.name == inner)
+            # The origin of an annotated type is the class, without what is done to a value before it is checked.
             section = getattr(section, "__origin__", section)
-        names = [known.name for known in fields(section)]
+        names = [option.name for option in fields(section)]
     wrong, sections = str(location[-1]), {name: field.annotation for name, field in Config.model_fields.items()}
-    every = [f"{name}.{key.name}" for name, of in sections.items() if is_dataclass(of) for key in fields(of)]
+    every = [f"{name}.{key.name}" for name, cls in sections.items() if is_dataclass(cls) for key in fields(cls)]
     return f"known here: {', '.join(names)}{did_you_mean_at(wrong, every) or did_you_mean(wrong, names)}"
 
 

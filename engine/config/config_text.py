@@ -13,15 +13,15 @@ from shoal.storage.files.digest import text_digest
 from shoal.storage.files.reading import read_text
 
 MOST_BYTES = 1 << 22
-# Nodes of the text after its aliases are written out; a list with a model for each of many clients is the longest.
+# A text may have so many nodes once its aliases are written out; the longest is a list with a model for each client.
 MOST_VALUES = 200_000
 DEEPEST = 32
-# As OmegaConf writes them: the value of another key, or of a variable of the environment.
+# OmegaConf writes so the value of another key, or of a variable of the environment.
 INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 VARIABLE = re.compile(r"oc\.env:\w+(,[^:]*)?")
 LONGEST_WITH_INTERPOLATION = 1000
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# Earlier names of keys: the key of today, in the same section, and of its values those that were renamed, too.
+# Each earlier name of a key has today's, in the same section, and those of its values that were renamed, too.
 RENAMED: dict[str, tuple[str, dict[str, str]]] = {
     "engine.path": ("engine.trainer", {"loop": "autograd", "closed_form": "analytic", "stacked": "batched"}),
     "evaluation.metric": ("evaluation.metrics", {}),
@@ -63,7 +63,7 @@ def with_new_keys(plain: dict[Any, Any]) -> dict[Any, Any]:
 
 def require_small(text: str) -> None:
     """Raises ValueError: YAML is nested, repeated by aliases, or typed by tags beyond what a config needs."""
-    # Of every open collection, and of every anchor: how many values, and how deep.
+    # Every open collection, and every anchor, has how many values it holds, and how deep.
     opened: list[tuple[str | None, int, int]] = [(None, 0, 0)]
     anchors: dict[str, tuple[int, int]] = {}
     for event in yaml.parse(text, Loader=LOADER):
@@ -112,8 +112,8 @@ def require_resolvable(tree: Mapping[Any, Any]) -> None:
         for name in INTERPOLATION.findall(value):
             if VARIABLE.fullmatch(name):
                 continue
-            found = _value_of(tree, name)
-            if isinstance(found, Mapping | list) or (isinstance(found, str) and "${" in found):
+            named = _value_of(tree, name)
+            if isinstance(named, Mapping | list) or (isinstance(named, str) and "${" in named):
                 raise ValueError(f"${{{name}}} must name one value, which is no ${{…}} itself")
 
 
@@ -144,7 +144,7 @@ def _value_of(tree: Any, name: str) -> Any:
 
 CONFIG = "config.yaml"
 SEAL, RUN = "# seal: ", "# run: "
-# The key of the name of the run in its JSON files.
+# JSON files of a run have its name by this key.
 OF_RUN = "run"
 OF_A_RUN = re.compile(r".+-[0-9a-f]{8}")
 
@@ -188,6 +188,6 @@ def run_of(folder: Path) -> str | None:
 
 def require_same_run(folder: Path, found: object) -> None:
     """Raises ValueError: a file that carries the name `found`, None for none, is not of the run of a folder."""
-    own = run_of(folder)
-    if found != own:
-        raise ValueError(f"written by {found or 'an unnamed run'}, this folder is of {own or 'an unnamed run'}")
+    expected = run_of(folder)
+    if found != expected:
+        raise ValueError(f"written by {found or 'an unnamed run'}, this folder is of {expected or 'an unnamed run'}")

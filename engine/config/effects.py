@@ -26,8 +26,8 @@ def _several_graphs(config: Any) -> bool:
 
 
 def _masks(config: Any) -> bool:
-    found = config.data.sparsity
-    return bool(found.features or found.edges or found.labels)
+    sparsity = config.data.sparsity
+    return bool(sparsity.features or sparsity.edges or sparsity.labels)
 
 
 def _reads_hops(config: Any) -> bool:
@@ -51,8 +51,8 @@ def _reads_sums(config: Any) -> bool:
 
 def _last_is_another(config: Any) -> bool:
     """Returns whether the end of the last round is not that of `evaluation.last: all`."""
-    found = config.evaluation
-    return found.clients != "all" or (found.last == "none" and config.rounds % found.every != 0)
+    evaluation = config.evaluation
+    return evaluation.clients != "all" or (evaluation.last == "none" and config.rounds % evaluation.every != 0)
 
 
 # A key that asks for what there is none of, such as `data.edge_weights: drop` without weights, is not wrong. What
@@ -225,12 +225,12 @@ def require_effects(
     }
     wrong = [(rule, key) for rule, key in wrong if key not in excused]
     for rule, key in wrong[:1]:
-        found, default = attrgetter(rule.other)(config), attrgetter(key)(usual)
+        present, default = attrgetter(rule.other)(config), attrgetter(key)(usual)
         too = [name for other, name in wrong[1:] if other.other == rule.other]
         raise ShoalError(
             where,
             key,
-            f"is for {rule.other} {rule.values}, found {_show(found)}; change that, or leave it at its default, "
+            f"is for {rule.other} {rule.values}, found {_show(present)}; change that, or leave it at its default, "
             f"{_show(default)}" + (f", and so {', '.join(too)}" if too else ""),
         )
     return excused
@@ -239,7 +239,7 @@ def require_effects(
 def without_effect(keys: Mapping[str, str]) -> set[str]:
     """Lists, of a config's keys, options of a section that the word of its kind or name leaves without effect."""
     words = [(rule, keys.get(rule.other, ""), rule.values.split(", ")) for rule in RULES if rule.by_words]
-    # A list may have one of several.
+    # A list is skipped, as its entries may have several words.
     idle = [
         rule
         for rule, word, values in words

@@ -17,13 +17,13 @@ from shoal.algorithms.models.names import ModelSpec
 from shoal.engine.config.config import Config, usual
 from shoal.engine.config.effects import RULES, Rule
 
-# Bounds as JSON schemas and annotations name them, in words; what lies this far away is none.
+# JSON schemas and annotations name bounds so; a bound that is this far away is none.
 BOUNDS = {
     "minimum": "at least", "ge": "at least", "exclusiveMinimum": "above", "gt": "above",
     "maximum": "at most", "le": "at most", "exclusiveMaximum": "below", "lt": "below",
 }  # fmt: skip
 FAR = 2**31
-# Of keys that are null by default.
+# Keys that are null by default have these examples.
 EXAMPLES = {"integer": 10, "number": 60.0, "bytes": "8GiB", "path": "path/to/it", "path or address": "path/to/it"}
 TYPES = {"integer": "whole number", "boolean": "true or false", "string": "text", "object": "mapping"}
 
@@ -49,10 +49,10 @@ def config_keys() -> Iterator[Key]:
 
 def sections() -> dict[str, type]:
     """Maps the name of each section to the class of its options."""
-    found = {name: field.annotation for name, field in Config.model_fields.items()}
+    types = {name: field.annotation for name, field in Config.model_fields.items()}
     return {
         name: ModelSpec if name == "model" else cls  # type: ignore[misc]
-        for name, cls in found.items()
+        for name, cls in types.items()
         if name == "model" or dataclasses.is_dataclass(cls)
     }
 
@@ -72,7 +72,7 @@ def keys_of(section: str, options: type) -> Iterator[Key]:
 
 
 def values_of(options: type) -> dict[str, Any]:
-    """Defaults by name of the fields of a dataclass or a model."""
+    """Lists the defaults of the fields of a dataclass or a model, by name."""
     if dataclasses.is_dataclass(options):
         return {field.name: field.default for field in dataclasses.fields(options)}
     return {name: field.default for name, field in options.model_fields.items()}  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def attributes(options: type) -> dict[str, str]:
 
 def arguments(cls: type) -> dict[str, str]:
     """Reads the texts on arguments from the docstrings of the constructors of a class and its bases."""
-    texts = [each.__dict__["__init__"].__doc__ for each in reversed(cls.__mro__) if "__init__" in each.__dict__]
+    texts = [base.__dict__["__init__"].__doc__ for base in reversed(cls.__mro__) if "__init__" in base.__dict__]
     return {name: words for text in texts for name, words in entries(text, "Args").items()}
 
 
@@ -96,8 +96,8 @@ def entries(text: str | None, heading: str) -> dict[str, str]:
     if part is None:
         return {}
     indent = part[1] + " " * 4
-    found = re.findall(rf"(?ms)^{indent}(\w+): (.*?)(?=^{indent}\w+: |\Z)", part[2] + "\n")
-    return {name: " ".join(words.split()) for name, words in found}
+    texts = re.findall(rf"(?ms)^{indent}(\w+): (.*?)(?=^{indent}\w+: |\Z)", part[2] + "\n")
+    return {name: " ".join(words.split()) for name, words in texts}
 
 
 def in_yaml(value: Any) -> str:
@@ -124,7 +124,7 @@ def _in_words(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
         return _in_words(parts[schema["$ref"].rpartition("/")[2]], parts)
     for several in ("anyOf", "oneOf"):
         if several in schema:
-            return ", or ".join(dict.fromkeys(_in_words(one, parts) for one in schema[several]))
+            return ", or ".join(dict.fromkeys(_in_words(kind_schema, parts) for kind_schema in schema[several]))
     if "enum" in schema or "const" in schema:
         return " or ".join(str(word) for word in schema.get("enum", [schema.get("const")]))
     kind = schema.get("type", "value")
@@ -171,13 +171,13 @@ def _missing(key: str, above: frozenset[str] = frozenset()) -> Iterator[Rule]:
 
 
 def _others(default: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Values that may be other ones than the default of a type."""
+    """Yields values other than the default that a type allows."""
     if isinstance(default, bool):
         yield not default
     elif isinstance(default, int | float):
-        # Half of it, twice it, or of zero.
+        # The others are half of it, twice it, or numbers near zero.
         yield from (default / 2, default * 2) if isinstance(default, float) and default else (default * 2 or 1, 0.5)
-    for one in (schema, *schema.get("anyOf", ())):
-        yield from (word for word in one.get("enum", ()) if word != default)
-        if one.get("type") in EXAMPLES:
-            yield EXAMPLES[one["type"]]
+    for alternative in (schema, *schema.get("anyOf", ())):
+        yield from (word for word in alternative.get("enum", ()) if word != default)
+        if alternative.get("type") in EXAMPLES:
+            yield EXAMPLES[alternative["type"]]

@@ -9,9 +9,9 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
 from shoal.storage.user_code.user_code import UserCode, read_user_code
 
-# The folder of a run in which they are kept.
+# A run keeps user code in this folder.
 CODE = "code"
-# Keys whose value may be `my_file.py:Name`; `model` may be a list.
+# The value of these keys may be `my_file.py:Name`; `model` may be a list.
 PLACES = (
     ("algorithm", "name"),
     ("model", "name"),
@@ -40,11 +40,11 @@ def own_among(key: str, names: Iterable[str]) -> dict[str, UserCode]:
 
 def rename_code(plain: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
     """Copies the plain values of a config, with other names of user code."""
-    found = copy.deepcopy(plain)
-    for _, holder, last in _places(found):
+    values = copy.deepcopy(plain)
+    for _, holder, last in _places(values):
         if is_own(str(holder[last])):
             holder[last] = rename(holder[last])
-    return found
+    return values
 
 
 def kept_name(code: UserCode) -> str:
@@ -63,13 +63,13 @@ def locate_code(plain: dict[str, Any], run: Path) -> dict[str, Any]:
 
     Raises ShoalError: code in the folder is not as the run wrote it, or cannot be read.
     """
-    found = rename_code(plain, lambda name: str(run.absolute() / name) if name.startswith(f"{CODE}/") else name)
-    for key, code in read_all(found):
+    values = rename_code(plain, lambda name: str(run.absolute() / name) if name.startswith(f"{CODE}/") else name)
+    for key, code in read_all(values):
         if code.name.startswith(f"{run.absolute() / CODE}/") and code.name != str(run.absolute() / kept_name(code)):
             raise ShoalError(
                 Path(code.file), key, "not as the run kept it; --fresh of the first config writes it again"
             )
-    return found
+    return values
 
 
 def _places(plain: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

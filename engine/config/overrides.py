@@ -17,11 +17,11 @@ from shoal.engine.config.config_text import announce, require_small, with_new_na
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import Named
 
-# Raised by YAML, OmegaConf and its grammar on arbitrary text.
+# YAML, OmegaConf and its grammar raise these on arbitrary text.
 UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
-# Keys of a mapping that can be parts of a dotted key.
+# Such keys of a mapping can be parts of a dotted key.
 PLAIN = re.compile(r"\w+")
-# The class of the options of each section, by dotted key.
+# A section has, by dotted key, the class of its options.
 Sections = Mapping[str, type]
 
 

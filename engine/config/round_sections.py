@@ -146,11 +146,11 @@ class ScheduleOptions(WithShortForm):
 
     @property
     def in_step(self) -> int:
-        """Uploads of a step, which does not wait for a tier."""
+        """Returns how many uploads make a step, which does not wait for a tier."""
         return 1 if self.name == FEDASYNC else self.buffer
 
     @property
     def files(self) -> dict[str, str]:
-        """Files of the user's own, by key."""
+        """Lists files of the user's own, by key."""
         named = {"schedule.devices": self.devices, "schedule.network": self.network}
         return {key: place for key, place in named.items() if os.path.isabs(place)}

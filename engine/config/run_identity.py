@@ -12,9 +12,9 @@ from shoal.algorithms.models.names import BACKBONES
 from shoal.engine.config.config import usual
 from shoal.storage.options.types import is_own
 
-# Raised with every change of a default or of an arithmetic: earlier runs then have other names.
+# It is raised with every change of a default or of an arithmetic: earlier runs then have other names.
 NUMBERS = 6
-# Keys, or sections of such, that say where and how fast. `data.synthetic` is in the name of the dataset.
+# These keys, and sections of such, say where and how fast. `data.synthetic` is in the name of the dataset.
 NEUTRAL = (
     *("name", "data.root", "data.store", "data.overlay", "data.name", "data.synthetic"),
     *("data.cache", "data.cache_limit", "propagation.keep"),
@@ -25,7 +25,7 @@ BUT_THESE = (
     *("engine.cell_size", "engine.device", "engine.trainer", "engine.precision", "engine.threads"),
     "resources.server_gpus",
 )
-# Callbacks that only record a run; others may end it.
+# These callbacks only record a run; others may end it.
 LOGGERS = ("csv", "mlflow", "tensorboard", "wandb")
 
 
@@ -85,19 +85,19 @@ def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
 
 
 def option_defaults(method: str, model: Any) -> dict[str, Any]:
-    """Defaults of the options of a method and of one model, by dotted key; none of users' own classes."""
+    """Lists defaults of the options of a method and of one model, by dotted key; none of users' own classes."""
     # They load torch, without which a wrong name is refused.
     from shoal.algorithms.methods.registry.load import describe, load
     from shoal.algorithms.models.build import backbone, keywords
 
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if method in METHODS:
         cls: Any = type(load(describe(method, {})))
-        found = {f"algorithm.{each.name}": each.default for each in fields(cls)}
+        options = {f"algorithm.{field.name}": field.default for field in fields(cls)}
     name = model["name"] if isinstance(model, Mapping) else None
     if name in BACKBONES:
-        found |= {f"model.{key}": option.default for key, option in keywords(backbone(name)).items()}
-    return found
+        options |= {f"model.{key}": option.default for key, option in keywords(backbone(name)).items()}
+    return options
 
 
 def steering(callbacks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -29,17 +29,17 @@ from shoal.storage.options.types import (
     is_own,
 )
 
-# More than any cluster and any processor has.
+# This is more than any cluster and any processor has.
 MOST_HOSTS, MOST_THREADS = 10_000, 1024
-# In seconds: thirty years, which Ray still counts in milliseconds.
+# It is thirty years in seconds, which Ray still counts in milliseconds.
 LONGEST_WAIT = 1e9
 
-# Metrics of a run; those that rank items, as tables call them.
+# A run has these metrics; tables call those that rank items by the names given here.
 ACCURACY, F1, ROC_AUC, AVERAGE_PRECISION = "accuracy", "f1", "roc_auc", "average_precision"
 RANKINGS = {ROC_AUC: "ROC-AUC", AVERAGE_PRECISION: "average precision"}
-# Macro-F1 of clients among the numbers of a part, where `f1` is that of all items; and the metric that chooses.
+# A part has the macro-F1 of clients by this name, as `f1` is that of all items; and by the other the choosing metric.
 MACRO_F1, CHOSEN_BY = "macro_f1", "metric"
-# Names that a metric of the user's cannot have: those of other numbers beside it.
+# A metric of the user's cannot have these names, which other numbers beside it have.
 TAKEN = frozenset(
     (
         *("accuracy", "auc", "average_precision", "balanced", "client", "clients", "constant", "constant_class"),
@@ -47,16 +47,16 @@ TAKEN = frozenset(
         *("part", "roc_auc", "round", "rows", "scope", *chain.from_iterable(feature.metrics for feature in SECTIONS)),
     )
 )
-# Scopes of clients that never take part: what they are given, and after their local training.
+# Clients that never take part have these scopes: what they are given, and after their local training.
 NEWCOMERS, NEWCOMERS_TRAINED = "newcomers", "newcomers_trained"
-# The scope of whole graphs, and its part: validation and test rows together are what some papers score.
+# Whole graphs have this scope and part: validation and test rows together are what some papers score.
 DOMAINS, BOTH = "domains", "both"
-# Of a line and of a summary's rounds: how many clients were evaluated, where it was not all.
+# A line, and a round of a summary, has by this key how many clients were evaluated, where it was not all.
 EVALUATED = "evaluated"
-# Among the seconds of a round, those in which the simulator scored models itself, which no server of a federation does.
+# These seconds of a round the simulator scored models itself, which no server of a federation does.
 # Lines of earlier versions lack it, and have these seconds in `aggregate`.
 SCORING = "scoring"
-# Names of scopes and moments that earlier versions wrote, and today's.
+# Earlier versions wrote these names of scopes and moments; today's follow them.
 OLD_SCOPES, OLD_MOMENTS = {"served": "deployed"}, {"last": "final"}
 
 
@@ -119,11 +119,11 @@ def metric_key(metric: str) -> str:
 
 
 def _metric(name: str) -> str:
-    known = (ACCURACY, F1, *RANKINGS)
+    metrics = (ACCURACY, F1, *RANKINGS)
     if name == "auc":
         return ROC_AUC
-    if name not in known and not is_own(name):
-        raise ValueError(f"expected {', '.join(known)} or my_file.py:my_metric")
+    if name not in metrics and not is_own(name):
+        raise ValueError(f"expected {', '.join(metrics)} or my_file.py:my_metric")
     if is_own(name) and metric_key(name) in TAKEN:
         raise ValueError(f"{metric_key(name)} is the name of another number; give the function another one")
     return name
@@ -164,7 +164,7 @@ def _cross_share(value: Any) -> Any:
     return value
 
 
-# Bases in this order: a resolved config begins with the dataset.
+# The bases have this order so that a resolved config begins with the dataset.
 @dataclass(frozen=True, config=CLOSED)
 class DataConfig(SplitOptions, DatasetPlaces):
     """The graph of a run, how its nodes are split, and how its features are kept.
@@ -334,7 +334,7 @@ class ResourcesConfig:
     server_gpus: Annotated[Number, Field(ge=0, le=1)] = 0.0
 
 
-# What Ray's runtime environment has.
+# Ray's runtime environment has these keys.
 EnvironmentKey = Literal[
     "env_vars",
     "pip",

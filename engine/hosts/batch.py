@@ -62,15 +62,15 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     A batch for which there is no memory is halved. If one fails in another way, each of its clients has failed.
     `receive` begins the visit of a client.
     """
-    found: Batched[VisitT] = Batched()
-    # Clients that wait for a batch: visits, parameters `[P]`, what their model reads to train.
+    trained: Batched[VisitT] = Batched()
+    # These clients wait for a batch: visits, parameters `[P]`, what their model reads to train.
     waiting: list[tuple[VisitT, torch.Tensor, Inputs]] = []
     for client_id in ids:
         try:
             visit = receive(client_id)
             rows = visit.client.model.gathered("train")
         except Exception as error:
-            found.clients[client_id] = error
+            trained.clients[client_id] = error
             continue
         if visit.client.info.train:
             waiting.append((visit, visit.client.model.snapshot(), rows))
@@ -78,17 +78,17 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     if waiting:
         visit, w, _ = waiting[0]
         rows_of, numbers = zip(*(numbers_of_row(inputs, visit.client.model.coupled) for *_, inputs in waiting))
-        # Parameters, their gradients and two moments, beside the rows.
+        # A client takes parameters, their gradients and two moments, beside the rows.
         groups = [[waiting[i] for i in group] for group in size_groups(rows_of, 4 * numbers[0], 4 * 4 * len(w))]
     while groups:
         group = groups.pop(0)
         try:
-            found.clients.update(_train_batch(trainer, group))
+            trained.clients.update(_train_batch(trainer, group))
         except torch.OutOfMemoryError:
-            found.halved += 1
+            trained.halved += 1
             half = len(group) // 2
             groups = [part for part in (group[:half], group[half:]) if half] + groups
-    return found
+    return trained
 
 
 def _train_batch(
@@ -106,7 +106,7 @@ def _train_batch(
         failure = ShoalError(why)
         failure.__cause__ = error
         return dict.fromkeys(ids, failure)
-    # A number that is read is a wait for the device.
+    # Each number that is read would be a wait for the device.
     losses = loss_B.tolist() if loss_B.device.type == "cpu" else loss_B
     return {i: Trained(visit, w, loss) for i, visit, w, loss in zip(ids, visits, w_BP, losses)}
 

@@ -12,7 +12,7 @@ import torch
 from shoal.storage.errors import ShoalError
 
 CONTEXT_BYTES = int(0.7 * 2**30)  # what CUDA keeps of a GPU for a process beside torch's memory
-# Of a host's share of a GPU; the rest is for models, activations and states.
+# The cache gets this part of a host's share of a GPU; the rest is for models, activations and states.
 CACHE_SHARE = 0.5
 
 
@@ -26,7 +26,7 @@ def take_device(name: str, share: float, precision: str) -> torch.device:
     """
     if name == "cpu":
         return torch.device("cpu")
-    # Read when CUDA starts: without it no product repeats its last bits.
+    # CUDA reads it when it starts: without it no product repeats its last bits.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Clients of many sizes leave holes; segments that grow have none.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -169,9 +169,7 @@ def resident() -> int:
 
 
 def tree_memory(pid: int | None = None) -> int:
-    """Sums the proportional set sizes of a process (default: this one) and its descendants, in bytes; 0 if it has
-    ended.
-    """
+    """Sums proportional set sizes of a process (default: this one) and its descendants, in bytes; 0 if it has ended."""
     total = 0
     with contextlib.suppress(psutil.NoSuchProcess):
         first = psutil.Process(pid)

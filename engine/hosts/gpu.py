@@ -30,9 +30,9 @@ from shoal.engine.rounds.reduction import require_numbers
 from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, metrics_beyond_counts, require_winner, scores_in_form
 from shoal.storage.shards.cache import PASSING_SHARE, Cache
 
-# Bytes of results on the device; more are fetched before the end of a cell.
+# The device holds so many bytes of results; more are fetched before the end of a cell.
 MAX_RESULT_BYTES = 2**28
-# Bytes of an entry from which adding it up on the device costs less than its copy.
+# From so many bytes of an entry on, adding it up on the device costs less than its copy.
 LEAST_TO_ADD = 2**16
 
 
@@ -117,7 +117,7 @@ class Deferred:
             take: Called with each result.
             fail: Called with a client whose result is not sound, or with all if nothing can be fetched.
             seconds: Time by step.
-            last: They are the last of the cell: what the next one trains on is sent before the wait.
+            last: They are the last of the cell: what the next cell trains on is sent before the wait.
         """
         began = working_clock()
         waiting, self._results, self._bytes = self._results, [], 0
@@ -125,35 +125,37 @@ class Deferred:
         try:
             if scored:
                 classes = self._opened.infos[0].classes
-                of = dict(zip(scored, counts_of(list(scored.values()), classes)))
-                waiting = [replace(one, counts=of.get(one.client, one.counts)) for one in waiting]
+                counts_by_client = dict(zip(scored, counts_of(list(scored.values()), classes)))
+                waiting = [
+                    replace(result, counts=counts_by_client.get(result.client, result.counts)) for result in waiting
+                ]
             if last:
                 before = working_clock()
                 self._bring()
                 spent = working_clock() - before
                 seconds["train"] += spent
                 seconds["upload"] -= spent
-            # What is added up where it is needs no copy, only to be known as finite.
-            stays = [self._stays(one) if last and self._is_whole else {} for one in waiting]
-            staying = {id(t): t for of in stays for t in of.values()}
+            # An entry that is added up on the device needs no copy, but must be known to be finite.
+            stays = [self._stays(result) if last and self._is_whole else {} for result in waiting]
+            staying = {id(t): t for tensors in stays for t in tensors.values()}
             here, finite = _fetch_except(staying, waiting)
-            found = [one.map_tensors(lambda t: here.get(id(t), t)) for one in waiting]
+            fetched = [result.map_tensors(lambda t: here.get(id(t), t)) for result in waiting]
         except Exception as error:
-            # Which client is at fault cannot be known.
-            for one in waiting:
-                fail(one.client, error)
+            # It cannot be known which client is at fault.
+            for result in waiting:
+                fail(result.client, error)
             return
-        for one, added in zip(found, stays):
+        for result, added in zip(fetched, stays):
             try:
                 for name, t in added.items():
-                    # What has no weight is not read.
-                    read = one.upload is None or one.upload.weight.get(name, 1.0)
+                    # An entry without weight is not read.
+                    read = result.upload is None or result.upload.weight.get(name, 1.0)
                     require_numbers(name, not read or id(t) in finite or bool(t.isfinite().all()))
-                loss = bounded_loss(float(one.loss)) if isinstance(one.loss, Tensor) else one.loss
-                counts = without_lost(one.counts.numpy()) if isinstance(one.counts, Tensor) else one.counts
-                take(replace(one, loss=loss, counts=counts, checked=frozenset(added)))
+                loss = bounded_loss(float(result.loss)) if isinstance(result.loss, Tensor) else result.loss
+                counts = without_lost(result.counts.numpy()) if isinstance(result.counts, Tensor) else result.counts
+                take(replace(result, loss=loss, counts=counts, checked=frozenset(added)))
             except Exception as error:
-                fail(one.client, error)
+                fail(result.client, error)
         self._is_whole = last
         seconds["upload"] += working_clock() - began
 
@@ -226,11 +228,11 @@ class ClientResult:
 
     def name_tensors(self) -> Tree:
         """Names the tensors of the visit as errors call them."""
-        found = {f"client.state {name!r}": t for name, t in self.state.items() if not only_trains(name)}
+        named = {f"client.state {name!r}": t for name, t in self.state.items() if not only_trains(name)}
         if self.upload is not None:
-            found |= {f"upload {name!r}": t for name, t in self.upload.entries.items()}
-            found |= {f"the weight of {name!r}": torch.as_tensor(w) for name, w in self.upload.weight.items()}
-        return found | {"the loss": torch.as_tensor(self.loss)}
+            named |= {f"upload {name!r}": t for name, t in self.upload.entries.items()}
+            named |= {f"the weight of {name!r}": torch.as_tensor(w) for name, w in self.upload.weight.items()}
+        return named | {"the loss": torch.as_tensor(self.loss)}
 
     def map_tensors(self, to: Callable[[Tensor], Tensor]) -> "ClientResult":
         """Applies a function to every tensor of the result."""
@@ -247,15 +249,17 @@ class ClientResult:
 
 def _fetch_except(staying: Mapping[int, Tensor], results: Sequence[ClientResult]) -> tuple[dict[int, Tensor], set[int]]:
     """Copies results, by id, except tensors that stay, and returns the ids of those known to be finite."""
-    tensors = {id(t): t for one in results for t in one.tensors() if t.device.type != "cpu" and id(t) not in staying}
+    tensors = {
+        id(t): t for result in results for t in result.tensors() if t.device.type != "cpu" and id(t) not in staying
+    }
     # A norm that overflows is a false alarm.
     norms = [torch.stack(torch._foreach_norm(list(staying.values())))] if staying else []
     copies = fetch([*tensors.values(), *norms])
-    found = copies.pop().tolist() if norms else []
-    return dict(zip(tensors, copies)), {key for key, norm in zip(staying, found) if math.isfinite(norm)}
+    lengths = copies.pop().tolist() if norms else []
+    return dict(zip(tensors, copies)), {key for key, norm in zip(staying, lengths) if math.isfinite(norm)}
 
 
-# Bytes; where a tensor starts on a device.
+# A tensor on a device starts at a multiple of so many bytes.
 APART = 64
 
 
@@ -294,11 +298,11 @@ def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
     if not tensors:
         return []
     layout = _Layout(tensors)
-    flat = [torch.cat([tensors[i].detach().reshape(-1) for i in of]).view(torch.uint8) for of in layout.groups]
+    flat = [torch.cat([tensors[i].detach().reshape(-1) for i in places]).view(torch.uint8) for places in layout.groups]
     bytes_there = torch.cat(flat)
     bytes_here = torch.empty(layout.size, dtype=torch.uint8, device="cpu", pin_memory=bytes_there.device.type == "cuda")
     bytes_here.copy_(bytes_there)
-    # Each for itself: a client's state must not hold the memory of its cell.
+    # Each is cloned: a client's state must not hold the memory of its cell.
     return [place.clone() for place in layout.places(bytes_here)]
 
 
@@ -319,24 +323,24 @@ class _Layout:
         self._types = sorted(by_type, key=lambda dtype: -dtype.itemsize)
         self.groups = [by_type[dtype] for dtype in self._types]
         steps = [max(1, apart // dtype.itemsize) for dtype in self._types]
-        self._rooms = [[-(-tensors[i].numel() // n) * n for i in of] for n, of in zip(steps, self.groups)]
+        self._rooms = [[-(-tensors[i].numel() // n) * n for i in places] for n, places in zip(steps, self.groups)]
         self.size = sum(sum(rooms) * dtype.itemsize for rooms, dtype in zip(self._rooms, self._types))
 
     def places(self, bundle: Tensor) -> list[Tensor]:
         """Makes views of a bundle of bytes, in the types and shapes of the tensors."""
-        found: list[Tensor] = list(self._tensors)
+        tensors: list[Tensor] = list(self._tensors)
         start = 0
-        for dtype, of, rooms in zip(self._types, self.groups, self._rooms):
+        for dtype, group, rooms in zip(self._types, self.groups, self._rooms):
             stop = start + sum(rooms) * dtype.itemsize
-            for i, room, place in zip(of, rooms, bundle[start:stop].view(dtype).split(rooms)):
+            for i, room, place in zip(group, rooms, bundle[start:stop].view(dtype).split(rooms)):
                 t = self._tensors[i]
                 place = place if room == t.numel() else place[: t.numel()]
-                found[i] = place if t.dim() == 1 else place.view(t.shape)
+                tensors[i] = place if t.dim() == 1 else place.view(t.shape)
             start = stop
-        return found
+        return tensors
 
 
-# Beside the kinds of `scoring`: items whose largest score is not finite, which have no class.
+# This kind comes after those of `scoring`: items whose largest score is not finite have no class.
 LOST = KINDS
 
 
@@ -350,14 +354,14 @@ class Predicted(NamedTuple):
 
 def predict_parts(algorithm: Algorithm, client: Client, received: Received) -> list[Predicted]:
     """Predicts the parts that are scored, not yet known to be finite; raises as `scores_in_form` does."""
-    found = []
+    parts = []
     for part in PARTS:
         label_N = class_label(client.data, part)
         scores_NC = label_N.new_empty(0, client.info.classes, dtype=torch.float32)
         if len(label_N):
             scores_NC = scores_in_form(algorithm, client, received, part, len(label_N)).detach()
-        found.append(Predicted(label_N, scores_NC.argmax(1), scores_NC.amax(1)))
-    return found
+        parts.append(Predicted(label_N, scores_NC.argmax(1), scores_NC.amax(1)))
+    return parts
 
 
 def batched_counts(parts_J: Sequence[Predicted], classes: int) -> Tensor:
@@ -369,9 +373,9 @@ def batched_counts(parts_J: Sequence[Predicted], classes: int) -> Tensor:
     places = [first_S + label_S, first_S + classes + class_S, first_S + 2 * classes + label_S]
     places.append(first_S + LOST * classes)
     ones_S = torch.ones_like(label_S)
-    found = [ones_S, ones_S, (label_S == class_S).long(), (~best_S.isfinite()).long()]
+    ones_at = [ones_S, ones_S, (label_S == class_S).long(), (~best_S.isfinite()).long()]
     counts = label_S.new_zeros(len(parts_J) * (LOST + 1) * classes)
-    return counts.index_add_(0, torch.cat(places), torch.cat(found)).view(len(parts_J), LOST + 1, classes)
+    return counts.index_add_(0, torch.cat(places), torch.cat(ones_at)).view(len(parts_J), LOST + 1, classes)
 
 
 def without_lost(counts_PKC: np.ndarray) -> np.ndarray:
@@ -381,7 +385,7 @@ def without_lost(counts_PKC: np.ndarray) -> np.ndarray:
     return counts_PKC[:, :KINDS]
 
 
-# Of hops that a pass reads, in float32: 256 MB.
+# A pass reads so many numbers of hops, in float32 256 MB.
 NUMBERS_OF_A_PASS = 2**26
 
 
@@ -393,7 +397,7 @@ class Held:
     w: Tensor
 
 
-# Predictions of the parts, or what is needed for them.
+# A client has predictions of its parts, or waits for them.
 Scored = Sequence[Predicted] | Held
 
 
@@ -409,48 +413,48 @@ def may_wait(algorithm: Algorithm, client: Client) -> bool:
 
 def counts_of(scored: Sequence[Scored], classes: int) -> list[Tensor]:
     """Counts the predictions of every client, int64 `[parts, 4, C]`; see `batched_counts`."""
-    held = [one for one in scored if isinstance(one, Held)]
+    held = [waiting for waiting in scored if isinstance(waiting, Held)]
     if held and held[0].client.model.coupled is not None:
-        found = iter(_predict_on_graphs(held))
+        predictions = iter(_predict_on_graphs(held))
     else:
-        found = iter(list(zip(*(_predict_part(held, part) for part in PARTS))))
-    parts = [part for one in scored for part in (next(found) if isinstance(one, Held) else one)]
+        predictions = iter(list(zip(*(_predict_part(held, part) for part in PARTS))))
+    parts = [part for waiting in scored for part in (next(predictions) if isinstance(waiting, Held) else waiting)]
     return list(batched_counts(parts, classes).unflatten(0, (len(scored), len(PARTS))))
 
 
 def _predict_part(held: Sequence[Held], part: str) -> list[Predicted]:
     """Predicts a part of clients of one model."""
-    found: list[Predicted] = []
+    predictions: list[Predicted] = []
     for group in _groups(held, part):
-        labels = [class_label(one.client.data, part) for one in group]
+        labels = [class_label(waiting.client.data, part) for waiting in group]
         model = group[0].client.model.pattern
-        hops = [pad(list(rows), 0) for rows in zip(*(one.client.model.gathered(part) for one in group))]
-        logits_BNC = evaluate_models(model, torch.stack([one.w for one in group]), hops)
+        hops = [pad(list(rows), 0) for rows in zip(*(waiting.client.model.gathered(part) for waiting in group))]
+        logits_BNC = evaluate_models(model, torch.stack([waiting.w for waiting in group]), hops)
         class_BN, best_BN = logits_BNC.argmax(2), logits_BNC.amax(2)
-        found += [Predicted(y, c[: len(y)], best[: len(y)]) for y, c, best in zip(labels, class_BN, best_BN)]
-    return found
+        predictions += [Predicted(y, c[: len(y)], best[: len(y)]) for y, c, best in zip(labels, class_BN, best_BN)]
+    return predictions
 
 
 def _predict_on_graphs(held: Sequence[Held]) -> list[tuple[Predicted, ...]]:
     """Predicts every part of clients of one model that passes messages: one pass for all parts."""
     model = held[0].client.model
-    gathered = [one.client.model.gathered("all") for one in held]
+    gathered = [waiting.client.model.gathered("all") for waiting in held]
     rows, numbers = zip(*(numbers_of_row(inputs, model.coupled) for inputs in gathered))
-    found: dict[int, tuple[Predicted, ...]] = {}
+    predictions: dict[int, tuple[Predicted, ...]] = {}
     for places in size_groups(rows, 4 * numbers[0], 4 * len(held[0].w), 4 * NUMBERS_OF_A_PASS):
         group = [held[i] for i in places]
         inputs = batched_inputs([gathered[i] for i in places])
-        logits_BNC = outputs(model.pattern, torch.stack([one.w for one in group]), inputs).logits_NC.float()
+        logits_BNC = outputs(model.pattern, torch.stack([waiting.w for waiting in group]), inputs).logits_NC.float()
         class_BN, best_BN = logits_BNC.argmax(2), logits_BNC.amax(2)
         of_parts = [_chosen(group, part, class_BN, best_BN) for part in PARTS]
-        found |= zip(places, zip(*of_parts))
-    return [found[i] for i in range(len(held))]
+        predictions |= zip(places, zip(*of_parts))
+    return [predictions[i] for i in range(len(held))]
 
 
 def _chosen(group: Sequence[Held], part: str, class_BN: Tensor, best_BN: Tensor) -> list[Predicted]:
     """Selects the predictions of a part from those for all nodes."""
-    labels = [class_label(one.client.data, part) for one in group]
-    row_BT = pad([getattr(one.client.data, part) for one in group], 0)
+    labels = [class_label(waiting.client.data, part) for waiting in group]
+    row_BT = pad([getattr(waiting.client.data, part) for waiting in group], 0)
     class_BT, best_BT = class_BN.gather(1, row_BT), best_BN.gather(1, row_BT)
     return [Predicted(y, c[: len(y)], best[: len(y)]) for y, c, best in zip(labels, class_BT, best_BT)]
 
@@ -459,13 +463,13 @@ def _groups(held: Sequence[Held], part: str) -> Iterator[list[Held]]:
     """Yields neighbouring clients, as many as a pass may have."""
     group: list[Held] = []
     most = 0
-    for one in held:
-        data, hops = one.client.data, len(one.client.model.pattern.inputs)
+    for waiting in held:
+        data, hops = waiting.client.data, len(waiting.client.model.pattern.inputs)
         rows = len(getattr(data, part))
         if group and (len(group) + 1) * max(most, rows) * data.features * hops > NUMBERS_OF_A_PASS:
             yield group
             group, most = [], 0
-        group.append(one)
+        group.append(waiting)
         most = max(most, rows)
     if group:
         yield group

@@ -44,7 +44,7 @@ from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.shards.cache import OpenViews
 from shoal.storage.shards.view import Cache, View
 
-# Bytes of the states of a cell after which it is worth looking for freed memory, which takes a millisecond or two.
+# After states of so many bytes it is worth looking for freed memory, which takes a millisecond or two.
 LARGE_STATES = 2**23
 
 
@@ -66,18 +66,18 @@ class Visit:
             return key(opened.job.seed, cell.round, client_id, purpose)
 
         view = opened.views.get(client_id)
-        # Copies: what a round started from stays as it is, and Ray's shared memory cannot be written to. What lies on a
-        # device is a copy that belongs to the cell.
+        # The visit works on copies: what a round started from stays as it is, and Ray's shared memory cannot be written
+        # to. A tensor on a device is a copy that belongs to the cell.
         private, inbox, state = (
             {name: t.to(device, copy=device == CPU) for name, t in trees.get(client_id, {}).items()}
             for trees in (cell.private, cell.inboxes, cell.states)
         )
-        # Filled by `score`, where a callback asks for it.
+        # `score` fills it, where a callback asks for it.
         self.predicted: dict[str, np.ndarray] | None = {} if opened.job.predictions else None
         self._guards = [] if guard is None else [guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox")]
         received, self._had = {**shared, **private}, {**shared, **private, **inbox}
         self._kept = {name: state.pop(name) for name in list(state) if name.startswith((COMPRESSION, OF_STAGES))}
-        # What stages send to the server beside the upload.
+        # Stages send these to the server beside the upload.
         self.notes: dict[str, Any] = {}
         models = {}
         for name, flat in kind.models.items():
@@ -141,8 +141,8 @@ class Visit:
         opened = self._opened
         with opened.creating:
             scored, received = self.scored, self.received_to_score()
-            of = opened.algorithm, scored, received, opened.measures
-            counts = score_graph(*of) if self.is_graph else score(*of, self.predicted)
+            scored_by = opened.algorithm, scored, received, opened.measures
+            counts = score_graph(*scored_by) if self.is_graph else score(*scored_by, self.predicted)
             for stage in opened.stages:
                 counts = stage.score(counts, scored, received, opened)
             return counts
@@ -193,14 +193,14 @@ class Visit:
         if not tree:
             return {}
         memory = {model.pattern.w.untyped_storage().data_ptr(): model for model in self.client.models.values()}
-        found = {}
+        detached = {}
         for name, t in tree.items():
             if (model := memory.get(t.untyped_storage().data_ptr())) is not None:
                 # A view of the host's model stands for what the client has there.
                 model.flush()
                 t = t.clone()
-            found[name] = t.detach()
-        return found
+            detached[name] = t.detach()
+        return detached
 
 
 class _CellAtWork:
@@ -225,9 +225,9 @@ class _CellAtWork:
     def visit_clients(self) -> None:
         """Trains in batches, visits every client, and takes the results."""
         cell, deferred = self._cell, self._deferred
-        # 1. Those that train in batches are trained.
+        # 1. Clients that train in batches are trained.
         batched = self._train_batches()
-        # 2. Every client is visited; of one that fails nothing is kept.
+        # 2. Every client is visited; nothing is kept of a client that fails.
         for client_id in cell.ids:
             try:
                 trained = batched.clients.get(client_id)
@@ -246,7 +246,7 @@ class _CellAtWork:
                 raise
             except Exception as error:
                 if deferred is not None:
-                    # Of several that fail, the first one is named.
+                    # If several fail, the first one is named.
                     deferred.flush(self._take, self._fail, self._outcome.seconds)
                 self._fail(client_id, error)
             if deferred is not None and deferred.is_full:
@@ -260,7 +260,7 @@ class _CellAtWork:
         `trained` says how it was trained in a batch; None: it was not.
         """
         cell, seconds = self._cell, self._outcome.seconds
-        # 1. Its data, its state and the download.
+        # 1. The visit begins with its data, its state and the download.
         if trained is not None:
             self._opened.begins(client_id)
         visit = self.start_visit(client_id) if trained is None else trained.resume()
@@ -269,14 +269,14 @@ class _CellAtWork:
         state: Tree = {}
         counts: np.ndarray | None = None
         if cell.phase:
-            # 2. Local training.
+            # 2. The client trains locally.
             began = working_clock()
             if trained is not None:
                 loss = trained.loss if isinstance(trained.loss, Tensor) else bounded_loss(trained.loss)
             elif cell.train:
                 loss = visit.train()
             after_training = working_clock()
-            # 3. Its upload and its new state.
+            # 3. It makes its upload and its new state.
             upload, state = visit.upload()
             seconds["train"] += after_training - began
             seconds["upload"] += working_clock() - after_training
@@ -373,12 +373,12 @@ class Host:
         self._opened = OpenedJob(job, device, self._cache)
 
     def _share_memory(self, job: Job, device: torch.device) -> None:
-        # Half the memory for what hosts cache, the rest for states, models and Ray.
+        # Half the memory is for what hosts cache, the rest for states, models and Ray.
         on_processor = (job.memory_limit or machine_memory()) // (2 * self.hosts_here())
         self._cache.limit = cache_bytes(device, job.gpu_share, on_processor)
 
     def hosts_here(self) -> int:
-        """Hosts that share the memory of this machine."""
+        """Counts the hosts that share the memory of this machine."""
         return 1
 
     def begins(self, client: int) -> None:
@@ -416,7 +416,7 @@ class Host:
                 if large:
                     give_back_memory()
             except MethodFault:
-                # What was written to must not reach the next round or run of this process.
+                # Data that was written to must not reach the next round or run of this process.
                 self._cache = Cache(self._cache.limit)
                 self._opened = OpenedJob(opened.job, opened.device, self._cache)
                 raise

@@ -31,7 +31,7 @@ from shoal.storage.shards.view import Cache, View
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store
 
-# Views whose graph and features lie in memory.
+# So many views have graph and features in memory.
 PARTS_IN_MEMORY = 16
 
 
@@ -79,8 +79,8 @@ class OpenedJob:
         # A block that sets a default device delays every call of torch, and plain training creates nothing on it.
         self.training = creating_on(CPU if trains_plainly(self.algorithm) else device)
         self.stages = make_stages(job)
-        own = bool(job.texts) or any(stage.guarded for stage in self.stages)
-        self.guarded = checks_always(self.algorithm) or own
+        users_code = bool(job.texts) or any(stage.guarded for stage in self.stages)
+        self.guarded = checks_always(self.algorithm) or users_code
         self.begins: Callable[[int], None] = lambda client: None
         self._first_rounds: dict[str, int] = {}
         self.measures = measures_of(job.metrics, job.own_metrics)
@@ -92,8 +92,8 @@ class OpenedJob:
         self.scored_infos: Sequence[ClientInfo] = job.infos(store).followed_by(of_graphs)
 
         def views(of_clients: Store, most: int) -> OpenViews[View]:
-            stores = (of_clients, graphs)
-            places = [(of, number) for of in stores if of is not None for number in range(of.clients)]
+            stores = [part for part in (of_clients, graphs) if part is not None]
+            places = [(part, number) for part in stores for number in range(part.clients)]
 
             def open_view(number: int) -> View:
                 changed = {name: change for stage in self.stages for name, change in stage.on_data(number).items()}
@@ -102,30 +102,31 @@ class OpenedJob:
                     view.watch()
                 return view
 
-            nodes = np.concatenate([of.manifest.clients.count("nodes") for of in stores if of is not None])
+            nodes = np.concatenate([part.manifest.clients.count("nodes") for part in stores])
             return OpenViews(open_view, most, (nodes <= SMALL).__getitem__ if device == CPU else None)
 
-        job.require_room([of for of in (store, training, graphs) if of is not None], cache.limit)
+        job.require_room([part for part in (store, training, graphs) if part is not None], cache.limit)
         most = (PARTS_IN_MEMORY if job.computes_parts else most_views()) // (2 if job.training else 1)
         self.views = views(training, most)
         self.scored_views = views(store, most) if job.training else self.views
         built = job.build_models(store, self.algorithm)
         flats = {
-            name: [one.flat if device == CPU else one.flat.on(device) for one in several]
+            name: [model.flat if device == CPU else model.flat.on(device) for model in several]
             for name, several in built.items()
         }
         self.kinds = []
         for number, path in enumerate(job.trainers(store, self.algorithm, flats[MODEL], device.type)):
             # A model that the method describes is of one kind at all clients.
             models = {name: several[number if len(several) > 1 else 0] for name, several in flats.items()}
-            of = {name: several[number if len(several) > 1 else 0] for name, several in built.items()}
+            built_here = {name: several[number if len(several) > 1 else 0] for name, several in built.items()}
+            same_start = {name: model for name, model in built_here.items() if model.spec.init != "own"}
             form = analytic(models[MODEL]) if path == ANALYTIC else None
             kind = _Kind(
                 models,
                 {name: parameters_key(name) for name in models},
-                of,
-                # Drawn on the processor: they are the same on any device.
-                {name: job.initial(one, name, 0).to(device) for name, one in of.items() if one.spec.init != "own"},
+                built_here,
+                # The processor draws them, so that they are the same on any device.
+                {name: job.initial(model, name, 0).to(device) for name, model in same_start.items()},
                 {parameters_key(name): model.w.shape for name, model in models.items()},
                 LocalTrainer(models, job.train, self.algorithm, form, job.clipped_rows),
                 BatchedTrainer(models[MODEL], job.train) if path == BATCHED else None,
@@ -153,15 +154,15 @@ class OpenedJob:
 
     def views_of(self, client: int) -> list[View]:
         """Lists the views of a client that the method could have modified."""
-        views = {id(of): of.opened(client) for of in (self.views, self.scored_views)}
+        views = {id(opened): opened.opened(client) for opened in (self.views, self.scored_views)}
         return [view for view in views.values() if view is not None]
 
     def where(self, cell: Cell, client: int) -> str:
         """Returns how an error names a visit, the method, and the user's files."""
         method = type(self.algorithm)
-        own = [*([] if method.__module__.startswith(OURS) else [file_of(method)]), *self.job.texts]
-        own += [stage.name for stage in self.stages if stage.guarded]
-        named = f"{method.__name__} ({', '.join(own)})" if own else method.__name__
+        files = [*([] if method.__module__.startswith(OURS) else [file_of(method)]), *self.job.texts]
+        files += [stage.name for stage in self.stages if stage.guarded]
+        named = f"{method.__name__} ({', '.join(files)})" if files else method.__name__
         return f"round {cell.round}, {self.job.who(client)}: {named}"
 
     def touch(self, view: View) -> None:

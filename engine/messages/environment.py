@@ -9,14 +9,14 @@ import numpy as np
 
 from shoal.storage.files.digest import digest, text_digest
 
-# Instructions that multiply in bfloat16, of which the first are faster than float32's (`benchmarks/fast_paths.py`).
+# These instructions multiply in bfloat16, the first of them faster than float32's (`benchmarks/fast_paths.py`).
 BFLOAT16 = ("amx_bf16", "avx512_bf16")
 PACKAGES = ("engine", "algorithms", "storage", "partition")
 
 
 def environment(device: str) -> dict[str, Any]:
     """Reads processor, device type and versions, as recorded in checkpoints and the summary."""
-    # It takes seconds, and who reads what was recorded has no use for it.
+    # The import takes seconds, and a reader of recorded environments has no use for it.
     import torch
 
     return {
@@ -40,9 +40,9 @@ def _shoal() -> str:
 def bfloat16_support() -> str:
     """Describes what this processor has for products in bfloat16, by Linux, and whether float32 is faster."""
     flags = (_cpu_line("flags") or "").split()
-    found = [name for name in BFLOAT16 if name in flags]
-    named = ", ".join(found) or "no instructions for it"
-    return named if BFLOAT16[0] in found else f"{named}; slower than float32 without {BFLOAT16[0]}"
+    instructions = [name for name in BFLOAT16 if name in flags]
+    named = ", ".join(instructions) or "no instructions for it"
+    return named if BFLOAT16[0] in instructions else f"{named}; slower than float32 without {BFLOAT16[0]}"
 
 
 def _cpu() -> str:

@@ -34,7 +34,7 @@ from shoal.storage.store.store import Store
 from shoal.storage.user_code.user_code import UserCode
 
 if TYPE_CHECKING:
-    # Loaded where a store is at an address.
+    # These are loaded only where a store is at an address.
     from shoal.storage.shards.trigger import Trigger
     from shoal.storage.store.remote_store import Remote
 
@@ -281,7 +281,7 @@ class Job:
 
 def require_room_for_hops(propagation: PropagationOptions, nodes: int, features: int, limit: int) -> None:
     """Raises a ShoalError if dense hops that are computed for so many nodes take more than a cache of `limit` bytes."""
-    # It loads the kernel, which only a host that computes hops needs.
+    # The import loads the kernel, which only a host that computes hops needs.
     from shoal.storage.shards.hops import hops_bytes
 
     needed = hops_bytes(nodes, features, replace(propagation, rows="all"))
@@ -304,8 +304,8 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
     method = describe(config.algorithm.name, config.algorithm.options)
     domains, graphs = _graphs(config, store, method)
     remote = store.remote
-    scoring = [one for one in SECTIONS if one.is_on(config) and one.scores(one.of(config))]
-    of_stages = [metric for one in scoring for metric in one.metrics]
+    scoring = [section for section in SECTIONS if section.is_on(config) and section.scores(section.of(config))]
+    of_stages = [metric for section in scoring for metric in section.metrics]
     return Job(
         id=job_id,
         store=str(Path(store.path).resolve() if remote is None else store.path.relative_to(remote.path)),
@@ -336,9 +336,11 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         stages=_options_of_stages(config),
         user_code={
             name: code
-            for one in SECTIONS
-            if one.own
-            for name, code in own_among(f"{one.name}.{one.own}", [getattr(one.of(config), one.own)]).items()
+            for section in SECTIONS
+            if section.own
+            for name, code in own_among(
+                f"{section.name}.{section.own}", [getattr(section.of(config), section.own)]
+            ).items()
         },
         clipped_rows=_clipped_rows(config, store),
         # Clients of a run that is not synchronous train one by one.
@@ -350,15 +352,19 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
 
 def _options_of_stages(config: Config) -> dict[str, Any]:
     options = {
-        one.called or one.name: load_place(one.on_hosts)(config) if one.on_hosts else one.of(config)
-        for one in SECTIONS
-        if one.is_on(config)
+        section.called or section.name: load_place(section.on_hosts)(config) if section.on_hosts else section.of(config)
+        for section in SECTIONS
+        if section.is_on(config)
     }
     return {name: of_hosts for name, of_hosts in options.items() if of_hosts is not None}
 
 
 def _clipped_rows(config: Config, store: Store) -> tuple[float | None, float] | None:
-    clips = (load_place(one.clipped_rows)(config, store) for one in SECTIONS if one.clipped_rows and one.is_on(config))
+    clips = (
+        load_place(section.clipped_rows)(config, store)
+        for section in SECTIONS
+        if section.clipped_rows and section.is_on(config)
+    )
     return next((clip for clip in clips if clip is not None), None)
 
 
@@ -390,9 +396,9 @@ def _graphs(config: Config, store: Store, method: MethodSpec) -> tuple[tuple[str
     if not (clients.domains and config.evaluation.domains and overrides(load(method), "global_model")):
         return (), ""
     graphs = store.domain_graphs()
-    found = graphs.manifest
-    same = found.identity["dataset"] == clients.identity["dataset"] and found.published == clients.published
-    if not same or [graph.nodes for graph in found.clients] != [domain.nodes for domain in clients.domains]:
+    manifest = graphs.manifest
+    same = manifest.identity["dataset"] == clients.identity["dataset"] and manifest.published == clients.published
+    if not same or [graph.nodes for graph in manifest.clients] != [domain.nodes for domain in clients.domains]:
         raise ShoalError(
             graphs.path,
             f"holds other graphs than those that the clients of {store.path} come from; delete that "

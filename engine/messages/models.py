@@ -23,7 +23,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
 from shoal.storage.errors import ShoalError
 
-# Bytes: value, gradient, and two moments of Adam.
+# A parameter takes so many bytes: value, gradient, and two moments of Adam.
 OF_PARAMETER = 16
 
 
@@ -41,7 +41,7 @@ class BuiltModel:
         return ModelInfo(self.spec.name, shapes, width_of(self.flat.module))
 
 
-# By the names that the method gives to a client's models.
+# Models are kept by the names that the method gives to a client's models.
 BuiltModels = Mapping[str, Sequence[BuiltModel]]
 
 
@@ -88,7 +88,7 @@ def built_models(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: in
     for name, described in wanted.items():
         try:
             if described is None:
-                chosen, width = [_with_head(each, algorithm, specs, shape) for each in specs], embedding
+                chosen, width = [_with_head(model, algorithm, specs, shape) for model in specs], embedding
             else:
                 chosen, width = [_with_head(ModelSpec(**described), algorithm, specs, shape)], None
             flats = build_models(chosen, width, **shape, headless=described is not None)
@@ -195,9 +195,9 @@ def build_models(
 
 def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[int]:
     if numbers is None or len(numbers) != clients:
-        found = "none" if numbers is None else len(numbers)
+        given = "none" if numbers is None else len(numbers)
         raise ShoalError(
-            "heterogeneity.clients", f"must give the model of each of the {clients} clients, found {found}"
+            "heterogeneity.clients", f"must give the model of each of the {clients} clients, found {given}"
         )
     for client, number in enumerate(numbers):
         if not 0 <= number < models:

@@ -23,11 +23,11 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import output, replacing
 from shoal.storage.files.reading import open_plain
 
-# What the name of a classifier's parameter begins with.
+# The name of a classifier's parameter begins so.
 CLASSIFIER = "head."
 # The one entry of the metadata: several would be written in any order, and the same file would have many contents.
 METADATA = "shoal"
-# What reading a damaged file may raise.
+# Reading a damaged file may raise these.
 DAMAGED = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError)
 WAY_OUT = "take a file that `shoal pretrain` makes with this config's data and model, or leave the key out"
 
@@ -59,11 +59,11 @@ def read_pretrained(models: Sequence[ModelSpec], most_bytes: int) -> dict[str, b
         try:
             with open_plain(path) as file:
                 # Memory for all that is asked for would be taken before anything is read.
-                found = os.fstat(file.fileno()).st_size
-                contents[path] = file.read(found) if found <= most_bytes else b""
+                nbytes = os.fstat(file.fileno()).st_size
+                contents[path] = file.read(nbytes) if nbytes <= most_bytes else b""
         except OSError as error:
             raise ShoalError("model.pretrained", path, f"cannot be read: {error.strerror}") from error
-        if found > most_bytes:
+        if nbytes > most_bytes:
             raise ShoalError("model.pretrained", path, f"is larger than engine.memory_limit, {size(most_bytes)}")
     return contents
 
@@ -81,27 +81,27 @@ def require_fitting_files(models: Iterable[tuple[ModelSpec, FlatModel]], content
 
 def start_from(flat: FlatModel, content: bytes) -> Tensor:
     """Replaces parameters of a model, which keeps them, by those of a file; returns all of them, `[P]`."""
-    own = dict(flat.backbone.named_parameters())
+    parameters = dict(flat.backbone.named_parameters())
     with torch.no_grad():
         for name, tensor in load(content).items():
-            own[name].copy_(tensor)
+            parameters[name].copy_(tensor)
     return flat.w.detach().clone()
 
 
 def _require_fitting(spec: ModelSpec, backbone: nn.Module, content: bytes) -> None:
     where = f"model.pretrained: {spec.pretrained}"
-    found = _tensors(content, where)
-    own = dict(backbone.named_parameters())
-    for name, tensor in found.items():
-        if name not in own:
+    given = _tensors(content, where)
+    expected = dict(backbone.named_parameters())
+    for name, tensor in given.items():
+        if name not in expected:
             raise ShoalError(where, f"has {name}, which this model, {spec.name}, has not; {WAY_OUT}")
-        if tensor.shape != own[name].shape:
-            shapes = f"is {list(tensor.shape)}, that of this model, {spec.name}, is {list(own[name].shape)}"
+        if tensor.shape != expected[name].shape:
+            shapes = f"is {list(tensor.shape)}, that of this model, {spec.name}, is {list(expected[name].shape)}"
             raise ShoalError(where, f"{name} {shapes}; {WAY_OUT}")
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
             raise ShoalError(where, f"{name} has numbers that are not finite, or no numbers; {WAY_OUT}")
-    missing = [name for name in gnn_parameters(backbone) if name not in found]
-    if missing or not found:
+    missing = [name for name in gnn_parameters(backbone) if name not in given]
+    if missing or not given:
         what = missing[0] if missing else "tensors"
         raise ShoalError(where, f"has no {what}, which this model, {spec.name}, starts from; {WAY_OUT}")
 

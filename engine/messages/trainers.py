@@ -46,15 +46,15 @@ def trainers_of(
         if any(missing):
             raise ShoalError("engine.trainer", f"{path} needs {next(filter(None, missing))}; use autograd")
         return [path] * len(models)
-    found = []
+    paths = []
     for number, model in enumerate(models):
         batches = device != "cpu" or (
             clients is not None and _many_and_small(clients, number, len(models), model, train)
         )
         wanted = [BATCHED] if device != "cpu" else [*([BATCHED] if batches else []), ANALYTIC]
-        possible = (one for one in wanted if _find_missing(one, algorithm, model, train) is None)
-        found.append(next(possible, AUTOGRAD))
-    return found
+        possible = (way for way in wanted if _find_missing(way, algorithm, model, train) is None)
+        paths.append(next(possible, AUTOGRAD))
+    return paths
 
 
 def _find_missing(path: str, algorithm: Algorithm, model: FlatModel, train: TrainOptions) -> str | None:

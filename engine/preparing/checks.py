@@ -104,16 +104,16 @@ def require_known(config: Config) -> None:
             )
     what = "graph" if config.task == "graph" else "node"
     numbers = config.partition.domains or (config.partition.clients,)
-    for each, clients in zip(sources(config), numbers):
-        if (labels := labels_ahead(each)) is not None:
-            require_task(config, each.dataset, labels)
-        classes = classes_ahead(each)
+    for source, clients in zip(sources(config), numbers):
+        if (labels := labels_ahead(source)) is not None:
+            require_task(config, source.dataset, labels)
+        classes = classes_ahead(source)
         # The classes of several graphs are joined, so that two of one graph may not be all.
         if classes is not None and (classes > 2 or isinstance(config.data.dataset, str)):
-            require_metric(config, each.dataset, classes)
-        items = items_ahead(each)
+            require_metric(config, source.dataset, classes)
+        items = items_ahead(source)
         if items is not None:
-            require_enough_nodes(clients, items, each.dataset, what)
+            require_enough_nodes(clients, items, source.dataset, what)
     if config.data.split == "file":
         read_split_file(config.data.split_file)
     train, _, test = config.data.fractions
@@ -124,11 +124,12 @@ def require_known(config: Config) -> None:
 def _require_options_read(config: Config) -> None:
     """Refuses keys of `data.options` that none of the datasets reads, unless they have their defaults."""
     every = sources(config)
-    read = list(dict.fromkeys(key for each in every if not has_user_options(each.dataset) for key in options_of(each)))
+    ours = [source for source in every if not has_user_options(source.dataset)]
+    read = list(dict.fromkeys(key for source in ours for key in options_of(source)))
     usual = DataSource(every[0].dataset)
-    for key in config.data.options if not any(has_user_options(each.dataset) for each in every) else ():
+    for key in config.data.options if not any(has_user_options(source.dataset) for source in every) else ():
         if key not in read and getattr(every[0], key) != getattr(usual, key):
-            names = ", ".join(each.key for each in every)
+            names = ", ".join(source.key for source in every)
             has = f"its options are {', '.join(read)}" if read else "which has no options"
             raise ShoalError(
                 f"data.options.{key}",

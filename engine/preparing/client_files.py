@@ -78,21 +78,21 @@ def write_shards(source: ShardSource, packs: Sequence[range]) -> Iterator[FileRe
 
 def _shard_columns(source: ShardSource, client: int, part: Induced, x: Rows) -> dict[str, pa.Array]:
     graph, data = source.graph, source.data
-    own, pairs = part, None
+    kept, pairs = part, None
     if source.pairs_of is not None:
         from shoal.storage.shards.held_out_edges import without_held_out  # for pairs alone
 
         pairs = source.pairs_of(client, part)
-        own = without_held_out(part, pairs)
+        kept = without_held_out(part, pairs)
     elif data.sparsity.edges or data.sparsity.features:
         from shoal.storage.shards.masking import without_edges, without_features  # where something is masked
 
-        own = without_edges(part, data.sparsity)
-        x = without_features(x, own.node, data.sparsity)
+        kept = without_edges(part, data.sparsity)
+        x = without_features(x, kept.node, data.sparsity)
     weight = None
     if graph.edge_weight is not None:
-        weight = weights_among(own, graph.indptr, graph.indices, graph.edge_weight)
-    return shard_columns(client, own, source.label, x, graph.graph_of, pairs, weight)
+        weight = weights_among(kept, graph.indptr, graph.indices, graph.edge_weight)
+    return shard_columns(client, kept, source.label, x, graph.graph_of, pairs, weight)
 
 
 def draw_pairs(data: DataConfig, sides: np.ndarray, limit: int, client: int, part: Induced) -> Pairs:
@@ -116,7 +116,7 @@ def pairs_of_all(clients: Store, nodes: int, limit: int, client: int, part: Indu
     shards = map(clients.shard, range(clients.clients))
     # All nodes of a client are in one domain, so that the first one shows whether the graph has them.
     rows = ((row_of[shard.node], shard.pairs) for shard in shards)
-    return union_of(len(part.node), [(own, pairs) for own, pairs in rows if own[0] >= 0 and pairs is not None])
+    return union_of(len(part.node), [(of_row, pairs) for of_row, pairs in rows if of_row[0] >= 0 and pairs is not None])
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,12 @@ def _measure(pack: Pack, shards: Sequence[Shard], options: SplitOptions, what: s
     Raises ShoalError: a part has unlabelled items.
     """
     rows = [pack.batch(number).column("rows") for number in range(len(pack))]
-    counts = np.array([each.value_lengths() for each in rows]).reshape(-1, 3)
+    counts = np.array([column.value_lengths() for column in rows]).reshape(-1, 3)
     owner = np.repeat(np.arange(3 * len(rows)), counts.ravel())
     client, part = owner // 3, owner % 3
     labels = [shard.item_label for shard in shards]
     first = np.cumsum([0, *map(len, labels)])[:-1]
-    label = np.concatenate(labels)[first[client] + np.concatenate([each.values for each in rows])]
+    label = np.concatenate(labels)[first[client] + np.concatenate([column.values for column in rows])]
     if (label < 0).any():
         number = shards[client[label < 0][0]].client
         raise ShoalError(

@@ -192,10 +192,10 @@ class _Tasks:
     def _send(self) -> None:
         """Sends groups to the machines that have the most room for them."""
         at_work = Counter(part.node for part in self._running.values())
-        room = {node: each.groups(self._memory, None) for node, each in self._runner.able(self._memory).items()}
+        room = {node: working.groups(self._memory, None) for node, working in self._runner.able(self._memory).items()}
         while self._waiting:
             part = self._waiting[0]
-            oldest = min((each.number for each in self._running.values()), default=part.number)
+            oldest = min((working.number for working in self._running.values()), default=part.number)
             if self._ordered and part.number - oldest > AHEAD * sum(room.values()):
                 return
             free = {node: groups - at_work[node] for node, groups in room.items() if groups > at_work[node]}

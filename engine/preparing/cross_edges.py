@@ -44,9 +44,10 @@ class BoundarySource:
         """Returns the counts of a client in `BoundaryRecord`."""
         first = np.cumsum(self.shards.manifest.clients.count("nodes"))
         first = np.concatenate([[0], first[:-1]])
-        own, theirs = self.label[first[client] + boundary.row], self.label[first[boundary.client] + boundary.other]
-        known, sums = (own >= 0) & (theirs >= 0), boundary.sums(self.edges.hidden)
-        return len(boundary), len(sums), int((sums == 1).sum()), int(known.sum()), int((known & (own == theirs)).sum())
+        mine, theirs = self.label[first[client] + boundary.row], self.label[first[boundary.client] + boundary.other]
+        labelled, sums = (mine >= 0) & (theirs >= 0), boundary.sums(self.edges.hidden)
+        same = labelled & (mine == theirs)
+        return len(boundary), len(sums), int((sums == 1).sum()), int(labelled.sum()), int(same.sum())
 
 
 def class_pairs(store: Store, edges: str) -> tuple[np.ndarray, np.ndarray]:
@@ -58,15 +59,15 @@ def class_pairs(store: Store, edges: str) -> tuple[np.ndarray, np.ndarray]:
     labels = [store.shard(client).label for client in range(store.clients)]
     inside, between = np.zeros((2, classes * classes), dtype=np.int64)
 
-    def count(into: np.ndarray, own: np.ndarray, theirs: np.ndarray) -> None:
-        known = (own >= 0) & (theirs >= 0)
-        into += np.bincount(own[known].astype(np.int64) * classes + theirs[known], minlength=len(into))
+    def count(into: np.ndarray, mine: np.ndarray, theirs: np.ndarray) -> None:
+        labelled = (mine >= 0) & (theirs >= 0)
+        into += np.bincount(mine[labelled].astype(np.int64) * classes + theirs[labelled], minlength=len(into))
 
     for client, label in enumerate(labels):
         shard, boundary = store.shard(client), store.boundary(edges, client)
         for first, pointer, low, high in row_blocks(shard.indptr, ENTRIES_A_BLOCK):
-            own = np.repeat(label[first : first + len(pointer) - 1], np.diff(pointer))
-            count(inside, own, label[shard.indices[low:high]])
+            mine = np.repeat(label[first : first + len(pointer) - 1], np.diff(pointer))
+            count(inside, mine, label[shard.indices[low:high]])
         order = np.argsort(boundary.client, kind="stable")
         others, starts = np.unique(boundary.client[order], return_index=True)
         for other, chosen in zip(others, np.split(order, starts[1:])):
@@ -193,9 +194,9 @@ class Exchange:
         degree = np.empty(self.first[-1], dtype=np.float64 if self.store.manifest.weighted else np.int32)
         for client in range(self.store.clients):
             shard, boundary = self.store.shard(client), self.boundary(client)
-            own = degrees(shard.indptr, shard.edge_weight)
-            own += np.bincount(boundary.row, boundary.weight, minlength=shard.nodes)
-            degree[self.first[client] : self.first[client + 1]] = own
+            of_nodes = degrees(shard.indptr, shard.edge_weight)
+            of_nodes += np.bincount(boundary.row, boundary.weight, minlength=shard.nodes)
+            degree[self.first[client] : self.first[client + 1]] = of_nodes
         unfinished = _unfinished_path(self.folder / "degree.npy")
         np.save(unfinished, degree)
         unfinished.replace(self.folder / "degree.npy")
@@ -214,15 +215,15 @@ def write_hop(given: tuple[Exchange, int], clients: Sequence[int]) -> Iterator[N
     before = np.load(exchange.path(hop - 1), mmap_mode="r") if hop else None
     degree = np.load(exchange.folder / "degree.npy", mmap_mode="r")
     for client in clients:
-        own = slice(*exchange.first[client : client + 2])
+        here = slice(*exchange.first[client : client + 2])
         shard = exchange.store.shard(client)
         if before is None:
             rows = shard.x.toarray() if isinstance(shard.x, CsrRows) else np.ascontiguousarray(shard.x)
         else:
             boundary = exchange.boundary(client)
             theirs, place = np.unique(exchange.first[boundary.client] + boundary.other, return_inverse=True)
-            x = np.concatenate([before[own], before[theirs]]).astype(np.float32, copy=False)
-            both = np.concatenate([degree[own], degree[theirs]]).astype(np.float64)
+            x = np.concatenate([before[here], before[theirs]]).astype(np.float32, copy=False)
+            both = np.concatenate([degree[here], degree[theirs]]).astype(np.float64)
             pointer = np.searchsorted(boundary.row, np.arange(shard.nodes + 1))
             scalings = both**-r, both[: shard.nodes] ** (r - 1)
             neighbours = pointer, (place + shard.nodes).astype(np.int64)
@@ -238,7 +239,7 @@ def write_hop(given: tuple[Exchange, int], clients: Sequence[int]) -> Iterator[N
             require_held(peak, rows.dtype)
         # The file is not written by its map: a page has rows of other clients, too, which another machine may write.
         with path.open("r+b") as file:
-            file.seek(out.offset + own.start * out.strides[0])
+            file.seek(out.offset + here.start * out.strides[0])
             file.write(rows.data)
         yield None
 
@@ -253,8 +254,8 @@ def write_cross_hops(exchange: Exchange, packs: Sequence[range]) -> Iterator[Fil
             continue
         of_clients = ((client, slice(*exchange.first[client : client + 2])) for client in pack)
         columns = (
-            columns_of_hops(exchange.store.shard(client), [np.asarray(hop[own]) for hop in hops], exchange.propagation)
-            for client, own in of_clients
+            columns_of_hops(exchange.store.shard(client), [np.asarray(hop[here]) for hop in hops], exchange.propagation)
+            for client, here in of_clients
         )
         yield write_pack(path, "hops", columns)
 

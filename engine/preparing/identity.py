@@ -51,7 +51,7 @@ def identity(config: Config) -> dict[str, Any]:
 
 def published_digests(config: Config) -> dict[str, str]:
     """Returns digests by path of the published files of a config's datasets, as far as all of them are there."""
-    return {path: digest for each in sources(config) for path, digest in published_contents(each).items()}
+    return {path: digest for source in sources(config) for path, digest in published_contents(source).items()}
 
 
 def store_path(config: Config) -> Path:
@@ -64,7 +64,7 @@ def store_path(config: Config) -> Path:
     # Published files are known by the name of the dataset, so that a store is found without them. A store of another
     # Shoal, which this one cannot read, is left where it is: the number is that of the oldest format that is read.
     digits = fingerprint_of({**identity(config), "format": WITHOUT_TABLES})
-    names = [each.name for each in sources(config)]
+    names = [source.name for source in sources(config)]
     dataset = "files" if str(config.data.dataset).lower() == "files" else names[0]
     graph = config.data.name or (dataset if len(names) == 1 else joined_name(names))
     method = chosen.method.rpartition(":")[2]

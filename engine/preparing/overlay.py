@@ -48,10 +48,10 @@ def make_overlay(store: Path, config: Config) -> Path:
 
 def _link(store: Path, overlay: Path) -> None:
     shared = read_manifest(store)
-    own = read_manifest(overlay) if (overlay / NAME).exists() else shared
-    if own.clients != shared.clients or own.identity != shared.identity:
+    added = read_manifest(overlay) if (overlay / NAME).exists() else shared
+    if added.clients != shared.clients or added.identity != shared.identity:
         raise ShoalError(overlay, f"was made of another store than {store}; delete that folder")
-    both = replace(own, splits={**shared.splits, **own.splits}, hops={**shared.hops, **own.hops})
+    both = replace(added, splits={**shared.splits, **added.splits}, hops={**shared.hops, **added.hops})
     files = [
         IDS,
         shard_path(0),
@@ -64,7 +64,7 @@ def _link(store: Path, overlay: Path) -> None:
             _link_folder(store / folder, overlay / folder)
     except OSError as error:
         raise ShoalError(overlay, f"cannot be written: {error.strerror}; set data.overlay to another folder") from None
-    if both != own or not (overlay / NAME).exists():
+    if both != added or not (overlay / NAME).exists():
         both.write(overlay)
 
 

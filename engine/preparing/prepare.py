@@ -166,9 +166,13 @@ def _open(
 
     def of_graphs(name: str, require_room: Callable[[], None] | None = None) -> Store | None:
         """Opens the store of whole graphs below the clients' one."""
-        below, own = path / name, {**made, "partition": {"method": name}}
+        below, info = path / name, {**made, "partition": {"method": name}}
         return open_below(
-            below, own, published, lambda graph: StoreBuilder(below, own, graph, None, config, clients), require_room
+            below,
+            info,
+            published,
+            lambda graph: StoreBuilder(below, info, graph, None, config, clients),
+            require_room,
         )
 
     if clients.manifest.domains and config.evaluation.domains and of_graphs(DOMAINS) is None:

@@ -160,7 +160,7 @@ class StoreBuilder(StoreSteps):
         pack = clients_a_pack(count, needed) if self.clients is None else 1
         pack = pack if self.old is None else self.old.pack
         missing = self._missing(shard_path, count, pack)
-        clients = [client for each in missing for client in each]
+        clients = [client for group in missing for client in group]
         # A store of whole graphs is made from that of the clients, by this process alone.
         size = 0 if self.clients is not None else needed * len(clients) // count
         here = runner(size, self.path, files_of(graph))
@@ -305,9 +305,9 @@ class StoreBuilder(StoreSteps):
             shard, train = shards.shard(client), made.split(options.split_name, client).train
             # Only items that are graphs can share nodes.
             assert shard.graph is not None
-            own = np.bincount(copy_of[shard.node[np.isin(shard.graph, shard.item[train])]], minlength=len(total))
-            total += own
-            most.append(int(own.max()))
+            counts = np.bincount(copy_of[shard.node[np.isin(shard.graph, shard.item[train])]], minlength=len(total))
+            total += counts
+            most.append(int(counts.max()))
         record = CopiesRecord(round(float(total[total > 0].mean()), 2), int(total.max()), most)
         say(
             f"a node lies in {record.mean:,.1f} training graphs on average and {record.most:,} at most, of one client "
@@ -407,8 +407,8 @@ def _report_sides(graph: Graph, side: np.ndarray) -> None:
     from shoal.storage.graph.two_sides import sides_of
 
     if side.any():
-        one, other = (int((side == each).sum()) for each in (ONE, OTHER))
-        say(f"every edge joins one of {one:,} nodes and one of {other:,} others: so do pairs without an edge")
+        first, other = (int((side == part).sum()) for part in (ONE, OTHER))
+        say(f"every edge joins one of {first:,} nodes and one of {other:,} others: so do pairs without an edge")
     elif sides_of(graph, cycles=0).any():
         say(
             "no odd cycle, but too few cycles to tell two kinds of nodes: pairs without an edge are of any two nodes, "

@@ -188,13 +188,13 @@ class StoreSteps(ABC):
 
     def _files(self, place: Place, kind: str, clients: int, pack: int) -> Files:
         """Lists all files of a kind, which are finished."""
-        places = [place(each) for each in ranges(clients, pack)]
+        places = [place(numbers) for numbers in ranges(clients, pack)]
         records = [record for record in map(self.writer.finished, places) if record is not None]
-        return Files.of_packs([self.path / each for each in places], kind, records, clients, pack)
+        return Files.of_packs([self.path / relative for relative in places], kind, records, clients, pack)
 
     def _clients(self, clients: int, pack: int, classes: int) -> tuple[Clients, int]:
         """Makes the table of all clients from finished shards, and counts their values of sparse features."""
         files = self._files(shard_path, "shard", clients, pack)
-        packs = (Pack(self.path / shard_path(each), "shard") for each in ranges(clients, pack))
+        packs = (Pack(self.path / shard_path(numbers), "shard") for numbers in ranges(clients, pack))
         columns, values = sizes(packs, classes)
         return Clients(columns, files), values

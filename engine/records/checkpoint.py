@@ -413,8 +413,8 @@ def load_best(run: Path, summary: Mapping[str, Any], scope: str) -> Checkpoint:
     """Loads the checkpoint of a scope's best validation round. Raises ShoalError: there is none, or it is unusable."""
     scopes = summary["scopes"]
     if scope not in scopes or not scopes[scope]["best"]:
-        known = ", ".join(name for name, numbers in scopes.items() if numbers["best"])
-        raise ShoalError(run, f"no scope {scope} with a best validation round; there are {known or 'none'}")
+        names = ", ".join(name for name, numbers in scopes.items() if numbers["best"])
+        raise ShoalError(run, f"no scope {scope} with a best validation round; there are {names or 'none'}")
     number = scopes[scope]["best"]["round"]
     if number not in rounds_kept(run / BEST):
         raise ShoalError(

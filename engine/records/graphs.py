@@ -37,15 +37,15 @@ OF_DATA_CONFIG = (
 def sources(config: Config) -> tuple[DataSource, ...]:
     """Makes the datasets that a config names. Raises ShoalError: options, names or numbers of paths are wrong."""
     hints = get_type_hints(DataSource, include_extras=True)
-    known = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
+    readable = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
     options: dict[str, Any] = {}
     user_class = isinstance(config.data.dataset, str) and has_user_options(config.data.dataset)
     if user_class:
         options["user_options"] = config.data.options
     for key, value in () if user_class else config.data.options.items():
-        if key not in known:
+        if key not in readable:
             raise ShoalError(
-                f"data.options.{key}", f"unknown; known here: {', '.join(known)}{did_you_mean(key, known)}"
+                f"data.options.{key}", f"unknown; known here: {', '.join(readable)}{did_you_mean(key, readable)}"
             )
         try:
             options[key] = checked(hints[key], value)
@@ -70,9 +70,9 @@ def sources(config: Config) -> tuple[DataSource, ...]:
             raise ShoalError("data.path", f"a list is for a list of datasets; {data.dataset} is one graph")
         return (same(dataset=data.dataset, path=data.path),)
     paths = list(data.path) if isinstance(data.path, tuple) else [data.path] if data.path else []
-    own = sum(name.lower() == "files" for name in data.dataset)
-    if len(paths) != own:
-        raise ShoalError("data.path", f"data.dataset has {own} graphs of your own (files), found {len(paths)} paths")
+    files = sum(name.lower() == "files" for name in data.dataset)
+    if len(paths) != files:
+        raise ShoalError("data.path", f"data.dataset has {files} graphs of your own (files), found {len(paths)} paths")
     graphs = tuple(same(dataset=name, path=paths.pop(0) if name.lower() == "files" else None) for name in data.dataset)
     twice = [name for name, times in Counter(graph.name for graph in graphs).items() if times > 1]
     if twice:

@@ -197,13 +197,13 @@ def _logged(run: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     result: list[dict[str, Any]] = []
-    known: set[str | None] = set()
+    seen: set[str | None] = set()
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         try:
             plain, name = _plain(line)
-            if name not in known:
+            if name not in seen:
                 require_same_run(run, name)
-                known.add(name)
+                seen.add(name)
             if plain["round"] != number:
                 raise ValueError(f"written for round {plain['round']}")
             result.append(_current(plain))

@@ -237,8 +237,8 @@ class RunFolder:
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary; the run is finished. Raises ShoalError: it cannot be written, or holds NaN."""
         try:
-            own = run_of(self.path)
-            text = sealed(summary if own is None else {**summary, OF_RUN: own}, indent=1)
+            run = run_of(self.path)
+            text = sealed(summary if run is None else {**summary, OF_RUN: run}, indent=1)
         except ValueError:
             raise ShoalError(self.path / SUMMARY, "NaN or infinity in the summary; not written") from None
         with replacing(self.path / SUMMARY) as unfinished:

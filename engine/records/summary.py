@@ -105,12 +105,12 @@ def scopes_apart(summary: Mapping[str, Any], config: Config) -> tuple[float, str
     if points <= APART:
         return points, ""
     taking_part = config.participation
-    own, of_all = (f", {text}" if text else "" for text in beside_parameters(config.algorithm.name))
+    of_client, of_all = (f", {text}" if text else "" for text in beside_parameters(config.algorithm.name))
     some = taking_part.ratio < 1 if taking_part.count is None else taking_part.count < summary["clients"]
     missed = some or taking_part.trace is not None or taking_part.simulates or not config.schedule.synchronous
     missed = missed or summary.get("left_out", {}).get("visits")
     return points, (
-        f"deployed is the model that each client downloaded in its own last round{own}; "
+        f"deployed is the model that each client downloaded in its own last round{of_client}; "
         f"global is the server's model now, for all clients{of_all}"
         + ("; a client that missed rounds holds an earlier model, or the initial one" if missed else "")
     )

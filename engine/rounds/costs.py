@@ -17,11 +17,11 @@ from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.reduction import tree_bytes
 
 ON_HOSTS = ("train", "upload", "evaluate")
-# Key of the bytes of every client in the line of a round.
+# The line of a round has the bytes of every client by this key.
 CLIENT_BYTES = "client_bytes"
-# Key of the clients that were drawn and took no part to the end, by what became of them.
+# By this key it has the clients that were drawn and took no part to the end, by what became of them.
 MISSING = "missing"
-# Key of the simulated time of a step, in the line of a round that is not synchronous.
+# By this key the line of a round that is not synchronous has the simulated time of the step.
 SIMULATED = "simulated"
 
 
@@ -62,7 +62,7 @@ class Pool(Protocol):
 
     @property
     def hosts(self) -> tuple[int, int]:
-        """Hosts at work, of how many."""
+        """Returns the number of hosts at work, and of all."""
         ...
 
     def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterable[tuple[int, Outcome]]:
@@ -87,13 +87,13 @@ class Meter:
         self.notes: dict[str, float | None] = {}
         self.losses: dict[int, float] = {}
         self._bytes_up = self._bytes_down = 0
-        # By client.
+        # These are counts by client.
         self._up, self._down = Counter[int](), Counter[int]()
         self._visits = self._expected = 0
         self._scored = False
         self._retried_before, self._transfer_before = pool.retried, pool.transfer
         self._began, self._ready_before = working_clock(), seconds_of_kernels()
-        # Of hosts in other processes.
+        # These are seconds of hosts in other processes.
         self._kernels = 0.0
         self._seconds = dict.fromkeys(ON_HOSTS, 0.0)
         self.waited = 0.0
@@ -184,7 +184,7 @@ class Meter:
             "hosts": dict(zip(("alive", "of"), self._pool.hosts)),
             "bytes_up": self._bytes_up,
             "bytes_down": self._bytes_down,
-            # As papers count: four bytes each.
+            # Papers count so, with four bytes each.
             "scalars_up": self._bytes_up / 4,
             "scalars_down": self._bytes_down / 4,
             CLIENT_BYTES: {"up": _column(self._up, cohort), "down": _column(self._down, cohort)},
@@ -241,7 +241,7 @@ class _Kernels(event.Listener):
 
 
 _kernels = _Kernels()
-# Held from the look for a compiled kernel to its end.
+# Numba holds this lock from the look for a compiled kernel to its end.
 event.register("numba:compiler_lock", _kernels)
 
 

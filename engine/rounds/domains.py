@@ -37,16 +37,16 @@ def score_graph(
     classes = client.info.classes
     kept = [twice_wins, *measures.values()]
     counts = np.zeros((len(PARTS_OF_GRAPHS), WINS + len(kept), classes), dtype=np.int64)
-    found = [(torch.empty(0, classes), torch.empty(0, dtype=torch.int64))]
+    pairs = [(torch.empty(0, classes), torch.empty(0, dtype=torch.int64))]
     for part, name in enumerate(PARTS):
         rows = getattr(client.data, name)
         if len(rows):
             scores, label = scores_of(algorithm, client, received, name, len(rows)), client.data.label[rows]
             counts[part, :WINS] = count_rows(label, scores.argmax(1), classes)
             counts[part, WINS:] = [measure(scores, label) for measure in kept]
-            found.append((scores.detach().double().cpu(), label.cpu()))
+            pairs.append((scores.detach().double().cpu(), label.cpu()))
     counts[-1, :WINS] = counts[:-1, :WINS].sum(0)
-    scores, label = (torch.cat(of_parts) for of_parts in zip(*found))
+    scores, label = (torch.cat(of_parts) for of_parts in zip(*pairs))
     if len(label):
         counts[-1, WINS:] = [measure(scores, label) for measure in kept]
     return counts
@@ -78,7 +78,7 @@ class Domains:
             of_part = {name: counts[PARTS_OF_GRAPHS.index(part)] for name, counts in named.items()}
             by_name = _rates_of(of_part)
             means = ("balanced", "auc", "majority")
-            table |= {rate: _average([found[rate] for found in by_name.values()]) for rate in means}
+            table |= {rate: _average([numbers[rate] for numbers in by_name.values()]) for rate in means}
             shares_DC = [of_part[name][SUPPORT] / of_part[name][SUPPORT].sum() for name in by_name]
             share_C = np.mean(shares_DC, axis=0)
             table |= {"constant": float(share_C.max()), "constant_class": int(share_C.argmax()), DOMAINS: by_name}
@@ -100,12 +100,12 @@ class Domains:
         for part, table in summary.items():
             of_part = {name: counts[:, PARTS.index(part)] for name, counts in by_part.items()}
             by_name = _rates_of({name: counts.sum(0) for name, counts in of_part.items()})
-            means = {name: {**found, **_over_clients(of_part[name])} for name, found in by_name.items()}
-            table |= {"balanced": _average([found["balanced"] for found in by_name.values()]), DOMAINS: means}
+            means = {name: {**numbers, **_over_clients(of_part[name])} for name, numbers in by_name.items()}
+            table |= {"balanced": _average([numbers["balanced"] for numbers in by_name.values()]), DOMAINS: means}
 
 
 def _over_clients(counts_BKC: np.ndarray) -> dict[str, float]:
-    """Means of accuracy and macro-F1 over the clients that have rows."""
+    """Averages accuracy and macro-F1 over the clients that have rows."""
     counts = counts_BKC[counts_BKC[:, SUPPORT].any(1)]
     return {
         "clients": float((counts[:, CORRECT].sum(1) / counts[:, SUPPORT].sum(1)).mean()),
@@ -114,7 +114,8 @@ def _over_clients(counts_BKC: np.ndarray) -> dict[str, float]:
 
 
 def rates(counts_KC: np.ndarray) -> dict[str, float | None]:
-    """Numbers of one domain, from its counts of one part, int64 `[3, C]`, or more with what `twice_wins` gave.
+    """Computes the numbers of one domain, from its counts of a part, int64 `[3, C]`, or more with what `twice_wins`
+    gave.
 
     Returns:
         `accuracy`; macro-F1 over the classes that occur or are predicted (`f1`); mean recall over the classes that
@@ -135,7 +136,7 @@ def rates(counts_KC: np.ndarray) -> dict[str, float | None]:
 
 def _rates_of(counts: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
     """Computes the numbers of every domain that has rows."""
-    return {name: rates(found) for name, found in counts.items() if found[SUPPORT].any()}
+    return {name: rates(counts_KC) for name, counts_KC in counts.items() if counts_KC[SUPPORT].any()}
 
 
 def _average(values: Sequence[float | None]) -> float | None:

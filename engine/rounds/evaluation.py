@@ -22,9 +22,9 @@ from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.scoring import PARTS, by_client, summarize
 from shoal.engine.rounds.state import FederationState, ScoreTable, tree_digest
 
-# As metrics and summaries have them, after a resume too.
+# Metrics and summaries have scopes in this order, after a resume too.
 SCOPES = ("trained", "deployed", "global", DOMAINS, NEWCOMERS, NEWCOMERS_TRAINED)
-# Those that an evaluation of a sample has whole.
+# An evaluation of a sample has these scopes whole.
 WHOLE = (DOMAINS, NEWCOMERS, NEWCOMERS_TRAINED)
 
 
@@ -72,13 +72,13 @@ class Evaluator:
         newest_N[np.fromiter(next_state.newest, dtype=np.int64)] = np.fromiter(next_state.newest.values(), np.int64)
         if "w" in global_model:
             self._evaluate_the_global_model(exchange, global_model, asked)
-            known, scope = self._deploy_the_global_model(stale, newest_N[stale], next_state), "global"
+            evaluated, scope = self._deploy_the_global_model(stale, newest_N[stale], next_state), "global"
         else:
-            known, scope = self._deploy_what_they_trained(stale, next_state), "trained"
-        # One that fails now has no counts, rather than old ones.
+            evaluated, scope = self._deploy_what_they_trained(stale, next_state), "trained"
+        # A client that fails now has no counts, rather than old ones.
         deployed = deployed.only(stale, others=True)
-        tables = [next_state.scores.get(scope, ScoreTable()).only(known)]
-        stale = stale[~np.isin(stale, known)]
+        tables = [next_state.scores.get(scope, ScoreTable()).only(evaluated)]
+        stale = stale[~np.isin(stale, evaluated)]
         order = np.argsort(newest_N[stale], kind="stable")
         rounds, starts = np.unique(newest_N[stale][order], return_index=True)
         groups = np.split(stale[order], starts[1:])
@@ -91,22 +91,22 @@ class Evaluator:
     def _summarize(self, scope: str, counts: ScoreTable) -> dict[str, Any]:
         if scope == DOMAINS and self._domains is not None:
             return self._domains.summarize_graphs(counts)
-        found = summarize(counts, self._items_N[counts.clients], metrics=self._metrics)
+        numbers = summarize(counts, self._items_N[counts.clients], metrics=self._metrics)
         if self._domains is not None:
-            self._domains.add_to(found, counts)
-        return found
+            self._domains.add_to(numbers, counts)
+        return numbers
 
     def _evaluate_the_global_model(self, exchange: Scorer, model: Tree, asked: np.ndarray) -> None:
         """Counts for the server's model, of clients and every domain; an evaluated model keeps its counts."""
-        next_state, found = exchange.next_state, tree_digest(model)
+        next_state, digest = exchange.next_state, tree_digest(model)
         graphs = {DOMAINS: np.array(self._domains.graphs)} if self._domains and self._domains.graphs else {}
         for scope, ids in {"global": asked, **graphs}.items():
-            known = next_state.scores.get(scope) if found == next_state.evaluated else None
-            known = known or ScoreTable()
-            missing = ids[~np.isin(ids, known.clients)]
+            table = next_state.scores.get(scope) if digest == next_state.evaluated else None
+            table = table or ScoreTable()
+            missing = ids[~np.isin(ids, table.clients)]
             counted = [exchange.score(missing.tolist(), model, fresh=True)] if len(missing) else []
-            next_state.scores[scope] = known.with_counts(*counted)
-        next_state.evaluated = found
+            next_state.scores[scope] = table.with_counts(*counted)
+        next_state.evaluated = digest
 
     def _deploy_the_global_model(
         self, stale: np.ndarray, received: np.ndarray, next_state: FederationState
@@ -114,9 +114,9 @@ class Evaluator:
         """Returns the clients that received a model in the round and hold the server's present one alone."""
         rounds = [r for r in np.unique(received).tolist() if r in next_state.downloads]
         same = [r for r in rounds if next_state.content(r) == next_state.evaluated]
-        found = stale[np.isin(received, same)]
-        own = [_holds_own(i, next_state) for i in found.tolist()]
-        return found[~np.array(own, dtype=bool)]
+        holding = stale[np.isin(received, same)]
+        keeps = [_holds_own(i, next_state) for i in holding.tolist()]
+        return holding[~np.array(keeps, dtype=bool)]
 
     def _deploy_what_they_trained(self, stale: np.ndarray, next_state: FederationState) -> np.ndarray:
         """Returns the clients whose last visit was evaluated at its end and that got nothing since."""
@@ -130,10 +130,10 @@ def newest(state: FederationState, only: Sequence[int] | None = None) -> dict[st
     """
     deployed, trained = (state.scores.get(scope, ScoreTable()) for scope in ("deployed", "trained"))
     counts = {**state.scores, "trained": deployed.with_counts(trained)}
-    found = {scope: counts[scope] for scope in SCOPES if scope in counts}
+    tables = {scope: counts[scope] for scope in SCOPES if scope in counts}
     if only is None:
-        return found
-    return {scope: table if scope in WHOLE else table.only(np.array(only)) for scope, table in found.items()}
+        return tables
+    return {scope: table if scope in WHOLE else table.only(np.array(only)) for scope, table in tables.items()}
 
 
 def _without(touched: Mapping[int, bool], ids: Sequence[int]) -> dict[int, bool]:
@@ -158,7 +158,7 @@ def client_scores(scopes: Mapping[str, Mapping[int, np.ndarray]], metrics: Seque
         `scope` and `part` (dictionaries of text), `client`, `rows` and `correct` int32, `f1` float64 (macro-F1), and
         other metrics than these under their names, float64, NaN where one is not defined.
     """
-    found: list[dict[str, np.ndarray]] = []
+    blocks: list[dict[str, np.ndarray]] = []
     names = sorted(scopes.keys() - {DOMAINS})
     for number, scope in enumerate(names):
         table = ScoreTable.of(scopes[scope])
@@ -176,9 +176,9 @@ def client_scores(scopes: Mapping[str, Mapping[int, np.ndarray]], metrics: Seque
                 "f1": numbers.f1_BP[scored, place],
             }
             others = {key: value_BP[scored, place] for key, value_BP in numbers.values_BP.items() if key != MACRO_F1}
-            found.append(columns | others)
-    if not found:
+            blocks.append(columns | others)
+    if not blocks:
         return {}
-    joined = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+    joined = {name: np.concatenate([rows[name] for rows in blocks]) for name in blocks[0]}
     texts = {"scope": names, "part": list(PARTS)}
     return joined | {name: pa.DictionaryArray.from_arrays(joined[name], text) for name, text in texts.items()}

@@ -19,7 +19,7 @@ from shoal.engine.rounds.state import IN_BLOCK, FederationState, ScoreTable
 from shoal.storage.errors import ShoalError
 
 TreeT = TypeVar("TreeT")
-# Scope, client, part, and predicted classes and labels `[2, items]`.
+# A prediction has scope, client, part, and predicted classes and labels `[2, items]`.
 Predicted = tuple[str, int, str, np.ndarray]
 
 
@@ -75,17 +75,17 @@ class Exchange:
         self._federation, self._missing = federation, missing
         self._infos, self._pool, self._stages = federation.infos, federation.pool, federation.stages
         self._whole = next((stage for stage in self._stages if stage.whole), None)
-        # Whether uploads wait for a later step.
+        # The flag says whether uploads wait for a later step.
         self._ahead = False
         self._start = before
         self.next_state, self.cohort, self.meter = next_state, list(cohort), meter
         self.reply: Replies | Tensor | None = None
-        # Uploads of `Reduce.MIX`; a later one replaces an earlier one of its name. None: clients have the product.
+        # Uploads of `Reduce.MIX` are held until a later one replaces them by its name. None: clients have the product.
         self._held: dict[str, Uploads | None] = {}
         self.predicted: list[Predicted] = []
         self.columns: dict[str, Any] = {}
         self.unread: list[int] = []
-        # Of the phase that runs; exchanges of the round so far.
+        # These are of the phase that runs, with the exchanges of the round so far.
         self._of_stages, self._exchanges = NO_STAGES, 0
 
     def begin(self) -> None:
@@ -259,7 +259,7 @@ class Exchange:
             self.meter.waited += working_clock() - asked
             outcomes[position] = outcome
             if not cells[position].phase:
-                # Of many clients, maybe all.
+                # Scores may be of many clients, maybe all, so they are not kept twice.
                 counts.update(outcome.scores)
                 outcome.scores = {}
                 if len(counts) >= IN_BLOCK:
@@ -279,8 +279,8 @@ class Exchange:
         return [outcomes[position] for position in range(len(cells))], sums, [*tables, ScoreTable(counts)]
 
     def _take_predicted(self, scope: str, outcomes: Sequence[Outcome]) -> None:
-        found = {i: of_parts for outcome in outcomes for i, of_parts in outcome.predicted.items()}
-        self.predicted += [(scope, i, part, both) for i in sorted(found) for part, both in found[i].items()]
+        by_client = {i: of_parts for outcome in outcomes for i, of_parts in outcome.predicted.items()}
+        self.predicted += [(scope, i, part, both) for i in sorted(by_client) for part, both in by_client[i].items()]
 
     def _leave_out(self, client: int, failure: tuple[str, str]) -> None:
         """Leaves a client that fails out of the rest of the round; it stays as it was before."""

@@ -34,13 +34,13 @@ def own_metric(code: UserCode) -> Measure:
     function, name = code.function(KEY, "logits", "labels"), code.name.rpartition(":")[2]
 
     def measure(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
-        # Copies: it may write into what it is given.
+        # The function gets copies, as it may write into what it is given.
         with code.at_work(KEY):
             value = function(scores_NC.detach().float().clone(), label_N.clone())
         number = math.nan if value is None else _number(value)
         if number is None or (value is not None and not math.isfinite(number)):
-            found = number or describe(value)
-            raise code.fault(KEY, f"{name} gives {found}, expected a finite number, or None where it is not defined")
+            given = number or describe(value)
+            raise code.fault(KEY, f"{name} gives {given}, expected a finite number, or None where it is not defined")
         return kept_of_own(number, scores_NC.shape[1])
 
     return measure

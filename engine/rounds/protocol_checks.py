@@ -18,7 +18,7 @@ from shoal.algorithms.protocol import Ask, Mix, Reduce, Tree, Upload
 from shoal.storage.errors import ShoalError
 from shoal.storage.shards.view import View
 
-# Set to 1, methods of ours are checked in every round, too, and guarded against writes: as in tests.
+# If it is 1, methods of ours are checked in every round, too, and guarded against writes: as in tests.
 ALWAYS = "SHOAL_CHECK_ALWAYS"
 NEEDS_FLOATS = {Reduce.MEAN: "a sum", Reduce.MIX: "mixing"}
 
@@ -67,8 +67,8 @@ def require_tensor(value: Any, what: str) -> None:
     if value.layout != torch.strided:
         raise ProtocolError(f"{what} is a sparse tensor, expected a dense one")
     if value.is_quantized or value.is_nested or value.is_meta or value.dtype == torch.complex128:
-        found = "nested" if value.is_nested else "meta" if value.is_meta else kind(value)
-        raise ProtocolError(f"{what} is a {found} tensor, which no file can hold; expected plain numbers, as float32")
+        form = "nested" if value.is_nested else "meta" if value.is_meta else kind(value)
+        raise ProtocolError(f"{what} is a {form} tensor, which no file can hold; expected plain numbers, as float32")
 
 
 def require_notes(notes: Any) -> None:

@@ -56,7 +56,7 @@ def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None
         weight, total = upload.weight, upload.entries
         if cell.stages.adder is None:
             weight = {entry: double_of(weight.get(entry, 1.0)) for entry in means}
-            # That of one client is sent as it is: nothing was added that would need more digits.
+            # The total of one client is sent as it is: nothing was added that would need more digits.
             total = {entry: zero_unweighted(total[entry], weight[entry]) * weight[entry] for entry in means}
         part = PartialSum(client, total, dict(weight), own=cell.stages.adder is not None)
         sums.take(range(place[client], place[client] + 1), part)
@@ -139,7 +139,7 @@ class Sums:
         return whole
 
 
-# Columns of a product at a time.
+# A product is computed for so many columns at a time.
 TILE = 8192
 
 
@@ -170,7 +170,7 @@ class Mixed:
     nbytes: int
 
 
-# Results of mixing for a client, by entry: tensors, or `Mixed` on the way to where they are read.
+# A client has its results of mixing by entry: tensors, or `Mixed` on the way to where they are read.
 Inbox = dict[str, Any]
 
 
@@ -256,7 +256,7 @@ def combine(
             require_one_type(entry, [(o.ids[0], o.tensors[entry].dtype) for o in outcomes])
             rows: dict[int, Tensor] = {}
             for outcome in outcomes:
-                # Each goes when it is there: both together would be two copies of all models.
+                # Each tensor is let go once it is copied: both together would be two copies of all models.
                 rows.update(zip(outcome.ids, (t.clone() for t in outcome.tensors.pop(entry))))
             if how is Reduce.MIX:
                 held[entry] = UploadsHere([rows[i] for i in sorted(rows)])
@@ -299,7 +299,7 @@ def require_one_shape(entry: str, shapes: Iterable[tuple[int, torch.Size]]) -> N
 
 def require_one_type(entry: str, types: Iterable[tuple[int, torch.dtype]]) -> None:
     """Compares the types of clients' tensors: put together they would silently become the wider one."""
-    _require_same(entry, "type", [(client, str(of).removeprefix("torch.")) for client, of in types])
+    _require_same(entry, "type", [(client, str(dtype).removeprefix("torch.")) for client, dtype in types])
 
 
 def _require_same(entry: str, what: str, found: Sequence[tuple[int, object]]) -> None:

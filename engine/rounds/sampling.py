@@ -21,12 +21,12 @@ from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
 from shoal.storage.options.types import is_own
 from shoal.storage.store.store import Store
 
-# A schedule from the plan, the job, its store, the method, and the models that clients train.
+# It makes a schedule from the plan, the job, its store, the method, and the models that clients train.
 MakeSchedule = Callable[["Plan", Job, Store, Algorithm, Sequence[BuiltModel]], "Schedule"]
-# Sizes by name: a share of the clients that are visited, of a host's where they train one by one, and the most clients.
+# A size by name has a share of the clients that are visited, of a host's where they train one by one, and a maximum.
 ONE_BY_ONE, IN_BATCHES, SMALL_IN_BATCHES = "auto", "auto, in batches", "auto, small clients in batches"
 AUTOMATIC = {ONE_BY_ONE: (3, 16), IN_BATCHES: (8, 128), SMALL_IN_BATCHES: (4, 64)}
-# Of the clients of a host that train one by one: those in large cells, and how many small cells make a large one.
+# A host whose clients train one by one has this share of them in large cells, and so many small cells make a large one.
 IN_LARGE_CELLS, SMALL_CELLS = 0.75, 4
 
 
@@ -81,7 +81,7 @@ def draw_cohort(
     elif options.draw == "cyclic":
         groups = options.groups(clients - len(newcomers))
         order = np.random.default_rng(key(seed, "groups")).permutation(present)
-        # That of the first round, by which runs are checked, is one of the smallest.
+        # The cohort of the first round, by which runs are checked, is one of the smallest.
         drawn = np.sort(order[-round_number % groups :: groups])
     elif size < len(present):
         drawn = np.sort(
@@ -139,8 +139,8 @@ def require_selection(options: ParticipationOptions, clients: int) -> None:
 
 def require_without(without: Sequence[int], clients: int) -> None:
     """Raises a ShoalError, which names the key: a client that is left out is none, or all are."""
-    known = set(without) & set(range(clients))
-    if len(known) == clients or known != set(without):
+    absent = set(without) & set(range(clients))
+    if len(absent) == clients or absent != set(without):
         raise ShoalError(
             "participation.without",
             f"{', '.join(map(str, without))} of clients 0 to {clients - 1}; leave out some of them, not all",
@@ -234,9 +234,9 @@ class Schedule:
         self._plan, self.clients, self.rounds, self.seed = plan, clients, plan.rounds, seed
         self._members = np.delete(np.arange(clients), plan.newcomers)
         self.count = plan.participation.size(len(self._members))
-        # The newest round that was drawn, and what came of it.
+        # This is the newest round that was drawn, and what came of it.
         self._newest = 0, Drawn([])
-        # The last of the drawn rounds from `first` to `reached` in which a client takes part, none behind `end`.
+        # Each client has the last drawn round from `first` to `reached` in which it takes part, none behind `end`.
         self._last_visits: dict[int, int] = {}
         self._first = self._reached = self._end = 0
 
@@ -378,7 +378,7 @@ def evaluation_cell(
         inboxes={i: inboxes[i] for i in ids if i in inboxes},
         score=frozenset(ids),
         cost=cost,
-        kept={i: one for i, one in elsewhere.items() if not all(map(only_trains, one.names))},
+        kept={i: kept_state for i, kept_state in elsewhere.items() if not all(map(only_trains, kept_state.names))},
     )
 
 

@@ -74,7 +74,7 @@ def _margins(scores_NC: Tensor, label_N: Tensor) -> Iterator[tuple[int, np.ndarr
         yield c, (scores_NC[:, c] - others_NC.logsumexp(1)).numpy(), label == c
 
 
-# What is kept of the scores of a part, none negative, int64 `[C]`, from scores `[N, C]` and labels `[N]`.
+# A measure gives what is kept of scores `[N, C]` and labels `[N]` of a part: int64 `[C]`, none negative.
 Measure = Callable[[Tensor, Tensor], np.ndarray]
 
 
@@ -172,7 +172,7 @@ def score(
 def count_rows(label: torch.Tensor, predicted: torch.Tensor, classes: int) -> np.ndarray:
     """Counts rows of every class, predicted so, rightly so, int64 `[3, C]`, of labels and predictions `[rows]`."""
     right = label[predicted == label]
-    return np.stack([torch.bincount(found, minlength=classes).cpu().numpy() for found in (label, predicted, right)])
+    return np.stack([torch.bincount(c_N, minlength=classes).cpu().numpy() for c_N in (label, predicted, right)])
 
 
 def scores_of(algorithm: Algorithm, client: Client, received: Received, part: str, rows: int) -> torch.Tensor:
@@ -194,8 +194,8 @@ def scores_in_form(algorithm: Algorithm, client: Client, received: Received, par
         scores = algorithm.predict(client, received, part)
         fits = isinstance(scores, torch.Tensor) and list(scores.shape) == expected
         if not fits or scores.is_complex() or scores.dtype == torch.bool:
-            found = f"{kind(scores)} {list(scores.shape)}" if isinstance(scores, torch.Tensor) else describe(scores)
-            raise ProtocolError(f"gives {found} for {part!r}, expected scores {expected}, as float32")
+            form = f"{kind(scores)} {list(scores.shape)}" if isinstance(scores, torch.Tensor) else describe(scores)
+            raise ProtocolError(f"gives {form} for {part!r}, expected scores {expected}, as float32")
     except BaseException as error:
         raise_named(algorithm, "predict", error)
     return scores
@@ -242,7 +242,7 @@ class ByClient(NamedTuple):
 
 
 def by_client(table: ScoreTable, metrics: Sequence[str] = (ACCURACY,)) -> ByClient:
-    """Numbers of the clients of a table, which has some, by part; metrics by their names among the numbers."""
+    """Computes the numbers of the clients of a table, which has some, by part; metrics by their names among them."""
     kept = metrics_beyond_counts(metrics)
     blocks: list[tuple[np.ndarray, ...]] = []
     pooled: Any = 0
@@ -283,25 +283,25 @@ def summarize(
     result: dict[str, Any] = {}
     if not scores:
         return result
-    found = by_client(ScoreTable.of(scores), metrics)
+    numbers = by_client(ScoreTable.of(scores), metrics)
     for part, name in enumerate(parts):
-        scored = found.rows_BP[:, part] > 0
+        scored = numbers.rows_BP[:, part] > 0
         if not scored.any():
             continue
-        right, rows, size = found.correct_BP[scored, part], found.rows_BP[scored, part], np.array(items_B)[scored]
+        right, rows, size = numbers.correct_BP[scored, part], numbers.rows_BP[scored, part], np.array(items_B)[scored]
         accuracy = right / rows
         result[name] = {
             "nodes": float((size * accuracy).sum() / size.sum()),
             "rows": float(right.sum() / rows.sum()),
             "clients": float(accuracy.mean()),
-            "f1": float(macro_f1(found.pooled_PKC[None, part])[0]),
-            "f1_clients": float(found.f1_BP[scored, part].mean()),
+            "f1": float(macro_f1(numbers.pooled_PKC[None, part])[0]),
+            "f1_clients": float(numbers.f1_BP[scored, part].mean()),
             "min": float(accuracy.min()),
             "median": float(np.median(accuracy)),
             "max": float(accuracy.max()),
         }
-        for key, value_BP in found.values_BP.items():
+        for key, value_BP in numbers.values_BP.items():
             result[name][key] = over_clients(value_BP[scored, part], size, rows)
-        if found.values_BP:
+        if numbers.values_BP:
             result[name][CHOSEN_BY] = metric_key(metrics[0])
     return result

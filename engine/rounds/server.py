@@ -38,7 +38,7 @@ from shoal.engine.rounds.stage import SkipRound, make_stages
 from shoal.engine.rounds.state import SELECTION, FederationState
 from shoal.storage.errors import ShoalError
 
-# Among clients that are missing in the line of a round, those that answered in vain.
+# The line of a round has by this key, among missing clients, those that answered in vain.
 UNREAD = "unread"
 
 
@@ -87,15 +87,15 @@ class Server:
         # Methods must not see newcomers, so their sizes are left out; nor any sizes where a stage hides them.
         self._known = self.infos.without_training(plan.newcomers) if plan.newcomers else self.infos
         self._known = self._known.without_sizes() if self._hides_sizes else self._known
-        # The hook of the method that runs now, for errors; empty: none does.
+        # Errors name this hook of the method, which runs now; empty: none does.
         self._hook = self._where = ""
         # The form of requests is checked in the first round of each phase, that of a user's own method always.
         self._checks_always = checks_always(self.algorithm)
         self._first_rounds: dict[str, int] = {}
-        # Code of the user's trains.
+        # The flag says that code of the user's trains.
         guarded = any(stage.guarded for stage in stages)
-        own = guarded or bool(job.texts) or not type(self.algorithm).__module__.startswith(OURS)
-        self.federation = Federation(visited, cell_size, pool, BATCHED in trainers, own, stages)
+        guarded_run = guarded or bool(job.texts) or not type(self.algorithm).__module__.startswith(OURS)
+        self.federation = Federation(visited, cell_size, pool, BATCHED in trainers, guarded_run, stages)
         self.state = FederationState(server=to_device(self._set_up(), CPU)) if state is None else state
         self.schedule = plan.schedule(plan, job, store, self.algorithm, self._built[MODEL])
         self._exchange: Callable[..., Exchange] = self.schedule.exchange or Exchange
@@ -115,14 +115,14 @@ class Server:
         number = self.state.round + 1
         self._where = f"round {number}: {type(self.algorithm).__name__}"
         try:
-            # 1. The cohort, and a copy of the state that the round may change.
+            # 1. The round draws its cohort, and copies the state that it may change.
             drawn = self.schedule.begin(number, self.state.extras.get(SELECTION, {}))
             next_state = self.state.next_state(number)
             cohort = drawn.cohort
             meter = Meter(number, self.infos, self._pool, watch)
             missing = frozenset(i for those in drawn.missing.values() for i in those)
             exchange = self._exchange(self.federation, self.state, next_state, cohort, meter, missing)
-            # 2. The method's part. A round without a cohort, or that a stage skips, changes nothing.
+            # 2. The method runs. A round without a cohort, or that a stage skips, changes nothing.
             records: Tree = {}
             try:
                 exchange.begin()
@@ -153,7 +153,7 @@ class Server:
                     of_plan = plan.newcomers, plan.newcomer_epochs
                     score_newcomers(self.run_method, context, self.federation, *of_plan, next_state, meter)
                 scopes = self._evaluator.evaluate(exchange, model, sample) if due else None
-            # 5. The commit.
+            # 5. The new state is committed.
             next_state.extras[SELECTION] = self.schedule.note(number, drawn.state, meter.losses, exchange.cohort)
             self.state = next_state
         except BaseException as error:
@@ -292,7 +292,7 @@ class Server:
     def _build(self, name: str, number: int = 0) -> FlatModel:
         """Builds a model for the method's server part, on the server's device; nothing else uses its memory."""
         built = self._built[name][number]
-        # The first client of the kind, whose initial parameters are those of all unless each has its own.
+        # The first client of the kind gives initial parameters, which are those of all unless each has its own.
         client = next((info.client for info in self.infos if info.model == number), 0)
         w = self.job.initial(built, name, client)
         model = built.flat.on(self._device)

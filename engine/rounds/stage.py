@@ -213,8 +213,9 @@ def make_stages(job: Job, plan: "Plan | None" = None) -> list[Stage]:
 
     Raises ShoalError: as the stages do.
     """
-    features = [(feature.called or feature.name, feature) for feature in SECTIONS]
-    places = sorted((rank, name, place) for name, one in features if name in job.stages for rank, place in one.stages)
+    named = [(section.called or section.name, section) for section in SECTIONS]
+    on = [(name, section) for name, section in named if name in job.stages]
+    places = sorted((rank, name, place) for name, section in on for rank, place in section.stages)
     stages = list[Stage]()
     for _, name, place in places:
         made: list[Stage] = load(place)(job, plan)
@@ -225,7 +226,7 @@ def make_stages(job: Job, plan: "Plan | None" = None) -> list[Stage]:
     return stages
 
 
-# Properties that two stages of a run cannot have, and why.
+# Two stages of a run cannot have these properties, with the reason.
 PAIRS = (
     ("whole", "whole", "both need every upload, and reduce them"),
     ("whole", "hides", "the first needs every upload, and the second hides single ones"),

@@ -18,17 +18,17 @@ from shoal.engine.messages.cell import Kept
 from shoal.engine.rounds.reduction import Inbox, Mixed, tree_bytes
 from shoal.storage.errors import ShoalError
 
-# Bytes of models of earlier rounds that stay in memory; when there are more, they go into a file.
+# So many bytes of models of earlier rounds stay in memory; when there are more, they go into a file.
 DOWNLOADS_IN_MEMORY = 2**28
-# Bytes of such a file, but for one larger model: it stays until the last of its models goes.
+# Such a file has so many bytes, but for one larger model: it stays until the last of its models goes.
 MODELS_A_FILE = 2**22
-# The part of `FederationState.extras` that the draw of clients reads; stages and schedules have parts of their names.
+# This part of `FederationState.extras` the draw of clients reads; stages and schedules have parts of their names.
 SELECTION = "selection"
-# How the names of their tensors begin in a file, as in checkpoints of before there were other parts; else `EXTRA`.
+# The names of their tensors begin so in a file, as in checkpoints of before there were other parts; else `EXTRA`.
 KINDS, EXTRA = {SELECTION: "known", "privacy": "release", "tiers": "tier"}, "extra"
-# Where each tensor of such a file begins, for any type.
+# Each tensor of such a file begins at a multiple of it, for any type.
 ALIGNED = 64
-# Clients whose counts change one by one, before they join the columns; clients whose counts are laid out at a time.
+# So many clients change one by one before they join the columns; counts of so many are laid out at a time.
 MOST_CHANGED, IN_BLOCK = 1024, 4096
 
 
@@ -76,14 +76,14 @@ class ScoreTable(Mapping[int, np.ndarray]):
 
     def with_counts(self, *tables: "ScoreTable") -> "ScoreTable":
         """Returns these counts and those of tables of different clients, which replace those of before."""
-        found = [table for table in tables if len(table)]
-        if not found:
+        parts = [table for table in tables if len(table)]
+        if not parts:
             return self.copy()
-        kept = self.only(np.concatenate([table._client for table in found]), others=True)
-        found = [*([kept] if len(kept) else []), *found]
-        client = np.concatenate([table._client for table in found])
-        order, joined = np.argsort(client), found[-1].copy()
-        joined._client, joined._rows = client[order], vstack([table._rows for table in found], format="csr")[order]
+        kept = self.only(np.concatenate([part._client for part in parts]), others=True)
+        parts = [*([kept] if len(kept) else []), *parts]
+        client = np.concatenate([part._client for part in parts])
+        order, joined = np.argsort(client), parts[-1].copy()
+        joined._client, joined._rows = client[order], vstack([part._rows for part in parts], format="csr")[order]
         return joined
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -348,14 +348,14 @@ class FederationState:
 def read_scores(tensors: Mapping[str, Any]) -> Scores:
     """Reads the newest counts by scope from the tensors of a state."""
     scopes = dict.fromkeys(name.split("/")[1] for name in tensors if name.startswith("scores/"))
-    found = {}
+    scores = {}
     for scope in scopes:
         if (counts := tensors.get(f"scores/{scope}")) is None:
-            found[scope] = ScoreTable.from_tensors({name: tensors[f"scores/{scope}/{name}"] for name in COLUMNS})
+            scores[scope] = ScoreTable.from_tensors({name: tensors[f"scores/{scope}/{name}"] for name in COLUMNS})
         else:
-            # Of a checkpoint of before there were columns.
-            found[scope] = ScoreTable(zip(tensors[f"scored/{scope}"].tolist(), np.asarray(counts)))
-    return current_scopes(found)
+            # Checkpoints of before there were columns have counts so.
+            scores[scope] = ScoreTable(zip(tensors[f"scored/{scope}"].tolist(), np.asarray(counts)))
+    return current_scopes(scores)
 
 
 def tree_digest(tree: Tree) -> str:
@@ -376,14 +376,14 @@ def on_disk(trees: Mapping[Name, Tree]) -> dict[Name, Tree]:
 
     Raises ShoalError: the folder for temporary files has no room for them.
     """
-    found: dict[Name, Tree] = {}
+    mapped: dict[Name, Tree] = {}
     part: dict[Name, Tree] = {}
     for name, tree in trees.items():
         part[name] = tree
         if sum(map(tree_bytes, part.values())) >= MODELS_A_FILE:
-            found |= _in_one_file(part)
+            mapped |= _in_one_file(part)
             part = {}
-    return found | (_in_one_file(part) if part else {})
+    return mapped | (_in_one_file(part) if part else {})
 
 
 def _in_one_file(trees: Mapping[Name, Tree]) -> dict[Name, Tree]:

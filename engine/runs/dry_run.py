@@ -186,17 +186,18 @@ def expected(plan: RunPlan) -> Expected:
     train, hops, limit = config.train, config.propagation.hops, config.memory_limit()
     path = store_or_overlay(config)
     prepared = (path / NAME).exists()
-    of = _sizes_of_store(path, config) if prepared else _sizes_of_graph(config)
+    total = _sizes_of_store(path, config) if prepared else _sizes_of_graph(config)
     if algorithm.centralized:
-        require_whole(of.nodes, of.features, of.x_bytes, of.entries, config, of.weighted)
+        require_whole(total.nodes, total.features, total.x_bytes, total.entries, config, total.weighted)
 
     clients = 1 if algorithm.centralized else config.partition.clients
     share = config.data.fractions[0] * (1 - config.data.sparsity.labels)
     model_of = assign_models(config, clients)
-    graphs, pairs = (of.items // clients if of.what == each else None for each in ("graph", "pair"))
-    train_items = int(share * of.items / clients)
+    graphs, pairs = (total.items // clients if total.what == kind else None for kind in ("graph", "pair"))
+    train_items = int(share * total.items / clients)
     infos = [
-        ClientInfo(i, of.nodes // clients, train_items, of.classes, model_of[i], graphs, pairs) for i in range(clients)
+        ClientInfo(i, total.nodes // clients, train_items, total.classes, model_of[i], graphs, pairs)
+        for i in range(clients)
     ]
     features = [feature for feature in SECTIONS if feature.is_on(config)]
     for feature in features:
@@ -204,12 +205,12 @@ def expected(plan: RunPlan) -> Expected:
             load_place(feature.checks_sizes)(config, [info.nodes for info in infos])
     cohort = Schedule(plan.rounds, clients, config.seed).cohort(1)
     shape: dict[str, Any] = {
-        "features": of.features,
-        "classes": of.classes,
+        "features": total.features,
+        "classes": total.classes,
         "hops": hops,
         "dropout": train.dropout,
         "bfloat16": config.engine.precision == "bfloat16",
-        "sparse": of.values is not None,
+        "sparse": total.values is not None,
         "task": config.task,
     }
     models_of = algorithm, config.models(), config.heterogeneity.embedding
@@ -218,19 +219,19 @@ def expected(plan: RunPlan) -> Expected:
     starts = [(model.spec, model.flat) for model in built[MODEL]]
     require_fitting_files(starts, read_pretrained(config.models(), limit))
     models = [flat for _, flat in starts]
-    sizes = Clients(infos, of.features, len(cohort))
+    sizes = Clients(infos, total.features, len(cohort))
     trainers = trainers_of(config.engine.trainer, plan.device, algorithm, models, train, sizes)
     hosts = config.engine.hosts if config.engine.backend == "ray" else 1
     cells = [cell.ids for cell in form_cells(cohort, infos, cell_size_of(plan.rounds.cell_size, trainers), hosts)]
 
     # A part of a client is measured where memory would not hold the client and the models' work on it.
-    mean, edges = infos[0], of.entries // clients
-    part = min(1.0, limit / SHARE_TO_MEASURE / (4 * (mean.nodes * of.features * (hops + 1) + edges) + 1))
+    mean, edges = infos[0], total.entries // clients
+    part = min(1.0, limit / SHARE_TO_MEASURE / (4 * (mean.nodes * total.features * (hops + 1) + edges) + 1))
     few = None if graphs is None else max(1, int(graphs * part))
     fewer = None if pairs is None else int(pairs * part)
     measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part), graphs=few, pairs=fewer)
-    a_row = None if of.values is None else of.values // of.nodes
-    mean_client = _mean_client(measured, of.features, int(edges * part), config.propagation, a_row)
+    a_row = None if total.values is None else total.values // total.nodes
+    mean_client = _mean_client(measured, total.features, int(edges * part), config.propagation, a_row)
     torch.set_num_threads(config.engine.threads)
     times = [_measure(*pair, mean_client, measured, train) for pair in zip(models, trainers)]
     epoch, forward = np.array(times).T / part
@@ -261,15 +262,17 @@ def expected(plan: RunPlan) -> Expected:
         # Results of the clients of a cell are in its host's memory as well as in Ray's.
         peak += int(copy * busy * max(map(len, cells), default=0) / clients * (states + 2 * held))
     # Training nodes alone have at most as much as all nodes.
-    scratch, *made, exchange = (step * (1 + config.data.inductive) for step in of.disk)
+    scratch, *made, exchange = (step * (1 + config.data.inductive) for step in total.disk)
     disk = sum(made)
-    at_most = " at most" if of.what == "pair" and not prepared else ""
+    at_most = " at most" if total.what == "pair" and not prepared else ""
     sizes_of_models = [len(model.w) for model in models]
     rows = {
         "store": f"{remote_of(config) or path} ({'ready' if prepared else 'to be prepared'})",
-        "dataset": "" if of.what == "node" else f"{of.items:,} {of.what}s{at_most}, {of.nodes:,} nodes",
-        "overlap": "" if of.graphs_of_node is None else f"a node lies in up to {of.graphs_of_node:,} training graphs",
-        "edges": "weighted" if of.weighted else "",
+        "dataset": "" if total.what == "node" else f"{total.items:,} {total.what}s{at_most}, {total.nodes:,} nodes",
+        "overlap": ""
+        if total.graphs_of_node is None
+        else f"a node lies in up to {total.graphs_of_node:,} training graphs",
+        "edges": "weighted" if total.weighted else "",
         "masked": masks(asdict(config.data.sparsity)),
         "inductive": "training sees training nodes alone; the estimates are for all nodes, or more"
         if config.data.inductive
@@ -279,7 +282,7 @@ def expected(plan: RunPlan) -> Expected:
         + (f", {size(scratch)} or less before it while nodes are divided" if scratch else "")
         + (f", {size(exchange)} beside it while hops run over edges between clients" if exchange else "")
         + f", {size(kept)} a checkpoint, {config.run.keep} kept",
-        "hops": _computed_hops(config, mean.nodes, of, limit // 2 // hosts) if config.propagation.computed else "",
+        "hops": _computed_hops(config, mean.nodes, total, limit // 2 // hosts) if config.propagation.computed else "",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
         **{key: text for feature in features for key, text in feature.says_of(config, sizes_of_models).items()},
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
@@ -291,7 +294,7 @@ def expected(plan: RunPlan) -> Expected:
         "bytes": f"up to {size(4 * int(parameters.max()) * len(cohort))} each way a round where parameters are sent",
         "memory": f"{size(kept)} of client state in the end, {size(peak)} in a round beside what the method adds, "
         f"{size(disk)} of files mapped once, 0.3 GiB a process",
-        "precision": _bfloat16(models, min(mean.train, train.batch_size or mean.train), of.values is not None)
+        "precision": _bfloat16(models, min(mean.train, train.batch_size or mean.train), total.values is not None)
         if shape["bfloat16"] and plan.device == "cpu"
         else "",
         "time": f"{seconds:.0f} s without the method's own work; a mean client takes {_span(epoch)} "
@@ -375,11 +378,11 @@ def _measure(model: FlatModel, path: str, data: View, info: ClientInfo, train: T
     trainer = LocalTrainer({MODEL: model}, replace(train, epochs=1), Algorithm(), form)
     times = []
     for _ in range(3):
-        own = ClientModel(model, data, lambda purpose: 0)
-        client = Client(info, data, {MODEL: own}, {}, {}, lambda purpose: 0)
+        client_model = ClientModel(model, data, lambda purpose: 0)
+        client = Client(info, data, {MODEL: client_model}, {}, {}, lambda purpose: 0)
         began = time.perf_counter()
         trainer.fit(client, {})
         trained = time.perf_counter()
-        own.logits()
+        client_model.logits()
         times.append((trained - began, time.perf_counter() - trained))
     return min(t[0] for t in times), min(t[1] for t in times)

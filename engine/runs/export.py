@@ -158,8 +158,8 @@ def _write(file: Path, table: dict[str, pa.Array], label_names: Sequence[str] | 
     if label_names is not None:
         notes = {"label_names": json.dumps(label_names)}
         for column in CLASSES & table.keys():
-            known = pc.if_else(pc.greater_equal(table[column], 0), table[column], None)
-            table[f"{column}_name"] = pa.DictionaryArray.from_arrays(known, pa.array(label_names))
+            labelled = pc.if_else(pc.greater_equal(table[column], 0), table[column], None)
+            table[f"{column}_name"] = pa.DictionaryArray.from_arrays(labelled, pa.array(label_names))
     schema = pa.schema([(name, table[name].type) for name in sorted(table)], notes)
     batch = pa.RecordBatch.from_arrays([table[name] for name in schema.names], schema=schema)
     with (
@@ -192,9 +192,9 @@ def with_ids(table: dict[str, pa.Array], ids: pa.Array | None) -> dict[str, pa.A
 
 def visits_of(host: Host, state: FederationState, client: int, current: Tree) -> Iterator[tuple[str, Visit]]:
     """Yields the client in every scope that a finished run still has; use one at a time, they share the models."""
-    own = evaluation_cell(state.round, [client], state.clients, state.inboxes)
+    cell = evaluation_cell(state.round, [client], state.clients, state.inboxes)
     download = state.downloads.get(state.newest.get(client, 0), {})
-    yield "deployed", host.visit(client, own, download)
+    yield "deployed", host.visit(client, cell, download)
     if current:
         yield "global", host.visit(client, evaluation_cell(state.round, [client], {}, {}), current)
 

@@ -122,7 +122,7 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         require_cohorts(participation, clients, config.rounds, members)
         require_selection(participation, clients)
         require_sample(config.evaluation.clients, clients)
-        if features := [one for one in SECTIONS if one.checks and one.is_on(config)]:
+        if features := [section for section in SECTIONS if section.checks and section.is_on(config)]:
             cohort = len(draw_cohort(config.partition.clients, participation, config.seed, 1, None, newcomers))
             for feature in features:
                 load_place(feature.checks)(config, cohort)

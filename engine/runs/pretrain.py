@@ -103,7 +103,7 @@ def _model(config: Config) -> ModelSpec:
         )
     name = several[0].name
     if not issubclass(backbone(name, task=config.task), Coupled):
-        coupled = ", ".join(known for known in sorted(BACKBONES) if issubclass(backbone(known), Coupled))
+        coupled = ", ".join(gnn for gnn in sorted(BACKBONES) if issubclass(backbone(gnn), Coupled))
         raise ShoalError("model.name", f"{name} trains no layer that passes messages; take one of {coupled}")
     return several[0]
 

@@ -221,8 +221,8 @@ class RemoteRun:
                 threads.submit(self._folder.send, f"{OBJECTS}/{xxh3}", self._run.path / name, size)
                 for xxh3, (name, size) in missing.items()
             ]
-        for each in sent:
-            each.result()
+        for future in sent:
+            future.result()
         newest = checkpoint.newest_round(self._run.checkpoints)
         listed = {"format": FORMAT, "generation": self._generation, "round": newest, "files": files}
         text = sealed(listed)

@@ -135,14 +135,14 @@ def run(
         folder.begin(config)
         begun = True
         go_on_from(folder, newest, config.run)
-        own = backend or open_backend(config)
+        driven = backend or open_backend(config)
         try:
-            driver = Driver(plan, folder, own, job, store, read, trainers, go_on)
+            driver = Driver(plan, folder, driven, job, store, read, trainers, go_on)
             with folder.at_work.keep_places(folder.fail):
                 driver.drive(newest.state if newest else None, until)
         finally:
             if backend is None:
-                own.close()
+                driven.close()
         if remote is not None:
             remote.finish()
         if go_on is not None:
@@ -316,7 +316,8 @@ def _depends_on_rounds(plan: RunPlan, other: Path, rounds: int) -> str | None:
     config = plan.config
     if run_path(config.model_copy(update={"rounds": rounds}), plan.inputs) != other:
         return "train.schedule, a file that it reads, or the version of Shoal is another"
-    if whole := next(filter(None, (one.of_all_rounds(one.of(config)) for one in SECTIONS if one.is_on(config))), ""):
+    reasons = (section.of_all_rounds(section.of(config)) for section in SECTIONS if section.is_on(config))
+    if whole := next(filter(None, reasons), ""):
         return whole
     modules = [sys.modules[cls.__module__] for cls in type(plan.algorithm).__mro__ if cls.__module__ in sys.modules]
     texts = [inspect.getsource(module) for module in modules if module.__name__.startswith(OF_METHODS)]
@@ -325,8 +326,8 @@ def _depends_on_rounds(plan: RunPlan, other: Path, rounds: int) -> str | None:
         return f"{config.algorithm.name} reads the number of rounds"
     for callback in steering(config.plain()["callbacks"]):
         if is_own(callback["name"]):
-            own = read_user_code("callbacks", callback["name"])
-            if any(map(READS_ROUNDS.search, (own.source, *own.helpers.values()))):
+            user_code = read_user_code("callbacks", callback["name"])
+            if any(map(READS_ROUNDS.search, (user_code.source, *user_code.helpers.values()))):
                 return f"the callback {callback['name']} reads the number of rounds"
     return None
 

@@ -8,14 +8,14 @@ from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.rounds.sampling import MakeSchedule, Schedule
 
 SYNCHRONOUS = "synchronous"
-# What checks its keys and returns what makes the schedule on the server; imported where a run has it.
+# Each function checks its keys and returns what makes the schedule on the server; a run imports its own alone.
 SCHEDULES: Mapping[str, str] = {
     SYNCHRONOUS: "shoal.engine.schedules.participation:make_participation",
     "fedbuff": "shoal.engine.schedules.asynchronous:make_asynchronous",
     "fedasync": "shoal.engine.schedules.asynchronous:make_asynchronous",
     "tiers": "shoal.engine.schedules.asynchronous:make_asynchronous",
 }
-# The same of a user's class.
+# This is the function of a user's class.
 OWN = "shoal.engine.schedules.own:make_own"
 
 

@@ -33,7 +33,7 @@ from shoal.engine.simulation.work import work_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
-# Bytes of a number, and of the weight of an upload.
+# A number, and the weight of an upload, take so many bytes.
 FLOAT = 4
 
 
@@ -95,7 +95,7 @@ class Tiers(Asynchronous):
             kept.update({f"{tier}/{name}": t.clone() for tier in tiers for name, t in newest.items()})
         if not replies.weights["w"] > 0:
             return replies
-        # The steps of each tier so far, with this one.
+        # Each tier made so many steps so far, with this one.
         so_far = self._time.group[:number]
         updates = np.bincount(so_far, minlength=len(tiers))
         kept[f"{so_far[-1]}/w"] = replies.entries["w"]

@@ -83,7 +83,7 @@ def timeline(
         tier[members] = number
     client, start = list[np.ndarray](), list[np.ndarray]()
     seconds, group = np.zeros(steps), np.zeros(steps, dtype=np.int64)
-    # Time, client, and whether its upload is at the server, or else in front of the server's link.
+    # An event has time, client, and whether its upload is at the server, or else in front of the server's link.
     events: list[tuple[float, int, bool]] = []
     training, buffers = [0] * len(groups), [list[int]() for _ in groups]
     sent = received = now = 0.0

@@ -37,7 +37,7 @@ class Visits:
         self._round = np.repeat(np.arange(rounds) + 1, [len(ids) for ids in client])
         self._by_start = np.argsort(starts, kind="stable")
         self._bounds = np.searchsorted(starts[self._by_start], np.arange(rounds + 2))
-        # The last round that has an upload from the model of a round; behind the last, of those who are not finished.
+        # Each round has the last one with an upload from its model; behind the last, of those who are not finished.
         self._last = np.zeros(rounds + 1, dtype=np.int64)
         np.maximum.at(self._last, starts, self._round)
         self._last[np.asarray(unfinished, dtype=np.int64)] = rounds + 1
@@ -117,7 +117,7 @@ class LateExchange(Exchange):
         outcomes, _, _ = self._run(cells, ask.shared)
         self._ahead = False
         for outcome in outcomes:
-            # What stays after the round must not hold memory of the object store.
+            # Tensors that stay after the round must not hold memory of the object store.
             outcome.tensors = {entry: t.clone() for entry, t in outcome.tensors.items()}
             outcome.lists = {entry: [t.clone() for t in tensors] for entry, tensors in outcome.lists.items()}
             self._trained[outcome.ids[0]] = outcome

@@ -28,7 +28,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 from shoal.storage.user_code.user_code import UserCode
 
-# In what the server knows of every client, float64 `[B]`: its last training loss, and the round of that.
+# The server knows of every client, float64 `[B]`, its last training loss, and the round of that.
 LOSS, ROUND = "last loss", "last round"
 
 
@@ -102,21 +102,21 @@ class Participation(Schedule):
         absent = {name: those.tolist() for name, those in missing.items()}
         return Drawn(cohort[~np.isin(cohort, options.without)].tolist(), numbers, state, absent)
 
-    def _choose(self, present: np.ndarray, count: int, number: int, known: Tree) -> tuple[np.ndarray, Tree]:
+    def _choose(self, present: np.ndarray, count: int, number: int, knowledge: Tree) -> tuple[np.ndarray, Tree]:
         """Returns the drawn clients, ascending, and what the server then knows, and the user's selection keeps."""
         options, online = self._options, self._plan.online
         if self._select is not None:
-            known = known or initial_knowledge(self.clients)
+            knowledge = knowledge or initial_knowledge(self.clients)
         if self._select is None or len(present) < options.at_least:
             asked = replace(options, count=count, without=())
             drawn = draw_cohort(self.clients, asked, self.seed, number, online, self._plan.newcomers)
-            return np.array(drawn, dtype=np.int64), known
-        state = {name: t.clone() for name, t in known.items()}
+            return np.array(drawn, dtype=np.int64), knowledge
+        state = {name: t.clone() for name, t in knowledge.items()}
         loss, last = state.pop(LOSS).numpy(), state.pop(ROUND).numpy()
         what = Known(number, present, self._items, loss, last, self._alone, options.candidates, state)
         rng = np.random.default_rng(key(self.seed, number, KEY))
         selected = self._select(what, min(count, len(present)), rng)
-        return np.sort(np.array(list(selected), dtype=np.int64)), known | state
+        return np.sort(np.array(list(selected), dtype=np.int64)), knowledge | state
 
     def note(self, number: int, known: Tree, losses: Mapping[int, float], cohort: Sequence[int]) -> Tree:
         """Returns what a selection knows, with the losses of the round's cohort; 0 where a client reports none."""

@@ -91,7 +91,7 @@ def oort(known: Known, count: int, rng: np.random.Generator) -> np.ndarray:
     return np.concatenate([fresh, _draw_weighted(old[high], utility[high], exploited, rng)])
 
 
-# `loss`: the clients of largest last loss, at first those that never trained.
+# `loss` takes the clients of largest last loss, at first those that never trained.
 OURS: Mapping[str, Select] = {
     "loss": lambda known, count, rng: _largest(known.online, known.loss, count, rng),
     **{"oort": oort, "power_of_choice": power_of_choice},

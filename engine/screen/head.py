@@ -70,12 +70,11 @@ def _data(config: Config, cohort: bool = True) -> str:
     if not cohort:
         return clients
     if not config.schedule.synchronous:
-        own = config.schedule
-        if is_own(own.name):
-            return f"{clients}, {shown_name(own.name)}"
-        return (
-            f"{clients}, {f'in {own.tiers:,}' if own.name == TIERS else f'{own.concurrency:,} at a time,'} {own.name}"
-        )
+        schedule = config.schedule
+        if is_own(schedule.name):
+            return f"{clients}, {shown_name(schedule.name)}"
+        grouped = f"in {schedule.tiers:,}" if schedule.name == TIERS else f"{schedule.concurrency:,} at a time,"
+        return f"{clients}, {grouped} {schedule.name}"
     taking_part = config.participation
     count = taking_part.size(part.clients)
     some = taking_part.trace or taking_part.availability.kind != "always"

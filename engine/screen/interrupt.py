@@ -66,13 +66,13 @@ def graceful() -> Iterator[Interrupt]:
         _print("stopping after this round; press again to stop now")
 
     before = {number: signal.getsignal(number) for number in _ending()}
-    for each in before:
-        signal.signal(each, stop)
+    for handled in before:
+        signal.signal(handled, stop)
     try:
         yield interrupt
     finally:
-        for each, earlier in before.items():
-            signal.signal(each, earlier)
+        for handled, earlier in before.items():
+            signal.signal(handled, earlier)
 
 
 @contextmanager

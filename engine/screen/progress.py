@@ -38,7 +38,7 @@ def standing(part: Callable[[], RenderableType], stays: bool = True) -> Iterator
         if len(_standing) > 1:
             yield
             return
-        everything = lambda: Group(*(each() for each in _standing))  # noqa: E731
+        everything = lambda: Group(*(make() for make in _standing))  # noqa: E731
         with Live(console=console, get_renderable=everything, refresh_per_second=10, transient=not stays):
             yield
     finally:

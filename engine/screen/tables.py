@@ -64,8 +64,8 @@ def show_run(run: Path, details: bool = False) -> None:
     traffic, seconds = summary["bytes"], summary["seconds"]
     kernels = f"; {short(ready)} s to compile kernels" if (ready := seconds.get("kernels", 0.0)) >= 0.05 else ""
     _line(f"{short(seconds['round_median'])} s per round (median), {short(seconds['rounds'])} s in total{kernels}")
-    each = ", ".join(f"{short_size(traffic[f'{way}_per_client_round'])} {way}" for way in ("up", "down"))
-    _line(f"per client and round: {each}")
+    both_ways = ", ".join(f"{short_size(traffic[f'{way}_per_client_round'])} {way}" for way in ("up", "down"))
+    _line(f"per client and round: {both_ways}")
     if "exchange" in traffic:
         _line(f"hops over edges between clients: {size(traffic['exchange'])} of sums sent once, before round 1")
     held = ", ".join(f"{process} {short_size(count)}" for process, count in summary["resident_bytes"].items())
@@ -116,8 +116,8 @@ def show_next(config: Config, run: Path | str) -> None:
         lines = []
         _line(f"page: {shown_path(page)}", whole=True)
     if len(config.models()) == 1 and not isinstance(run, str):
-        own = config.algorithm
-        names = dict.fromkeys([*TO_COMPARE, *([] if own.options or is_own(own.name) else [own.name])])
+        method = config.algorithm
+        names = dict.fromkeys([*TO_COMPARE, *([] if method.options or is_own(method.name) else [method.name])])
         lines.append(f"shoal sweep {folder} algorithm={','.join(names)} seeds=3")
     for number, line in enumerate(lines or [f"shoal export {folder}"]):
         _line(f"{'      ' if number else 'next: '}{line}", whole=True)
@@ -173,14 +173,14 @@ def show_store(place: object, manifest: Manifest) -> None:
 
 def _cross_edges(manifest: Manifest, name: str) -> str:
     record = manifest.boundaries[name]
-    edges, sums, of_one, known, same = record.counts.sum(0).tolist()
+    edges, sums, of_one, labelled, same = record.counts.sum(0).tolist()
     if not edges:
         return "none is kept: hops run over clients' own edges"
     cut = record.counts[:, 0]
     shares = cut / np.maximum(cut + manifest.clients.count("entries"), 1)
     worst = np.argsort(-shares, kind="stable")[:WORST_CLIENTS]
     most = ", ".join(f"{100 * shares[client]:.1f} % of client {client}'s" for client in worst)
-    of_class = f", {100 * same / known:.1f} % of those with labels join nodes of one class" if known else ""
+    of_class = f", {100 * same / labelled:.1f} % of those with labels join nodes of one class" if labelled else ""
     # If more than one neighbour is required, an edge may be kept for one of its ends alone.
     kept = f"{edges // 2:,} undirected" if name.split("-")[2] == "min1" else f"{edges:,} directed"
     return (
@@ -194,10 +194,10 @@ def show_class_pairs(pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None
     for name, (inside, between) in pairs.items():
         table = _numbers(f"edges {name} by classes of their ends (%)", ["classes"], ("between clients", "inside"))
         both = [_shares_of_pairs(entries) for entries in (between, inside)]
-        one, other = np.triu_indices(len(between), 1)
+        first, other = np.triu_indices(len(between), 1)
         table.add_row("of one class", *(_percent(float(np.trace(shares))) for shares in both))
-        for pair in np.argsort(-both[0][one, other], kind="stable")[:MOST_PAIRS]:
-            ends = int(one[pair]), int(other[pair])
+        for pair in np.argsort(-both[0][first, other], kind="stable")[:MOST_PAIRS]:
+            ends = int(first[pair]), int(other[pair])
             table.add_row(f"{ends[0]} and {ends[1]}", *(_percent(float(shares[ends])) for shares in both))
         console.print(table)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from shoal.storage.options.types import is_own
 
 OWN = "my_file.py:Name"
-# What has no uploads: each client trains alone, or there is one client.
+# These methods have no uploads: each client trains alone, or there is one client.
 WITHOUT_UPLOADS = ("local", "global")
 
 

@@ -12,16 +12,16 @@ from shoal.engine.stages.robust.section import ROBUST
 from shoal.engine.stages.secure.section import SECURE
 from shoal.engine.stages.users.section import USERS
 
-# In their order in a config.
+# Sections have the order that they have in a config.
 SECTIONS: tuple[Section[Any], ...] = (COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS)
 
 
 def options_of(config: Any, name: str) -> Any | None:
     """Returns the options of a section whose feature a config turns on; None: it is off, or there is none."""
-    return next((one.of(config) for one in SECTIONS if one.name == name and one.is_on(config)), None)
+    return next((section.of(config) for section in SECTIONS if section.name == name and section.is_on(config)), None)
 
 
 def why_skipped(config: Any, line: Mapping[str, Any]) -> str:
     """Returns why the round of a line was skipped, so that it changed nothing; empty: it was not."""
-    reasons = (load(one.skipped)(line) for one in SECTIONS if one.skipped and one.is_on(config))
+    reasons = (load(section.skipped)(line) for section in SECTIONS if section.skipped and section.is_on(config))
     return next(filter(None, reasons), "")

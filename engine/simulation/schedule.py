@@ -99,11 +99,11 @@ def read_network(place: str) -> Classes | None:
 
 def _file(place: str, folder: str) -> Path:
     ours = SHIPPED / folder
-    known = sorted(path.stem for path in ours.glob("*.csv"))
-    if place in known:
+    names = sorted(path.stem for path in ours.glob("*.csv"))
+    if place in names:
         return ours / f"{place}.csv"
     if not Path(place).is_file():
-        raise ShoalError(Path(place), f"no such file; give a CSV, or one of ours: {', '.join(known)}")
+        raise ShoalError(Path(place), f"no such file; give a CSV, or one of ours: {', '.join(names)}")
     return Path(place)
 
 
@@ -281,21 +281,21 @@ def clock(rounds: Sequence[Round], work: ClientWork, fleet: Fleet, deadline: flo
         for extra, flops in ((0.0, 0.0), (fleet.seconds(work.evaluate), work.evaluate.flops))
     )
     table, late, visits = np.zeros((7, len(rounds))), [], []
-    for number, each in enumerate(rounds):
-        own = each.cohort
-        compute, flops = (values[own] for values in (scored if each.scored else plain))
-        of_round = schedule(fleet, own, each.down, each.up, compute, deadline, each.counted)
-        end = of_round.end if each.end is None else each.end
-        took, busy = end + each.server, np.clip(end - of_round.received, 0, compute)
-        total = np.full(len(own), took)
-        if each.spent is not None:
-            took, busy, total = each.took + each.server, compute, each.spent
+    for number, line in enumerate(rounds):
+        cohort = line.cohort
+        compute, flops = (values[cohort] for values in (scored if line.scored else plain))
+        of_round = schedule(fleet, cohort, line.down, line.up, compute, deadline, line.counted)
+        end = of_round.end if line.end is None else line.end
+        took, busy = end + line.server, np.clip(end - of_round.received, 0, compute)
+        total = np.full(len(cohort), took)
+        if line.spent is not None:
+            took, busy, total = line.took + line.server, compute, line.spent
         waits = np.maximum(total - busy - of_round.moving, 0)
-        joules = fleet.watts[own] @ busy + fleet.idle_watts[own] @ (total - busy)
-        money = fleet.per_hour[own] @ total / HOUR + fleet.per_byte[own] @ (each.down + each.up)
+        joules = fleet.watts[cohort] @ busy + fleet.idle_watts[cohort] @ (total - busy)
+        money = fleet.per_hour[cohort] @ total / HOUR + fleet.per_byte[cohort] @ (line.down + line.up)
         table[:, number] = took, joules, money, flops.sum(), waits.sum(), of_round.late.sum(), total.sum()
-        late.append(fleet.device[own[of_round.late]])
-        visits.append(fleet.device[own])
+        late.append(fleet.device[cohort[of_round.late]])
+        visits.append(fleet.device[cohort])
     classes = int(fleet.device.max(initial=0)) + 1
     by_class = [
         np.bincount(np.concatenate(devices) if devices else np.zeros(0, int), minlength=classes)
@@ -306,9 +306,9 @@ def clock(rounds: Sequence[Round], work: ClientWork, fleet: Fleet, deadline: flo
 
 def join_clocks(clocks: Sequence[Clock]) -> Clock:
     """Returns the clock of rounds that follow one another, of the same devices."""
-    names = [each.name for each in fields(Clock)]
+    names = [clock.name for clock in fields(Clock)]
     of_rounds, of_classes = names[:-2], names[-2:]
     return Clock(
-        **{name: np.concatenate([getattr(each, name) for each in clocks]) for name in of_rounds},
-        **{name: np.sum([getattr(each, name) for each in clocks], axis=0) for name in of_classes},
+        **{name: np.concatenate([getattr(clock, name) for clock in clocks]) for name in of_rounds},
+        **{name: np.sum([getattr(clock, name) for clock in clocks], axis=0) for name in of_classes},
     )

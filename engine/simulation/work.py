@@ -90,8 +90,8 @@ def products_of(module: nn.Module) -> list[Product] | None:
     """Returns the products of a model of nodes, in their order; None: its work is not known."""
     if isinstance(module, Coupled) and module.fanouts:
         return None
-    known = FORMULAS.get(type(module).__name__) if type(module).__module__.startswith("shoal.") else None
-    return None if known is None else known(module)
+    formula = FORMULAS.get(type(module).__name__) if type(module).__module__.startswith("shoal.") else None
+    return None if formula is None else formula(module)
 
 
 def _widths(head: Head) -> list[tuple[int, int]]:

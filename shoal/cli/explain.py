@@ -85,8 +85,8 @@ def explanation(asked: str | None) -> list[str]:
         return list(_by_owner(name, owners, "algorithm.name"))
     if section == "model" and (owners := _with_option(_options_of_models(), option)):
         return list(_by_owner(name, owners, "model.name"))
-    if name.startswith("data.options.") and (known := _options_of_datasets().get(name)):
-        return list(_about(known))
+    if name.startswith("data.options.") and (described := _options_of_datasets().get(name)):
+        return list(_about(described))
     if name in METHODS:
         return list(_describe_class("algorithm", name, _options_of_methods()[name].values()))
     if name in (*BACKBONES, *OF_GRAPHS):

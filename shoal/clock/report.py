@@ -167,9 +167,9 @@ class ClockedRun:
             rounds += new
         run_clock = join_clocks(clocks)
         simulated = [{**line, "seconds": {"round": s}} for line, s in zip(lines, run_clock.seconds.tolist())]
-        for line, each in zip(simulated, rounds):
-            if each.counted is not None:
-                line |= {"bytes_down": float(each.down.sum()), "bytes_up": float(each.up.sum())}
+        for line, costs in zip(simulated, rounds):
+            if costs.counted is not None:
+                line |= {"bytes_down": float(costs.down.sum()), "bytes_up": float(costs.up.sum())}
         older = {CLIENT_BYTES: "bytes of a round are shared equally by its clients"}
         if any("participation" in line for line in lines):
             older[MISSING] = "clients that were drawn and took no part to the end are left out"
@@ -217,26 +217,28 @@ def client_work(run: Path) -> ClientWork:
 
 def _is_timed(run: Path, lines: Sequence[Line]) -> bool:
     """Returns whether simulated time changed the run: it is not synchronous, or some of its clients came too late."""
-    own = load_config(run).participation
-    waits = own.devices is not None and (own.deadline is not None or own.over_selection > 1)
+    participation = load_config(run).participation
+    waits = participation.devices is not None and (
+        participation.deadline is not None or participation.over_selection > 1
+    )
     return SIMULATED in lines[0] or (waits and any(MISSING in line for line in lines))
 
 
 def _require_own_fleet(run: Path, fleet: Fleet, asked: Asked) -> None:
     """Raises ShoalError: a run that simulated time decided is of other devices, or a deadline is asked for."""
     config = load_config(run)
-    own = config.participation if config.participation.devices is not None else config.schedule
+    section = config.participation if config.participation.devices is not None else config.schedule
     if asked.deadline < math.inf:
-        kind = getattr(own, "name", "its participation")
+        kind = getattr(section, "name", "its participation")
         raise ShoalError(run, "--deadline", f"the run's own times, of {kind}, decided its steps; leave it out")
-    assert own.devices is not None
-    assert own.network is not None
-    assert own.devices is not None
-    assert own.network is not None
-    classes = read_classes(own.devices, "devices", DEVICES), read_network(own.network)
-    its = Fleet.of(*classes, len(fleet.device), own.seed)
-    if any(not np.array_equal(getattr(its, each.name), getattr(fleet, each.name)) for each in fields(Fleet)):
-        given = f"--devices {own.devices} --network {own.network} --seed {own.seed}"
+    assert section.devices is not None
+    assert section.network is not None
+    assert section.devices is not None
+    assert section.network is not None
+    classes = read_classes(section.devices, "devices", DEVICES), read_network(section.network)
+    its = Fleet.of(*classes, len(fleet.device), section.seed)
+    if any(not np.array_equal(getattr(its, column.name), getattr(fleet, column.name)) for column in fields(Fleet)):
+        given = f"--devices {section.devices} --network {section.network} --seed {section.seed}"
         raise ShoalError(run, f"its steps depend on its devices and links; give {given}")
 
 
@@ -273,20 +275,20 @@ def _with_missing(those: Round, line: Line, message: tuple[float, float], timed:
         return those
     (down, up), missing = message, line[MISSING]
     others = np.array([client for absent in missing.values() for client in absent], dtype=np.int64)
-    own = np.concatenate([those.cohort, others])
-    order = np.argsort(own)
+    everyone = np.concatenate([those.cohort, others])
+    order = np.argsort(everyone)
     sizes = np.full(len(others), down), np.where(np.isin(others, missing.get("dropped", ())), 0.0, up)
-    down_C, up_C = (np.concatenate(each)[order] for each in zip((those.down, those.up), sizes))
+    down_C, up_C = (np.concatenate(both)[order] for both in zip((those.down, those.up), sizes))
     end = line["participation"]["seconds"] if timed else None
-    return replace(those, cohort=own[order], down=down_C, up=up_C, counted=order < len(those.cohort), end=end)
+    return replace(those, cohort=everyone[order], down=down_C, up=up_C, counted=order < len(those.cohort), end=end)
 
 
 def _round(line: Line) -> Round:
     cohort = np.array(line["cohort"], dtype=np.int64)
 
     def column(way: str) -> np.ndarray:
-        known = line.get(CLIENT_BYTES, {}).get(way, [line[f"bytes_{way}"] / max(len(cohort), 1)][: len(cohort)])
-        return np.broadcast_to(np.array(known, dtype=np.float64), len(cohort))
+        traffic = line.get(CLIENT_BYTES, {}).get(way, [line[f"bytes_{way}"] / max(len(cohort), 1)][: len(cohort)])
+        return np.broadcast_to(np.array(traffic, dtype=np.float64), len(cohort))
 
     return Round(cohort, column("down"), column("up"), line["seconds"]["aggregate"], "scopes" in line)
 
@@ -336,9 +338,9 @@ class Clocked:
     def _to_target(self) -> TextTable:
         rows = []
         for group, costs in zip(self.looks.groups, self._until()):
-            known = [at for at in costs if at is not None]
-            cells = [_interval([at[name] for at in known], text) for name, text in COSTS.items()]
-            rows.append((self.looks.name(group), f"{len(known)} of {len(costs)}", *cells))
+            reached = [at for at in costs if at is not None]
+            cells = [_interval([at[name] for at in reached], text) for name, text in COSTS.items()]
+            rows.append((self.looks.name(group), f"{len(reached)} of {len(costs)}", *cells))
         title = f"To reach {100 * self.target:.1f} % test score {MODELS[self.scope]}"
         several = any(len(runs) > 1 for runs in self.runs)
         notes = ["± 95 % interval of the mean over seeds, by Student's t"] if several else []
@@ -367,8 +369,8 @@ class Clocked:
         if self.asked.deadline == math.inf:
             return []
         late, visits = (
-            sum(np.pad(values, (0, len(self.asked.devices.names) - len(values))) for values in each)
-            for each in zip(*((run.clock.late_of, run.clock.visits_of) for runs in self.runs for run in runs))
+            sum(np.pad(values, (0, len(self.asked.devices.names) - len(values))) for values in of_runs)
+            for of_runs in zip(*((run.clock.late_of, run.clock.visits_of) for runs in self.runs for run in runs))
         )
         shares = (f"{n} {100 * a / b:.1f} %" for n, a, b in zip(self.asked.devices.names, late, visits) if b)  # type: ignore
         return [
@@ -401,7 +403,7 @@ class Clocked:
         if panels := self.looks.panels([(group, curve) for group, curve in curves if curve is not None]):
             title = f"Test score {MODELS[self.scope]} by simulated time"
             drawings.curves(figures, "score-by-simulated-time", title, panels, "simulated", "test score (%)")
-        files = ["none" if each is None else each.path.name for each in (self.asked.devices, self.asked.networks)]
+        files = ["none" if table is None else table.path.name for table in (self.asked.devices, self.asked.networks)]
         facts = [("Devices", files[0]), ("Network", files[1]), ("Seed", str(self.asked.seed))]
         facts += [("Left out", self.asked.left_out)] if self.asked.left_out else []
         facts += [("Deadline", f"{self.asked.deadline:g} s")] if self.asked.deadline < math.inf else []

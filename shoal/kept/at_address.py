@@ -103,7 +103,7 @@ def remove_at(addresses: Sequence[str], ask: Callable[[str], bool]) -> bool:
     """
     folders = [_find(address) for address in addresses]
     put("\n".join(table.text() for table in make_tables(folders)), end="")
-    if not ask(f"remove {len(folders)} folder{'s' * (len(folders) > 1)}, {size(sum(each.bytes for each in folders))}?"):
+    if not ask(f"remove {len(folders)} folder{'s' * (len(folders) > 1)}, {size(sum(kept.bytes for kept in folders))}?"):
         return False
     for address, kept in zip(addresses, folders):
         folder = _folder(address)
@@ -132,10 +132,10 @@ def _find(address: str) -> Kept:
 def _remove(folder: Folder, kind: str) -> None:
     written = re.compile(f"({'|'.join(THERE[kind])})({OF_UNFINISHED})?")
     names = [name for name, info in folder.list_files(everything=True).items() if info.size is not None]
-    own = [name for name in names if written.fullmatch(name) and not name.startswith(f"{DRIVERS}/")]
+    written_here = [name for name in names if written.fullmatch(name) and not name.startswith(f"{DRIVERS}/")]
     # The marks come last, so that what an interruption leaves is still recognized and can be removed.
-    own.sort(key=lambda name: name.endswith(MARKS[kind]))
-    for name in own:
+    written_here.sort(key=lambda name: name.endswith(MARKS[kind]))
+    for name in written_here:
         folder.delete(name)
     others = sorted(set(names) - {name for name in names if written.fullmatch(name)})
     say(f"{folder}: stays with what Shoal did not write: {', '.join(others[:5])}" if others else f"removed: {folder}")

@@ -111,31 +111,33 @@ def kept_in(root: Path) -> Iterator[Kept]:
 
 def entries(found: Sequence[Kept]) -> list[Entry]:
     """Lists stores, then runs and sweeps, each by time, the newest last; runs of a sweep below it."""
-    own: dict[Path, tuple[Path, dict[str, str], str]] = {}
-    for sweep in sorted((each for each in found if each.kind == "sweep"), key=lambda each: each.changed):
+    of_sweeps: dict[Path, tuple[Path, dict[str, str], str]] = {}
+    for sweep in sorted((kept for kept in found if kept.kind == "sweep"), key=lambda kept: kept.changed):
         with suppress(ShoalError):
             rows = read_rows(sweep.path)
             mean = POOLED if several_clients(rows) else NODES
-            own |= {row.path.resolve(): (sweep.path, varied, mean) for row, varied in zip(rows, _varied_columns(rows))}
-    alone = [each for each in found if each.kind == "run" and each.path.resolve() not in own]
+            of_sweeps |= {
+                row.path.resolve(): (sweep.path, varied, mean) for row, varied in zip(rows, _varied_columns(rows))
+            }
+    alone = [kept for kept in found if kept.kind == "run" and kept.path.resolve() not in of_sweeps]
     differ = _differences(alone)
 
-    def entry(each: Kept) -> Entry:
-        sweep, varied, mean = own.get(each.path.resolve(), (None, differ.get(each.path, {}), NODES))
+    def entry(kept: Kept) -> Entry:
+        sweep, varied, mean = of_sweeps.get(kept.path.resolve(), (None, differ.get(kept.path, {}), NODES))
         try:
-            return _entry(each, mean, sweep if each.kind == "run" else None, varied)
+            return _entry(kept, mean, sweep if kept.kind == "run" else None, varied)
         except ShoalError as error:
-            return Entry(each, "damaged", str(error))
+            return Entry(kept, "damaged", str(error))
 
     listed = list(map(entry, found))
-    newest = {each.kept.path: each.kept.changed for each in listed}
-    for each in listed:
-        if each.sweep in newest:
-            newest[each.sweep] = max(newest[each.sweep], each.kept.changed)
+    newest = {item.kept.path: item.kept.changed for item in listed}
+    for item in listed:
+        if item.sweep in newest:
+            newest[item.sweep] = max(newest[item.sweep], item.kept.changed)
 
-    def place(each: Entry) -> tuple[bool, float, Path, bool, float]:
-        head = each.sweep if each.sweep in newest else each.kept.path
-        return each.kept.kind != "store", newest[head], head, head != each.kept.path, each.kept.changed
+    def place(item: Entry) -> tuple[bool, float, Path, bool, float]:
+        head = item.sweep if item.sweep in newest else item.kept.path
+        return item.kept.kind != "store", newest[head], head, head != item.kept.path, item.kept.changed
 
     return sorted(listed, key=place)
 
@@ -147,14 +149,14 @@ def make_tables(folders: Sequence[Kept]) -> list[TextTable]:
         return [TextTable(("name",), (), 1, notes=("no runs, sweeps or stores",))]
     tables = []
     for kinds in (("store",), ("run", "sweep")):
-        some = [each for each in all_of_them if each.kept.kind in kinds]
-        shown = {each.kept.path for each in some}
+        some = [entry for entry in all_of_them if entry.kept.kind in kinds]
+        shown = {entry.kept.path for entry in some}
         rows = tuple(
-            ("└ " * (each.sweep in shown) + each.kept.path.name, _age(each.kept), size(each.kept.bytes), _words(each))
-            for each in some
+            ("└ " * (row.sweep in shown) + row.kept.path.name, _age(row.kept), size(row.kept.bytes), _words(row))
+            for row in some
         )
         heads = ("store", "age", "size", "what") if kinds == ("store",) else ("run or sweep", "age", "size", "what")
-        means = dict.fromkeys(each.mean for each in some if each.score is not None)
+        means = dict.fromkeys(entry.mean for entry in some if entry.score is not None)
         scored = tuple(
             f"scores{' in sweeps over numbers of clients' * (mean == POOLED)}: test, {MEANS[mean]}" for mean in means
         )
@@ -167,17 +169,17 @@ def plain_list(folders: Sequence[Kept]) -> list[dict[str, Any]]:
     """Returns the rows of `make_tables` as plain values."""
     return [
         {
-            "kind": each.kept.kind,
-            "path": str(each.kept.path),
-            "changed": datetime.fromtimestamp(each.kept.changed, UTC).isoformat(timespec="seconds"),
-            "bytes": each.kept.bytes,
-            "state": each.state,
-            "what": each.what,
-            "sweep": None if each.sweep is None else str(each.sweep),
-            "score": each.score,
-            "scope": each.scope,
+            "kind": entry.kept.kind,
+            "path": str(entry.kept.path),
+            "changed": datetime.fromtimestamp(entry.kept.changed, UTC).isoformat(timespec="seconds"),
+            "bytes": entry.kept.bytes,
+            "state": entry.state,
+            "what": entry.what,
+            "sweep": None if entry.sweep is None else str(entry.sweep),
+            "score": entry.score,
+            "scope": entry.scope,
         }
-        for each in entries(folders)
+        for entry in entries(folders)
     ]
 
 
@@ -210,10 +212,10 @@ def plain_content(path: Path) -> dict[str, Any]:
 def _differences(runs: Sequence[Kept]) -> dict[Path, dict[str, str]]:
     """Returns, by run, the values in which runs of one name differ."""
     named: dict[str, dict[Path, dict[str, str]]] = {}
-    for each in runs:
+    for kept in runs:
         with suppress(ShoalError):
-            keys = keys_of(each.path)
-            named.setdefault(keys["name"], {})[each.path] = keys
+            keys = keys_of(kept.path)
+            named.setdefault(keys["name"], {})[kept.path] = keys
     return {
         path: varied for of_name in named.values() for path, varied in zip(of_name, differing(list(of_name.values())))
     }
@@ -265,10 +267,10 @@ def _words(each: Entry) -> str:
     return each.what if each.state == "finished" else f"{each.what}: {each.state}"
 
 
-def _age(each: Kept) -> str:
+def _age(kept: Kept) -> str:
     """Returns the time since its newest file was written, in words."""
-    seconds = max(time.time() - each.changed, 0)
-    unit, length = next((each for each in UNITS if seconds >= each[1]), ("s", 1))
+    seconds = max(time.time() - kept.changed, 0)
+    unit, length = next((pair for pair in UNITS if seconds >= pair[1]), ("s", 1))
     return f"{seconds / length:.0f} {unit}"
 
 

@@ -67,18 +67,18 @@ class _Found:
         kind, root = self.kept.kind, self.kept.path
         written = re.compile(f"({'|'.join(FILES[kind])}){NOT_FINISHED}")
         links = re.compile("|".join(LINKS[kind]))
-        own: list[Path] = []
+        ours: list[Path] = []
         others: list[Path] = []
         for folder, folders, names in os.walk(root, onerror=_raise):
             for path in (Path(folder, name) for name in (*names, *folders)):
                 mode, place = path.lstat().st_mode, path.relative_to(root).as_posix()
                 if S_ISLNK(mode):
-                    (own if links.fullmatch(place) else others).append(path)
+                    (ours if links.fullmatch(place) else others).append(path)
                 elif path.name not in folders:
-                    (own if S_ISREG(mode) and written.fullmatch(place) else others).append(path)
+                    (ours if S_ISREG(mode) and written.fullmatch(place) else others).append(path)
         # The marks of the folder come last, so that what an interruption leaves is recognized and can be removed.
         last = [root / name for name in (METRICS, MARKS[kind], LOCK)]
-        return sorted(own, key=lambda path: last.index(path) + 1 if path in last else 0), sorted(others)
+        return sorted(ours, key=lambda path: last.index(path) + 1 if path in last else 0), sorted(others)
 
     @property
     def bytes(self) -> int:
@@ -110,8 +110,8 @@ def remove(paths: Sequence[Path], ask: Callable[[str], bool]) -> bool:
     wanted: dict[Path, Kept] = {}
     for path in paths:
         kept = _require_mark(path)
-        for each in [kept, *(_runs_of(path) if kept.kind == "sweep" else ())]:
-            wanted.setdefault(each.path.absolute(), each)
+        for kept_run in [kept, *(_runs_of(path) if kept.kind == "sweep" else ())]:
+            wanted.setdefault(kept_run.path.absolute(), kept_run)
     several = [_Found(kept) for kept in wanted.values()]
     with ExitStack() as locks:
         for folder in several:

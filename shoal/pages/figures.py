@@ -383,10 +383,10 @@ def prototypes(drawings: list[Drawing], name: str, title: str, point_P2: np.ndar
     text = f"{title}: {len(point_P2)} prototypes of {len(classes)} classes, by their two largest principal components"
     with _figure(drawings, name, title, text) as (axes,):
         for place, c in enumerate(classes):
-            own = class_P == c
+            of_class = class_P == c
             style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKS[place // len(COLOURS) % len(MARKS)]}
-            axes.scatter(*point_P2[own].T, s=9, alpha=0.6, linewidths=0, **style)
-            axes.annotate(str(c), point_P2[own].mean(0), ha="center", va="center", weight="bold")
+            axes.scatter(*point_P2[of_class].T, s=9, alpha=0.6, linewidths=0, **style)
+            axes.annotate(str(c), point_P2[of_class].mean(0), ha="center", va="center", weight="bold")
         _labels([axes], "first principal component", "second principal component")
 
 
@@ -401,10 +401,10 @@ def _powers(axes: Any, most: int, of_bytes: bool = False) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_xscale("log", base=2)
-    own = axes.xaxis
-    own.set_major_locator(LogLocator(base=2, numticks=most))
-    own.set_minor_locator(NullLocator())
-    own.set_major_formatter(
+    axis = axes.xaxis
+    axis.set_major_locator(LogLocator(base=2, numticks=most))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(
         lambda v, _: size(v).replace(".0 ", " ") if of_bytes else f"{v:,.0f}" if v >= 1 else f"{v:.2g}"
     )
 

@@ -34,9 +34,9 @@ MOST_VALUES, MOST_IN_TITLE = 8, 4
 
 def standing_figure(groups: Sequence[Group]) -> str:
     """Returns the score that stands for runs: the test of deployed models at best validation, or else of others."""
-    known = {figure for group in groups for row in group.rows for figure in row.figures}
+    figures = {figure for group in groups for row in group.rows for figure in row.figures}
     scores = [f"{scope}.{moment}.test" for moment in ("best", "final") for scope in ("deployed", *SCOPES)]
-    return next((score for score in scores if score in known), scores[0])
+    return next((score for score in scores if score in figures), scores[0])
 
 
 def best_of(groups: Sequence[Group], figure: str) -> Group:
@@ -142,9 +142,9 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
         hosts = len(summary.get("busy_seconds") or ()) or config.engine.hosts
         on_ray = f"{hosts} host{'s' if hosts > 1 else ''} on Ray"
         facts["Hosts"] = on_ray if config.engine.backend == "ray" else "one process"
-        known = summary["environment"]
-        device = known.get("device", "cpu")
-        facts["Hosts"] += f", {known.get('cpu', device) if device == 'cpu' else device}"
+        environment = summary["environment"]
+        device = environment.get("device", "cpu")
+        facts["Hosts"] += f", {environment.get('cpu', device) if device == 'cpu' else device}"
     took = [row.figures["seconds.rounds"] for row in rows if "seconds.rounds" in row.figures]
     facts["Duration"] = f"{_time(sum(took))} in rounds" + (f" of {len(took)} runs" if len(took) > 1 else "")
     if len(rows) == 1 and (visits := summary.get("participation")):
@@ -194,7 +194,7 @@ def _of_fork(parent: Mapping[str, Any], config: Config) -> str:
     folder = copies_of(parent["run"])[0] if remote else Path(parent["run"])
     if not folder.is_dir():
         return shlex.join([*words, f"name={config.name}"])
-    old, new = (flatten(each.plain()) for each in (load_config(folder), config))
+    old, new = (flatten(side.plain()) for side in (load_config(folder), config))
     changed = {key: value for key, value in new.items() if key not in old or old[key] != value}
     return shlex.join([*words, *(f"{key}={yaml.safe_dump(value).split(chr(10))[0]}" for key, value in changed.items())])
 

@@ -16,9 +16,9 @@ def influence_sections(run: Path) -> list[Section]:
         return []
     figures: list[Drawing] = []
     ordered = kept.ordered
-    points_CB = np.array([each.on_classes for each in ordered]).T
+    points_CB = np.array([row.on_classes for row in ordered]).T
     most = float(np.nanmax(np.abs(points_CB), initial=0.0)) or 1.0
-    text = "; ".join(f"client {each.client}: {each.on_others:+.2f} on all classes" for each in ordered)
+    text = "; ".join(f"client {row.client}: {row.on_others:+.2f} on all classes" for row in ordered)
     title = "Influence of clients on classes of all others, the most useful client first"
     drawings.matrix(
         figures, "influence", title, {"": points_CB}, ("class", "client, by its influence"), text,

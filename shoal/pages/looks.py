@@ -29,7 +29,7 @@ Panels = dict[str, list[Look[T]]]
 
 def in_panels(shown: Sequence[tuple[str, T]]) -> Panels[T]:
     """Gives every entry with a name another colour, and arranges them in panels."""
-    looks = [Look(name, number, 0, each) for number, (name, each) in enumerate(shown)]
+    looks = [Look(name, number, 0, value) for number, (name, value) in enumerate(shown)]
     return _split({"": looks})
 
 
@@ -75,7 +75,7 @@ class Looks:
     def each(self, shown: Sequence[tuple[Group, T]]) -> list[Look[T]]:
         """Makes the looks of groups, each with all of its values as its label."""
         main = self.main()
-        return [Look(self.label(group), self.number(main, group) if main else 0, 0, each) for group, each in shown]
+        return [Look(self.label(group), self.number(main, group) if main else 0, 0, value) for group, value in shown]
 
     def panels(self, shown: Sequence[tuple[Group, T]], without: str = "") -> Panels[T]:
         """Arranges what groups show in panels, with at most so many lines and dashes in each, and so many panels.
@@ -92,11 +92,11 @@ class Looks:
         rests = list(dict.fromkeys(self.label(group, others) for group, _ in shown))
         by_title: Panels[T] = {}
         without_any = f"without {', '.join(map(self.names.key, panel_keys))}" if panel_keys else ""
-        for group, each in shown:
+        for group, value in shown:
             lines = by_title.setdefault(self.label(group, panel_keys) or without_any, [])
             label = ", ".join(filter(None, (self.label(group, [main]), self.label(group, others))))
             colour = self.number(main, group) if main else 0
-            lines.append(Look(label, colour, rests.index(self.label(group, others)), each))
+            lines.append(Look(label, colour, rests.index(self.label(group, others)), value))
         return _split(by_title)
 
     def _is_crowded(

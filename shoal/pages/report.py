@@ -156,8 +156,8 @@ class _Accuracies:
         return [f"deployed and global are apart, {', '.join(these)}: {why}" for why, these in by_reason.items()]
 
     def _scopes(self) -> list[str]:
-        known = {name.partition(".")[0] for group in self.groups for row in group.rows for name in row.figures}
-        return [scope for scope in SCOPES if scope in known]
+        scopes = {name.partition(".")[0] for group in self.groups for row in group.rows for name in row.figures}
+        return [scope for scope in SCOPES if scope in scopes]
 
     def _numeric(self) -> list[str]:
         """Returns the keys with numbers as values that differ."""
@@ -195,8 +195,8 @@ class _Accuracies:
         test = self.score if scope == self.scope else self.looks.names.figure(f"{scope}.best.test", short=True)
         panels: Panels[Curve]
         if len(self.groups) == 1:
-            each = [(name, curve_of(self.lines[0], score_in(name, "test", self.mean))) for name in self._scopes()]
-            looks = [Look(f"{_words(name)}", 0, dash, curve) for dash, (name, curve) in enumerate(each) if curve]
+            curves = [(name, curve_of(self.lines[0], score_in(name, "test", self.mean))) for name in self._scopes()]
+            looks = [Look(f"{_words(name)}", 0, dash, curve) for dash, (name, curve) in enumerate(curves) if curve]
             panels, title = {"": looks} if looks else {}, f"{_capital(test.replace(' (%)', ''))} by {by}"
         else:
             several = [curve_of(lines, score_in(scope, "test", self.mean)) for lines in self.lines]
@@ -232,12 +232,12 @@ class _Accuracies:
     def _targets(self) -> list[TextTable]:
         """Makes a table of rounds, traffic and seconds until a share of the highest score, if combinations differ."""
         curves = [curve_of(lines, score_in(self.scope, "test", self.mean)) for lines in self.lines]
-        known = [(group, curve) for group, curve in zip(self.groups, curves) if curve]
-        if len(known) < 2:
+        evaluated = [(group, curve) for group, curve in zip(self.groups, curves) if curve]
+        if len(evaluated) < 2:
             return []
-        target = TARGET * max(float(curve.middle.max()) for _, curve in known)
+        target = TARGET * max(float(curve.middle.max()) for _, curve in evaluated)
         rows = []
-        for group, curve in known:
+        for group, curve in evaluated:
             values = (self.looks.names.value(key, group.columns.get(key, "-")) for key in self.looks.keys)
             at = curve.first_reaching(target)
             costs = ("-",) * 3 if at is None else (f"{at['round']:.0f}", size(at["bytes"]), f"{at['seconds']:.2f}")
@@ -385,9 +385,9 @@ def _costs(looks: Looks) -> Section:
         ("memory", "peak_memory_bytes", "Peak memory of all processes"),
         ("memory-of-host", "resident_bytes.host", "Peak memory of the largest host, with shared pages"),
     ):
-        known = [group for group in looks.groups if group.values(figure)]
-        if known:
-            held = {looks.name(group): {"memory": fmean(group.values(figure)) / MIB} for group in known}
+        measured = [group for group in looks.groups if group.values(figure)]
+        if measured:
+            held = {looks.name(group): {"memory": fmean(group.values(figure)) / MIB} for group in measured}
             drawings.bars(figures, name, title, "MiB", held)
     return Section("Time and memory", figures, folded=True)
 

@@ -249,7 +249,7 @@ class TableRuns:
         shown = [at for at in range(len(heads)) if at > 1 or any(row[at] for row in rows)]
         # Blocks and columns have other data or models, so that the best is marked in each of them.
         both = [
-            mark_best(of_column, lambda *two: len({f"{each:.2f}" for each in two}) == 1, lambda *_: False)
+            mark_best(of_column, lambda *two: len({f"{number:.2f}" for number in two}) == 1, lambda *_: False)
             for of_column in shares.values()
         ]
         best, second = (frozenset((r, shown.index(c)) for pair in both for r, c in pair[at]) for at in (0, 1))
@@ -362,12 +362,12 @@ def tables_of(paper: Paper, names: Sequence[str]) -> list[str]:
 
 def named_in(paper: Paper, tables: Sequence[str], texts: Sequence[str]) -> list[str]:
     """Reads names of blocks, columns and rows from texts, with commas between. Raises ShoalError: one is unknown."""
-    known = [name for table in tables_of(paper, tables) for name in known_names(paper.cells(table))]
+    names = [name for table in tables_of(paper, tables) for name in known_names(paper.cells(table))]
     names_found = []
     for text in texts:
-        names_found += [text] if text in known else [name.strip() for name in text.split(",") if name.strip()]
-    if wrong := next((name for name in names_found if name not in known), None):
-        raise ShoalError("--only", f"no table has {wrong!r}; there are {', '.join(dict.fromkeys(known))}")
+        names_found += [text] if text in names else [name.strip() for name in text.split(",") if name.strip()]
+    if wrong := next((name for name in names_found if name not in names), None):
+        raise ShoalError("--only", f"no table has {wrong!r}; there are {', '.join(dict.fromkeys(names))}")
     return names_found
 
 

@@ -101,7 +101,7 @@ def may_change(key: str, config: Config) -> bool:
 
 def require_changeable(parent: Config, config: Config) -> None:
     """Raises ShoalError: a fork differs from its parent in a key that cannot change."""
-    old, new = (flatten(each.plain()) for each in (parent, config))
+    old, new = (flatten(side.plain()) for side in (parent, config))
     for key in dict.fromkeys([*old, *new]):
         if old.get(key) != new.get(key) and not may_change(key, parent):
             raise ShoalError(
@@ -124,7 +124,7 @@ def require_same_state(plan: RunPlan, parent: RunPlan, store: Store, kept: Tree 
     server, kept = _starts_with(plan, store), _starts_with(parent, store) if first else kept
     assert kept is not None
     shapes = [{name: list(t.shape) for name, t in tree.items()} for tree in (server, kept)]
-    kinds = [(each.client_models, each.centralized) for each in (plan.algorithm, parent.algorithm)]
+    kinds = [(method.client_models, method.centralized) for method in (plan.algorithm, parent.algorithm)]
     if shapes[0] != shapes[1] or kinds[0] != kinds[1]:
         both = [f"{kind[0]} models and {list(names) or 'nothing'} on the server" for kind, names in zip(kinds, shapes)]
         raise ShoalError("algorithm.name", f"{new} keeps {both[0]}, {old} kept {both[1]}; take a method of that state")

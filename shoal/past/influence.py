@@ -71,10 +71,10 @@ def influence(path: Path, clients: Sequence[int] = (), scope: str | None = None)
     number, first = past.store.clients, first_visits(past)
     if wrong := [client for client in clients if client >= number]:
         raise ShoalError(path, "--clients", f"{wrong[0]} is none of its clients, 0 to {number - 1}")
-    known = [name for name in ("global", "deployed", "trained") if name in read_summary(path)["scopes"]]
-    scope = scope or known[0]
-    if scope not in known:
-        raise ShoalError(path, "--scope", f"{scope} is none of its scopes; there are {', '.join(known)}")
+    scopes = [name for name in ("global", "deployed", "trained") if name in read_summary(path)["scopes"]]
+    scope = scope or scopes[0]
+    if scope not in scopes:
+        raise ShoalError(path, "--scope", f"{scope} is none of its scopes; there are {', '.join(scopes)}")
     rounds, influences = len(past.lines), list[Influence]()
     before = _test_counts(path, scope, number, rounds)
     items_NC = before[:, 0]

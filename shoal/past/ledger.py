@@ -131,8 +131,8 @@ class Ledger:
     def csv(self) -> dict[str, str]:
         """Returns each table as CSV, by its name, and what every client sent as `clients`."""
         pairs = enumerate(zip(self.times.tolist(), self.bytes.tolist()))
-        each = TextTable(("client", "rounds", "bytes"), tuple((str(i), *map(str, pair)) for i, pair in pairs), 1)
-        return {name: table.csv() for name, table in {**self.tables(), "clients": each}.items()}
+        clients = TextTable(("client", "rounds", "bytes"), tuple((str(i), *map(str, pair)) for i, pair in pairs), 1)
+        return {name: table.csv() for name, table in {**self.tables(), "clients": clients}.items()}
 
 
 @dataclass(frozen=True)

@@ -66,18 +66,18 @@ class Memberships:
 
     def table(self) -> TextTable:
         """Makes a table: all clients together, then least, median and most over clients of each number."""
-        numbers = np.array([(each.items, *each.auc, *each.tpr) for each in self.clients])
+        numbers = np.array([(client.items, *client.auc, *client.tpr) for client in self.clients])
         rows = [self.overall.row]
         for name, reduce in (("least", np.min), ("median", np.median), ("most", np.max)):
-            known = [column[~np.isnan(column)] for column in numbers.T]
-            items, *rest = (float(reduce(column)) if len(column) else np.nan for column in known)
+            columns = [column[~np.isnan(column)] for column in numbers.T]
+            items, *rest = (float(reduce(column)) if len(column) else np.nan for column in columns)
             rows.append(Membership(name, int(items), (rest[0], rest[1]), (rest[2], rest[3])).row)
         title = f"membership inference on deployed models (%), chance 50 and 1: {len(self.clients)} clients"
         return TextTable(HEADS, tuple(rows), 1, title=title, notes=(self.bound,) if self.bound else ())
 
     def csv(self) -> str:
         """Writes a line for all clients together, and one for every client, as CSV."""
-        return TextTable(HEADS, (self.overall.row, *(each.row for each in self.clients)), 1).csv()
+        return TextTable(HEADS, (self.overall.row, *(client.row for client in self.clients)), 1).csv()
 
 
 @dataclass(frozen=True)

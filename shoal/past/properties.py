@@ -66,9 +66,9 @@ def properties(run: Path, number: int) -> tuple[TextTable, TextTable]:
     rows, lines = list[tuple[str, ...]](), list[tuple[str, ...]]()
     for seen_from, guess_of in sorted(guesses.items(), key=lambda guess: guess[0][0] == RELEASED):
         true_BC = np.stack([true[i] for i in guess_of])
-        signal_BC, guess_BC = (np.stack(each) for each in zip(*guess_of.values()))
+        signal_BC, guess_BC = (np.stack(estimate) for estimate in zip(*guess_of.values()))
         chance_BC = (sum(true.values()) - true_BC) / (len(true) - 1)
-        far_B, chance_B = (50 * np.abs(each - true_BC).sum(1) for each in (guess_BC, chance_BC))
+        far_B, chance_B = (50 * np.abs(estimate - true_BC).sum(1) for estimate in (guess_BC, chance_BC))
         auc = (_areas(signal_BC, has_BC) for has_BC in (true_BC > 0, true_BC > np.median(true_BC, axis=0)))
         rows.append((*seen_from, str(len(guess_of)), f"{far_B.mean():.1f}", f"{chance_B.mean():.1f}", *auc))
         for i, *numbers in zip(guess_of, far_B, chance_B, *true_BC.T, *guess_BC.T):

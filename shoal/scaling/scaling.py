@@ -283,7 +283,9 @@ def scaling_sweep(
         plain = [f"{axis}={value}" for axis, value in values.items()]
         columns = {**values, REPEAT: str(k), WARMUP: str(warmup), LINK: link}
         selections.append(Selection(columns, (*overrides, *plain, f"name={name}")))
-    several = {axis: dict.fromkeys(each.columns[axis] for each in selections) for axis in selections[0].columns}
+    several = {
+        axis: dict.fromkeys(selection.columns[axis] for selection in selections) for axis in selections[0].columns
+    }
     axes = (f"{axis}={','.join(values)}" for axis, values in several.items())
     study = ScalingStudy(str(Path(config)), (*axes, *overrides), selections=tuple(selections), name=base.name)
     return Sweep(study)

@@ -137,12 +137,12 @@ def confusion(run: Path, scope: str) -> tuple[np.ndarray, list[str]] | None:
     if scope not in table.column_names or not len(table):
         return None
     label, predicted = (table[name].to_numpy() for name in ("label", scope))
-    known = np.array([part == "test" for part in table["part"].to_pylist()]) & (label >= 0) & (predicted >= 0)
+    counted = np.array([part == "test" for part in table["part"].to_pylist()]) & (label >= 0) & (predicted >= 0)
     metadata = table.schema.metadata or {}
     named = json.loads(metadata.get(b"label_names", b"[]"))
     classes = len(named) or int(max(label.max(), predicted.max())) + 1
     counts_CC = np.zeros((classes, classes), dtype=np.int64)
-    np.add.at(counts_CC, (label[known], predicted[known]), 1)
+    np.add.at(counts_CC, (label[counted], predicted[counted]), 1)
     return counts_CC, named or [str(c) for c in range(classes)]
 
 

@@ -119,9 +119,9 @@ def spread_of(values: Sequence[float], statistic: Statistic) -> Spread | None:
 def baseline_of(group: Group, groups: Sequence[Group], baseline: Mapping[str, str]) -> Group | None:
     """Finds the group to compare with: of the columns that both have, it differs in those of the baseline alone."""
     # A method has columns for its options, which other methods lack.
-    own = {key.partition(".")[0] for key in baseline}
+    sections = {key.partition(".")[0] for key in baseline}
     for other in groups:
-        others = {key for key in group.columns.keys() | other.columns.keys() if key.partition(".")[0] not in own}
+        others = {key for key in group.columns.keys() | other.columns.keys() if key.partition(".")[0] not in sections}
         if all(other.columns.get(key) == value for key, value in baseline.items()) and all(
             other.columns.get(key) == group.columns.get(key) for key in others
         ):

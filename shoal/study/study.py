@@ -85,7 +85,7 @@ def _values(axis: str) -> list[Selection]:
         return _repetitions(axis, key, text)
     keys = key.split("+")
     parts = [part for part in split(text) if part]
-    if not parts or not all(NAME.fullmatch(each) for each in keys):
+    if not parts or not all(NAME.fullmatch(name) for name in keys):
         raise ShoalError(_shorten(axis), FORM)
     if len(keys) > 1:
         return [_joint(axis, keys, part) for part in parts]
@@ -198,8 +198,8 @@ class Study:
         """All combinations. Raises as `combinations`, or where the key to be chosen is in no axis."""
         choices = combinations(self.axes)
         if self.choose is not None and not any(self.choose in choice.columns for choice in choices):
-            known = ", ".join(dict.fromkeys(key for choice in choices for key in choice.columns))
-            raise ShoalError(f"--choose {self.choose}: no axis has this key; there are {known}")
+            keys = ", ".join(dict.fromkeys(key for choice in choices for key in choice.columns))
+            raise ShoalError(f"--choose {self.choose}: no axis has this key; there are {keys}")
         return choices
 
     @property

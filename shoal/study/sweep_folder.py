@@ -218,10 +218,10 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
     begun = [row for row in rows if (row.path / CONFIG).exists()]
     every = differing([keys_of(row.path) for row in begun])
     # Runs with equal keys are no repetitions but read other files; their folders tell them apart.
-    own = {
+    columns_of = {
         row.run: columns | ({"run": row.run} if every.count(columns) > 1 else {}) for row, columns in zip(begun, every)
     }
-    return [replace(row, columns=own.get(row.run, row.columns)) for row in rows]
+    return [replace(row, columns=columns_of.get(row.run, row.columns)) for row in rows]
 
 
 def differing(configs: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

@@ -101,12 +101,12 @@ class Search:
         # With more trials or rounds the same search goes on.
         named = {"axes": study.axes, **asdict(replace(asked, trials=0, budget=None))}
         self.folder = root_of(self.config) / SWEEPS / f"{self.config.name}-search-{fingerprint_of(named)}"
-        seeds = [{key: value for key, value in each.columns.items() if is_seed(key)} for each in study.choices]
-        self.seeds = list({repr(each): each for each in seeds}.values())
-        own = [str(FIRST_SEED + number) for number in range(asked.seeds)]
-        if taken := {seed for each in self.seeds for seed in each.values()} & set(own):
+        seeds = [{key: value for key, value in chosen.columns.items() if is_seed(key)} for chosen in study.choices]
+        self.seeds = list({repr(chosen): chosen for chosen in seeds}.values())
+        fresh = [str(FIRST_SEED + number) for number in range(asked.seeds)]
+        if taken := {seed for chosen in self.seeds for seed in chosen.values()} & set(fresh):
             raise ShoalError("seed", f"{min(taken)} is one of those that choose; report on others")
-        self.own_seeds = [dict.fromkeys(self.seeds[0] or ("seed",), seed) for seed in own]
+        self.own_seeds = [dict.fromkeys(self.seeds[0] or ("seed",), seed) for seed in fresh]
         bases = {}
         for choice in study.choices:
             texts = [text for text in choice.overrides if not is_seed(text.partition("=")[0])]
@@ -284,7 +284,8 @@ class _Part:
     def _train(self, batch: Sequence[Trial], step: int, hosts: Hosts) -> bool:
         """Trains running trials up to a round, the best first; returns whether the budget lacks rounds for one."""
         runs: dict[str, list[Selection]] = {}
-        running = sorted((each for each in batch if each.state == RUNNING), key=lambda each: each.rank, reverse=True)
+        running = [member for member in batch if member.state == RUNNING]
+        running.sort(key=lambda member: member.rank, reverse=True)
         for trial in running:
             key = self._run_of(trial)
             would = {**self._trained, key: max(step, self._trained.get(key, 0))}
@@ -294,7 +295,7 @@ class _Part:
             self._trained = would
             runs[key] = [_extend(self.base, {**trial.values, **seeds}) for seeds in self.of.own_seeds]
         if runs:
-            sweep = self.of.sweep_of([each for several in runs.values() for each in several], until=step)
+            sweep = self.of.sweep_of([member for several in runs.values() for member in several], until=step)
             sweep.train(hosts)
             self.runs |= {row.run: row for row in sweep.rows}
             rows = iter(sweep.rows)
@@ -322,9 +323,9 @@ class _Part:
 
     def _judge(self, asked: Sequence[Any], batch: Sequence[Trial], step: int) -> None:
         """Ends the trials that a pruner stops, which compares each with those before it."""
-        drawn = {each.number: each for each in asked}
+        drawn = {member.number: member for member in asked}
         running = [trial for trial in batch if trial.state == RUNNING]
-        for trial in sorted(running, key=lambda each: each.rank, reverse=True):
+        for trial in sorted(running, key=lambda member: member.rank, reverse=True):
             drawn[trial.number].report(trial.scores[step], step)
             if step == self.steps[-1]:
                 trial.state = COMPLETE
@@ -360,8 +361,8 @@ class _Part:
         study, first = optuna.create_study(direction="maximize"), self.steps[0]
         for made, trial in zip(self.study.trials, self.trials):
             if first in trial.scores:
-                of, score = made.distributions, trial.scores[first]
-                study.add_trial(optuna.create_trial(params=made.params, distributions=of, value=score))
+                distributions, score = made.distributions, trial.scores[first]
+                study.add_trial(optuna.create_trial(params=made.params, distributions=distributions, value=score))
         return dict(optuna.importance.get_param_importances(study)) if len(study.trials) > BATCH else {}
 
     def plain(self) -> dict[str, Any]:

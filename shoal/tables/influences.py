@@ -70,13 +70,13 @@ class Influences:
         """Makes a table with a row a client, the most useful for others first, in points; `by_class` adds classes."""
         rows = tuple(
             (
-                *map(str, (each.client, sum(each.items[0]), each.first or "-", each.trained)),
-                *map(_format_points, (each.on_others, each.on_itself, *(each.on_classes if by_class else ()))),
-                each.run.name,
+                *map(str, (row.client, sum(row.items[0]), row.first or "-", row.trained)),
+                *map(_format_points, (row.on_others, row.on_itself, *(row.on_classes if by_class else ()))),
+                row.run.name,
             )
-            for each in self.ordered
+            for row in self.ordered
         )
-        trained, scratch = sum(each.trained for each in self.found), self.rounds * len(self.found)
+        trained, scratch = sum(row.trained for row in self.found), self.rounds * len(self.found)
         heads = ("client", "test items", "first round", "rounds trained", "on others", "on itself")
         return TextTable(
             (*heads, *(f"on class {name}" for name in (self.classes if by_class else ())), "run without it"),
@@ -90,10 +90,10 @@ class Influences:
         """Makes a table with a row a class: mean, lowest and highest influence on its items at all other clients."""
         rows = []
         for c, name in enumerate(self.classes):
-            known = [(each.on_classes[c], each.client) for each in self.found if each.items[1][c]]
-            items = max((sum(of[c] for of in each.items) for each in self.found), default=0)
-            ends = [f"{_format_points(point)} (client {client})" for point, client in (min(known), max(known)) if known]
-            mean = _format_points(fmean(points for points, _ in known)) if known else "-"
+            pairs = [(row.on_classes[c], row.client) for row in self.found if row.items[1][c]]
+            items = max((sum(counts[c] for counts in row.items) for row in self.found), default=0)
+            ends = [f"{_format_points(point)} (client {client})" for point, client in (min(pairs), max(pairs)) if pairs]
+            mean = _format_points(fmean(points for points, _ in pairs)) if pairs else "-"
             rows.append((name, str(items), mean, *(ends or "--")))
         heads = ("class", "test items", "mean", "lowest", "highest")
         title = "influence on test accuracy of a class at all others: points with the client minus without"
@@ -101,7 +101,7 @@ class Influences:
 
     def write(self, run: Path) -> None:
         """Keeps them in the folder of the run, for its page."""
-        plain = {**asdict(self), "found": [{**asdict(each), "run": str(each.run)} for each in self.found]}
+        plain = {**asdict(self), "found": [{**asdict(row), "run": str(row.run)} for row in self.found]}
         with replacing(run / INFLUENCE) as unfinished:
             unfinished.write_text(sealed(plain))
 

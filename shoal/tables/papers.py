@@ -113,8 +113,8 @@ class PaperTable(BaseModel):
             method = row.set.get("algorithm")
             options = {"name": method} if isinstance(method, str) else dict(method or {})
             for form in row.forms:
-                own = row.forms[form] if isinstance(row.forms, dict) else {}
-                keys = {**row.set, **own, "algorithm": {**options, "form": form}}
+                of_form = row.forms[form] if isinstance(row.forms, dict) else {}
+                keys = {**row.set, **of_form, "algorithm": {**options, "form": form}}
                 rows[f"{name}, {FORMS[form]}"] = row.model_copy(update={"set": keys, "of": row.of or name})
             if not row.forms:
                 rows[name] = row
@@ -296,8 +296,8 @@ def some_of(cells: Sequence[PaperCell], names: Collection[str]) -> list[PaperCel
     wanted = set(names)
     kept = list(cells) if wanted & set(known_names(cells)) else []
     for names_of in (lambda c: {c.block}, lambda c: {c.column}):
-        known: set[str] = set().union(*(names_of(cell) for cell in cells))
-        if here := wanted & known:
+        available: set[str] = set().union(*(names_of(cell) for cell in cells))
+        if here := wanted & available:
             kept = [cell for cell in kept if names_of(cell) & here]
     rows = [cell for cell in kept if _row_names(cell) & wanted]
     if not wanted & set().union(*map(_row_names, cells)):
@@ -377,9 +377,9 @@ def _check_table(path: Path, name: str, table: PaperTable, config: str | None) -
     within = [(f"columns.{key}.blocks", column.blocks, [*table.blocks]) for key, column in table.columns.items()]
     within += [(f"rows.{key}.blocks", row.blocks, [*table.blocks]) for key, row in table.rows.items()]
     within += [(f"rows.{key}.columns", row.columns, [*table.columns]) for key, row in table.rows.items()]
-    for where, names, known in within:
-        if wrong := next((each for each in names or () if each not in known), None):
-            reason = f"expected some of {', '.join(known)}, got {quoted(wrong)}"
+    for where, names, allowed in within:
+        if wrong := next((given for given in names or () if given not in allowed), None):
+            reason = f"expected some of {', '.join(allowed)}, got {quoted(wrong)}"
             raise ShoalError(path, f"tables.{name}.{where}", reason)
     rows = {row.of or key for key, row in table.whole_rows.items()}
     for block, row, values in _printed_rows(table):

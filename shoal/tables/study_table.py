@@ -187,13 +187,13 @@ def _read_runs(rows: Sequence[Row], layout: Layout) -> _Read | None:
     groups = [group for group in group_runs(chosen) if any(row.figures for row in group.rows)]
     if not groups:
         return None
-    known: dict[str, float] = {}
+    largest: dict[str, float] = {}
     for figures_of_run in (row.figures for group in groups for row in group.rows):
-        known.update({name: max(value, known.get(name, value)) for name, value in figures_of_run.items()})
-    figures = layout.figures or _choose_figures(known, layout.wide)
+        largest.update({name: max(value, largest.get(name, value)) for name, value in figures_of_run.items()})
+    figures = layout.figures or _choose_figures(largest, layout.wide)
     for figure in figures:
-        if figure not in known:
-            raise ShoalError(f"--figure {figure}", f"no run has it{_meant(figure, known)}")
+        if figure not in largest:
+            raise ShoalError(f"--figure {figure}", f"no run has it{_meant(figure, largest)}")
     names = PlainNames(groups, figures, layout.labels)
     against = _against(layout.against, groups, names)
     all_keys = list(dict.fromkeys(key for group in groups for key in group.columns))
@@ -203,7 +203,7 @@ def _read_runs(rows: Sequence[Row], layout: Layout) -> _Read | None:
     if against and not any(against.items() <= group.columns.items() for group in groups):
         raise ShoalError("--against", f"no finished runs have {_join_pairs(against)}")
     numbers = _Numbers(layout.statistic, against, groups, mean, layout.ties, layout.not_worse)
-    return _Read(numbers, figures, names, bool(known.get(LEFT_OUT)))
+    return _Read(numbers, figures, names, bool(largest.get(LEFT_OUT)))
 
 
 def _against(text: str, groups: Sequence[Group], names: PlainNames) -> dict[str, str]:
@@ -217,8 +217,8 @@ def _against(text: str, groups: Sequence[Group], names: PlainNames) -> dict[str,
     pairs_of = [(key, value) for key in keys for g in groups if (value := g.columns.get(key)) is not None]
     matches = {key: value for key, value in pairs_of if text in (value, names.value(key, value))}
     if not matches:
-        known = ", ".join(dict.fromkeys(value for _, value in pairs_of)) or "seeds alone"
-        raise ShoalError(f"--against {text}: no finished runs have it; there are {known}")
+        values = ", ".join(dict.fromkeys(value for _, value in pairs_of)) or "seeds alone"
+        raise ShoalError(f"--against {text}: no finished runs have it; there are {values}")
     if len(matches) > 1:
         key, value = next(iter(matches.items()))
         raise ShoalError(f"--against {text}: {' and '.join(matches)} have this value; give {key}={value}")
@@ -363,24 +363,24 @@ def _marks(
 ) -> tuple[frozenset[Place], frozenset[Place]]:
     """Returns the places of the best and the second best of every share, wherever in the table; none of costs."""
     keys = shared_keys(numbers.groups)
-    of: dict[tuple[str, tuple[str | None, ...]], dict[Place, Group]] = {}
+    cells: dict[tuple[str, tuple[str | None, ...]], dict[Place, Group]] = {}
     for row, groups in enumerate(placed):
         for column, (group, figure) in enumerate(zip(groups, figures)):
             if group is not None and is_share(figure) and comparable(figure, numbers.rows):
                 shared = tuple(group.columns.get(key) for key in keys)
-                of.setdefault((figure, shared), {})[row, first + column] = group
+                cells.setdefault((figure, shared), {})[row, first + column] = group
     best, second = set[Place](), set[Place]()
-    for (name, _), groups_of in of.items():
-        known = {place: s.middle for place, group in groups_of.items() if (s := numbers.spread(group, name))}
+    for (name, _), groups_of in cells.items():
+        middles = {place: s.middle for place, group in groups_of.items() if (s := numbers.spread(group, name))}
 
         def equal(a: float, b: float, name: str = name) -> bool:
             return a == b or (numbers.ties == "shown" and _number(a, name) == _number(b, name))
 
-        def not_worse(place: Place, top: Place, of: Mapping[Place, Group] = groups_of, name: str = name) -> bool:
-            p = paired_p(of[place], of[top], name) if numbers.not_worse is not None else None
+        def not_worse(place: Place, top: Place, cells: Mapping[Place, Group] = groups_of, name: str = name) -> bool:
+            p = paired_p(cells[place], cells[top], name) if numbers.not_worse is not None else None
             return p is not None and numbers.not_worse is not None and p >= numbers.not_worse
 
-        bests, seconds = mark_best(known, equal, not_worse)
+        bests, seconds = mark_best(middles, equal, not_worse)
         best.update(bests)
         second.update(seconds)
     return frozenset(best), frozenset(second)

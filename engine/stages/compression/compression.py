@@ -28,11 +28,11 @@ from shoal.engine.stages.compression.section import CommunicationOptions
 if TYPE_CHECKING:
     from shoal.engine.rounds.sampling import Plan
 
-# Numbers of a tensor; a smaller one, as a count of every class, is sent whole.
+# A tensor of fewer numbers, as a count of every class, is sent whole.
 LEAST = 256
-# Bytes of a number's place.
+# A number's place takes so many bytes.
 PLACE = 4
-# Steps of int8 on each side of zero.
+# int8 has so many steps on each side of zero.
 STEPS = 127
 
 
@@ -51,7 +51,7 @@ class Compression(Stage):
             value, weight = entries[name], upload.weight.get(name)
             if not value.is_floating_point() or value.numel() < LEAST:
                 continue
-            # What has no weight may be NaN, and is not read.
+            # An entry without weight may be NaN, and is not read.
             read = (weight != 0).expand(value.shape) if isinstance(weight, Tensor) else None
             if read is None:
                 numbers = value.numel() if weight is None or weight else 0

@@ -39,6 +39,6 @@ COMPRESSION = Section(
     stages=((30, "shoal.engine.stages.compression.compression:make"),),
     says="shoal.engine.stages.compression.compression:describe_run",
     warns=("compression",),
-    # What is left unsent is kept.
+    # The stage keeps the rest that was not sent.
     copies=lambda options: (int(options.error_feedback), 0),
 )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shoal.engine.messages.job import Job
     from shoal.engine.rounds.sampling import Plan
 
-# Key of phases, clients and digests in the line of a round, and of a digest in the notes of a client.
+# The line of a round has phases, clients and digests by this key, and the notes of a client a digest.
 UPLOADS, DIGEST = "uploads", "digest"
 
 

@@ -30,8 +30,8 @@ def with_rates(
     if bool(others.any()) and not opened.job.is_graph(client.info.client):
         data = opened.view(client.info.client, trigger=trigger)
         models = {name: ClientModel(model.flat, data, model.random) for name, model in client.models.items()}
-        for rate, one in zip(BACKDOOR, (replace(client, data=data, models=models), client)):
-            class_N = scores_of(opened.algorithm, one, received, "test", len(test)).argmax(1)
+        for rate, scored in zip(BACKDOOR, (replace(client, data=data, models=models), client)):
+            class_N = scores_of(opened.algorithm, scored, received, "test", len(test)).argmax(1)
             rates[rate] = float((class_N[others] == trigger.target).double().mean())
     kept = np.array([[kept_of_own(math.nan, classes)] * len(BACKDOOR)] * len(counts))
     kept[PARTS.index("test")] = [kept_of_own(rates[rate], classes) for rate in BACKDOOR]

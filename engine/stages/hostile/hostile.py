@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from shoal.engine.rounds.sampling import Plan
 
 KIND = "attack.kind"
-# Numbers of hostile clients that are shown.
+# So many numbers of hostile clients are shown.
 MOST_NAMED = 20
-# Attacks on the data of hostile clients; all others are on what they send.
+# These attacks are on the data of hostile clients; all others are on what they send.
 ON_DATA = ("label_flip", "backdoor")
 Change = Callable[[Tensor, float, torch.Generator], Tensor]
 
@@ -149,11 +149,11 @@ def _gaussian(change: Tensor, scale: float, rng: torch.Generator) -> Tensor:
     return size * torch.randn(change.shape, generator=rng, dtype=change.dtype).to(change.device)
 
 
-# By kind what a hostile client sends instead of its change.
+# A hostile client sends this, by kind, instead of its change.
 CHANGES: dict[str, Change] = {
     "sign_flip": lambda change, scale, rng: -scale * change,
     "gaussian": _gaussian,
-    # Model replacement (Bagdasaryan et al., AISTATS 2020).
+    # This is model replacement (Bagdasaryan et al., AISTATS 2020).
     "scaled": lambda change, scale, rng: scale * change,
 }
 
@@ -167,9 +167,9 @@ def own_change(code: UserCode) -> Change:
 
     def change_of(change: Tensor, scale: float, rng: torch.Generator) -> Tensor:
         with code.at_work(KIND):
-            found = function(change.clone(), scale, rng)
-        if not isinstance(found, Tensor) or found.shape != change.shape:
-            raise code.fault(KIND, f"{name} gives {describe(found)}, expected a tensor of shape {list(change.shape)}")
-        return found.to(change)
+            changed = function(change.clone(), scale, rng)
+        if not isinstance(changed, Tensor) or changed.shape != change.shape:
+            raise code.fault(KIND, f"{name} gives {describe(changed)}, expected a tensor of shape {list(change.shape)}")
+        return changed.to(change)
 
     return change_of

@@ -10,7 +10,7 @@ from shoal.engine.sections.section import Section
 from shoal.engine.sections.words import word_or_own
 from shoal.storage.options.types import CLOSED, Count, Name, Number, Positive, WithShortForm
 
-# Rates of the target among test nodes of other classes, with the trigger of a backdoor, and without.
+# Test nodes of other classes are taken for the target at these rates, with the trigger of a backdoor and without.
 BACKDOOR = ("backdoor", "untriggered")
 
 

@@ -36,7 +36,7 @@ from shoal.storage.errors import ShoalError
 
 # Noise for an epsilon is looked for to this accuracy, on the side of more noise, and not below.
 STEP, LEAST_NOISE = 1e-3, 0.05
-# Of the grid: steps in a deviation of one loss, the most of them, and the share of delta that is left out at its ends.
+# The grid has so many steps in a deviation of one loss, at most so many, and leaves this share of delta out.
 STEPS, MOST_STEPS, LEFT_OUT = 20, 2**17, 1e-4
 # Sums by FFT are exact to about 1e-14; exponentials of larger losses are no floats.
 LEAST_DELTA, LARGEST_LOSS = 1e-11, 500.0
@@ -116,7 +116,7 @@ def _drawn_epsilon(moved: float, share: float, delta: float, rounds: int, poisso
     largest = _loss(furthest, moved, share)
     if largest > LARGEST_LOSS:
         return math.inf
-    # At most that of a Gaussian, and that of a small share.
+    # Epsilon is at most that of a Gaussian, and that of a small share.
     deviation = min(moved, share * math.sqrt(math.expm1(min(moved**2, LARGEST_LOSS))))
     step = max(deviation / STEPS, largest / MOST_STEPS)
     steps = math.ceil(largest / step)
@@ -130,17 +130,17 @@ def _composed_epsilon(dp: ModuleType, step: float, profile: np.ndarray, delta: f
     """Computes epsilon of releases, of which `profile` has delta at multiples of `step`, half of them below 0."""
     steps = len(profile) // 2
     make = dp.pld.pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap
-    one = make(step, -steps, steps, np.clip(profile, 0.0, 1.0)).to_dense_pmf()
-    # Of the last masses of a wide grid some are no normal floats.
+    loss = make(step, -steps, steps, np.clip(profile, 0.0, 1.0)).to_dense_pmf()
+    # Some of the last masses of a wide grid are no normal floats.
     with np.errstate(over="ignore"):
-        return float(one.self_compose(rounds, LEFT_OUT * delta).get_epsilon_for_delta(delta))
+        return float(loss.self_compose(rounds, LEFT_OUT * delta).get_epsilon_for_delta(delta))
 
 
 def divergence(epsilon: np.ndarray, moved: float, share: float) -> np.ndarray:
     """Computes H_a((1 - q) P + q Q || P) at each epsilon, float64, as above; with q = `share` and Delta = `moved`."""
     from scipy.special import log_ndtr, ndtr
 
-    # Q(x) / P(x) where the loss is epsilon; below log(1 - q) it is larger everywhere.
+    # This is Q(x) / P(x) where the loss is epsilon; below log(1 - q) it is larger everywhere.
     ratio = (np.expm1(epsilon) + share) / share
     x = _place(ratio, moved)
     return np.where(ratio > 0, share * (ndtr(moved - x) - _product(ratio, log_ndtr(-x))), -np.expm1(epsilon))

@@ -14,7 +14,7 @@ import math
 
 from shoal.storage.errors import ShoalError
 
-# eta, and m / sigma.
+# These are eta, and m / sigma.
 RATE, SHARE = 0.2, 20
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 def column(bands: int) -> list[float]:
     """Computes the b entries of a column of C: binom(2k, k) / 4^k for k < b, divided by their norm."""
-    found = list(accumulate(range(1, bands), lambda last, k: last * (1 - 0.5 / k), initial=1.0))
-    return [entry / math.hypot(*found) for entry in found]
+    entries = list(accumulate(range(1, bands), lambda last, k: last * (1 - 0.5 / k), initial=1.0))
+    return [entry / math.hypot(*entries) for entry in entries]
 
 
 def next_row(column: Sequence[float], drawn: Tensor, earlier: Iterable[Tensor]) -> Tensor:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # The entry of uploads by which the clip adapts: 1/2 from a client with a norm of at most the clip, else -1/2.
 WITHIN = "privacy/within"
-# Declares nothing.
+# A plain method declares nothing.
 PLAIN = Algorithm()
 
 
@@ -111,7 +111,7 @@ class Release:
         Raises ShoalError: as `noise_of`, `norms_of`, `bands_of` and `adaptive_clip.split`.
         """
         self._once, self._has_norms = algorithm.sends_once, overrides(algorithm, "norms")
-        # Of uploads with noise of their own; None: means get it here.
+        # Entries have these norms where noise is at clients; None: means get noise here.
         self._norms = norms_of(algorithm) if options.where == "client" else None
         counted = counted_as(participation, clients, min(rounds, 1) if self._once else rounds, forget)
         self.noise = noise_of(options, *counted)
@@ -162,7 +162,7 @@ class Release:
 
     def _require_bounded(self, ask: Ask) -> None:
         for entry, how in ask.up.items():
-            # Of what is gathered a client's data may say the shape.
+            # Gathered entries have no bound, as the shape may depend on a client's data.
             if how is Reduce.MEAN or (entry in (self._norms or ()) and how is not Reduce.GATHER):
                 continue
             if self._norms is not None:
@@ -215,8 +215,8 @@ class Release:
                 if len(self._column) > 1:
                     kept[f"{number}/{name}"] = torch.cat([noise[None], earlier])[: len(self._column) - 1]
             entries[name] = mean
-        known = {name: replies.weights.get(name, torch.zeros((), dtype=torch.float64)) for name in ask.up}
-        weights = {name: torch.full_like(weight, self._drawn) for name, weight in known.items()}
+        weights_there = {name: replies.weights.get(name, torch.zeros((), dtype=torch.float64)) for name in ask.up}
+        weights = {name: torch.full_like(weight, self._drawn) for name, weight in weights_there.items()}
         return Replies(replies.ids, entries, weights, replies.lists)
 
     def _within(self, replies: Replies, number: int) -> float:

@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 def norms_of(method: Algorithm) -> dict[str, float | None]:
     """Reads a method's `norms`; raises a ShoalError if they have none, or it gives what is no norm."""
     with code_of(method, "norms"):
-        found = dict(method.norms())
-        for entry, norm in found.items():
+        norms = dict(method.norms())
+        for entry, norm in norms.items():
             if norm is not None and not 0 <= norm < math.inf:
                 raise ProtocolError(f"gives {norm} for {entry!r}, expected None or a number of at least 0")
-    return found
+    return norms
 
 
 def with_rows(received: Tree, entries: Tree) -> Tree:
     """Adds to a download the rows of classes that it has, as `pack` makes them, under the names of such entries."""
-    known = {
+    rows_there = {
         name: rows[0]
         for name, value in entries.items()
         if value.dim() > 1 and (rows := unpack(received, *value.shape[:-1], entry=name)) is not None
     }
-    return {**received, **known}
+    return {**received, **rows_there}
 
 
 def once(upload: Upload, received: Tree, cell: Cell) -> Upload:
@@ -101,9 +101,9 @@ class NoisyUploads:
         parts = [(changed, self._clip)] * bool(changed) + [([name], norm) for name, norm in norms.items() if norm]
         for name, norm in norms.items():
             if not entries[name].is_floating_point():
-                found = str(entries[name].dtype).removeprefix("torch.")
+                dtype = str(entries[name].dtype).removeprefix("torch.")
                 raise ShoalError(
-                    "privacy.where", f"upload() gives {name!r} as {found}; noise needs floats, as .float() gives"
+                    "privacy.where", f"upload() gives {name!r} as {dtype}; noise needs floats, as .float() gives"
                 )
             if norm == 0:
                 entries[name] = torch.ones_like(entries[name])

@@ -94,8 +94,8 @@ def _clips_moved(config: Config) -> int:
 
 def noise_of_node(config: Config) -> float:
     """Computes z, as it is given, or the least for epsilon with a client in every round; raises as `noise_of`."""
-    found = noise_of(PRIVACY.of(config), 1, 1, config.rounds * config.train.epochs)
-    return found if PRIVACY.of(config).noise is not None else found * _clips_moved(config) / 2
+    noise = noise_of(PRIVACY.of(config), 1, 1, config.rounds * config.train.epochs)
+    return noise if PRIVACY.of(config).noise is not None else noise * _clips_moved(config) / 2
 
 
 def epsilon_of_node(config: Config, rounds: int) -> float:

@@ -50,7 +50,7 @@ PRIVACY = Section(
         *acts_on_uploads("privacy.unit"),
         one_of("privacy.clip privacy.noise privacy.epsilon privacy.delta", "privacy.unit", "client", "node"),
         one_of("privacy.where", "privacy.unit", "client"),
-        # Nodes of a client are read by others there.
+        # Other clients read nodes of a client there.
         one_of("privacy.unit", "data.cross_edges", "drop"),
         one_of("privacy.mechanism privacy.quantile", "privacy.unit", "client"),
         one_of("privacy.mechanism privacy.quantile", "privacy.where", "server"),
@@ -59,7 +59,7 @@ PRIVACY = Section(
         one_of("privacy.bands", "privacy.mechanism", "banded"),
     ),
     stages=(
-        # Before uploads are compressed, so that no size is of a client's weights.
+        # They act before uploads are compressed, so that no size is of a client's weights.
         (20, "shoal.engine.stages.privacy.hidden_uploads:make"),
         (40, "shoal.engine.stages.privacy.hidden_clients:make"),
     ),

@@ -30,11 +30,11 @@ from shoal.storage.errors import ShoalError
 if TYPE_CHECKING:
     from shoal.engine.rounds.sampling import Plan
 
-# Clients that f hostile ones need: a f + b.
+# Against f hostile clients a reduction needs a f + b in all, by its (a, b).
 NEEDED = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3)}
-# Of the geometric median: distances below nu count as nu (Pillutla et al., section 4); steps and their accuracy.
+# The geometric median counts distances below nu as nu (Pillutla et al., section 4); steps end at this accuracy.
 NU, STEPS, ACCURACY = 1e-6, 1000, 1e-10
-# What divides no number by zero.
+# Divisors are at least this, so that none is zero.
 TINY = 1e-30
 
 
@@ -94,7 +94,7 @@ class Robust(_OfMeans):
     def reduce(self, outcomes: Sequence[Outcome], phase: Phase) -> Replies:
         """Returns the reduced means; raises a ShoalError if clients' shapes differ, or too few have weight."""
         ids, rows, weights = rows_of(outcomes)
-        totals = {entry: torch.stack(torch.broadcast_tensors(*of)).sum(0) for entry, of in weights.items()}
+        totals = {entry: torch.stack(torch.broadcast_tensors(*several)).sum(0) for entry, several in weights.items()}
         return Replies(ids, reduce_rows(self._options, rows, weights, ids, phase.ask.shared), totals)
 
 
@@ -122,29 +122,30 @@ def reduce_rows(
         shared: What all of them received: entries are changes from tensors of their names.
     """
     if options.kind in ("median", "trimmed"):
-        return {entry: _by_coordinate(options, of, weights[entry]) for entry, of in rows.items()}
-    for entry, of in weights.items():
-        if any(weight.dim() for weight in of):
+        return {entry: _by_coordinate(options, several, weights[entry]) for entry, several in rows.items()}
+    for entry, several in weights.items():
+        if any(weight.dim() for weight in several):
             raise ShoalError(
                 "aggregation.kind",
                 f"{options.kind} compares whole uploads, and {entry!r} has a weight for each of its rows, of which "
                 "a client may lack some; take median, trimmed or norm_bound",
             )
-    counted = [place for place, of in enumerate(zip(*weights.values())) if all(weight > 0 for weight in of)]
+    by_client = enumerate(zip(*weights.values()))
+    counted = [place for place, of_client in by_client if all(weight > 0 for weight in of_client)]
     if not counted:
-        return {entry: torch.zeros(of[0].shape) for entry, of in rows.items()}
+        return {entry: torch.zeros(several[0].shape) for entry, several in rows.items()}
     require_enough(options, len(counted))
-    here = {entry: [of[place].reshape(-1) for place in counted] for entry, of in rows.items()}
+    here = {entry: [several[place].reshape(-1) for place in counted] for entry, several in rows.items()}
     if options.kind == "fltrust":
-        found = reduce_by_trust(options.root, [ids[place] for place in counted], here, shared or {})
-        return {entry: flat.reshape(rows[entry][0].shape) for entry, flat in found.items()}
+        reduced = reduce_by_trust(options.root, [ids[place] for place in counted], here, shared or {})
+        return {entry: flat.reshape(rows[entry][0].shape) for entry, flat in reduced.items()}
     distances = squared_distances(list(here.values()))
     f = count_tolerated(options, len(counted))
-    out = {entry: torch.empty(of[0].numel()) for entry, of in here.items()}
+    out = {entry: torch.empty(flat_rows[0].numel()) for entry, flat_rows in here.items()}
     shares = shares_of(options.kind, distances, f)
-    for entry, of in here.items():
-        for tile in _tiles(len(of[0])):
-            block_BM = torch.stack([row[tile] for row in of], 1)
+    for entry, flat_rows in here.items():
+        for tile in _tiles(len(flat_rows[0])):
+            block_BM = torch.stack([row[tile] for row in flat_rows], 1)
             if options.kind == "bulyan":
                 out[entry][tile] = nearest_to_median(block_BM[:, shares > 0], len(counted) - 4 * f)
             else:
@@ -170,8 +171,10 @@ def reduce_by_trust(root: int, ids: Sequence[int], rows: Mapping[str, Sequence[T
         raise ShoalError(
             "aggregation.root", f"client {root} and another one must train in every round, found {list(ids[:20])}"
         )
-    bases = {entry: like(of[0], shared.get(entry)) for entry, of in rows.items()}
-    flat = {entry: torch.zeros_like(rows[entry][0]) if of is None else of.reshape(-1) for entry, of in bases.items()}
+    bases = {entry: like(several[0], shared.get(entry)) for entry, several in rows.items()}
+    flat = {
+        entry: torch.zeros_like(rows[entry][0]) if base is None else base.reshape(-1) for entry, base in bases.items()
+    }
     place, dots_M, squares_M = ids.index(root), *torch.zeros(2, len(ids), dtype=torch.float64)
 
     def changes(entry: str, tile: slice) -> Tensor:
@@ -186,10 +189,10 @@ def reduce_by_trust(root: int, ids: Sequence[int], rows: Mapping[str, Sequence[T
     trust_M = (dots_M / (norm_M * norm_M[place]).clamp(min=TINY)).clamp(min=0)
     trust_M[place] = 0
     share_M = trust_M / trust_M.sum().clamp(min=TINY) * norm_M[place] / norm_M.clamp(min=TINY)
-    out = {entry: of.float().clone() for entry, of in flat.items()}
-    for entry, of in out.items():
-        for tile in _tiles(len(of)):
-            of[tile] = flat[entry][tile] + (changes(entry, tile) * share_M[:, None]).sum(0)
+    out = {entry: base.float().clone() for entry, base in flat.items()}
+    for entry, reduced in out.items():
+        for tile in _tiles(len(reduced)):
+            reduced[tile] = flat[entry][tile] + (changes(entry, tile) * share_M[:, None]).sum(0)
     return out
 
 
@@ -201,12 +204,12 @@ def _by_coordinate(options: AggregationOptions, rows: Sequence[Tensor], weights:
     """Computes the median of every number, or its trimmed mean (Yin et al., ICML 2018, definitions 1 and 2)."""
     shape = rows[0].shape
     flat = [row.reshape(-1) for row in rows]
-    # A number, or one for each row of the entry.
+    # A weight is a number, or has one for each row of the entry.
     has = [(weight > 0).expand(shape).reshape(-1) if weight.dim() else weight > 0 for weight in weights]
     out = torch.empty(shape.numel())
     for tile in _tiles(len(out)):
         block_BM = torch.stack([row[tile] for row in flat], 1)
-        has_BM = torch.stack([of[tile] if of.dim() else of.expand(len(block_BM)) for of in has], 1)
+        has_BM = torch.stack([mask[tile] if mask.dim() else mask.expand(len(block_BM)) for mask in has], 1)
         sorted_BM = _sort_rows(torch.where(has_BM, block_BM, math.inf)).double()
         count_B1 = has_BM.sum(1, keepdim=True)
         cut_B1 = (count_B1 - 1).clamp(min=0) // 2
@@ -230,9 +233,9 @@ def squared_distances(entries: Sequence[Sequence[Tensor]]) -> Tensor:
     Differences are squared as they are: equal rows are at zero, and ties stay ties.
     """
     total = torch.zeros(len(entries[0]), len(entries[0]), dtype=torch.float64)
-    for of in entries:
-        for tile in _tiles(len(of[0])):
-            block_MB = torch.stack([row[tile] for row in of]).double()
+    for rows in entries:
+        for tile in _tiles(len(rows[0])):
+            block_MB = torch.stack([row[tile] for row in rows]).double()
             total += torch.cdist(block_MB, block_MB, compute_mode="donot_use_mm_for_euclid_dist").square()
     return total
 

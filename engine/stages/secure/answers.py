@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from shoal.engine.rounds.stage import SkipRound
 from shoal.engine.stages.secure.section import SecureOptions
 
-# Key of `Answers` in the line of a round.
+# The line of a round has `Answers` by this key.
 SECURE = "secure"
 
 

@@ -56,7 +56,7 @@ class SecureSums(Stage):
         """Prepares the sums of a run, in which clients `without` are never asked."""
         self._options, self._seed, self._method, self._without = options, seed, method, frozenset(without)
         self._holder: KeyHolder | None = None
-        # How many clients are asked for the sum of the phase; 0: it has none.
+        # So many clients are asked for the sum of the phase; 0: it has none.
         self._asked = 0
 
     def begin(self, round: Round) -> None:

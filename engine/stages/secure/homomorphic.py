@@ -20,7 +20,7 @@ from shoal.engine.stages.secure.secure import Secure
 from shoal.storage.errors import ShoalError
 
 DEGREE, PRIMES = 4096, (40, 40, 29)
-# t, a prime that is 1 mod 2 `DEGREE`, below the 80 bits of a ciphertext's modulus by more than noise takes.
+# t is a prime that is 1 mod 2 `DEGREE`, below the 80 bits of a ciphertext's modulus by more than noise takes.
 MODULUS = 2**60 - 2**14 + 1
 
 
@@ -55,7 +55,7 @@ class Homomorphic(Secure):
 
     public: bytes
     holder: KeyHolder | None = field(compare=False)
-    # Half of the numbers below t / 2, in size: a damaged ciphertext holds some of the others.
+    # The reach is half of the numbers below t / 2, in size: a damaged ciphertext holds some of the others.
     reach: ClassVar[int] = 58
 
     def __getstate__(self) -> dict[str, Any]:

@@ -33,13 +33,13 @@ class Masks(Secure):
         return numbers
 
     def add(self, first: Tensor, second: Tensor) -> Tensor:
-        # Of int64 the sum is that mod 2^64.
+        # A sum of int64 is taken mod 2^64.
         return first.add_(second)
 
     def reveal(self, entry: str, total: Tensor, answered: Sequence[int]) -> Tensor:
         numbers = total.clone()
         for lost in set(self.clients) - set(answered):
-            # What the lost client would have sent of its pairs with these.
+            # These are the masks that the lost client would have added for its pairs with these.
             self._add(numbers, lost, answered, entry)
         return numbers
 

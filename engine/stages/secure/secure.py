@@ -78,7 +78,7 @@ class Secure(ABC):
         """Adds two sums; raises a ShoalError if shapes differ."""
         joined = PartialSum(first.first, {}, dict(first.weight), own=True)
         for entry, total in first.total.items():
-            shapes = [(one.first, torch.Size(_shapes(one, entry)[0])) for one in (first, second)]
+            shapes = [(part.first, torch.Size(_shapes(part, entry)[0])) for part in (first, second)]
             require_one_shape(entry, shapes)
             joined.total[entry] = self.add(total if first.own else total.clone(), second.total[entry])
         return joined

@@ -9,7 +9,7 @@ USERS = Section[None](
     switch="",
     off=(),
     rules=acts_on_uploads("stages"),
-    # Behind attacks, and before uploads are bounded, compressed or hidden.
+    # They act behind attacks, and before uploads are bounded, compressed or hidden.
     stages=((15, "shoal.engine.stages.users.users:make"),),
     on_hosts="shoal.engine.stages.users.users:read_stages",
     checks="shoal.engine.stages.users.users:require_stages",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.engine.rounds.sampling import Plan
 
 KEY = "stages"
-# What needs more of the engine than a file can ask for.
+# These attributes need more of the engine than a file can ask for.
 OURS_ALONE = ("on_data", "score", "trigger")
 
 
@@ -76,7 +76,7 @@ class UserStage(Stage):
             raise self._fault(f"at_client gives {describe(sent)}, expected a shoal.Upload")
         with self._code.at_work(KEY):
             require_tree(sent.entries, "the upload of at_client")
-        forms = [{name: (t.dtype, list(t.shape)) for name, t in one.entries.items()} for one in (sent, upload)]
+        forms = [{name: (t.dtype, list(t.shape)) for name, t in message.entries.items()} for message in (sent, upload)]
         missing = [name for name, form in forms[1].items() if forms[0].get(name) != form]
         if missing or sent.entries.keys() - upload.entries.keys() - at.cell.entries.keys():
             raise self._fault(f"at_client gives {forms[0]}, expected tensors as of the upload, {forms[1]}")
@@ -131,7 +131,7 @@ class UserStage(Stage):
 
 def read_stages(config: Config) -> tuple[Source, ...]:
     """Reads the files of a config's stages. Raises ShoalError: one cannot be read."""
-    return tuple(Source(read_user_code(KEY, one.name), one.options) for one in config.stages)
+    return tuple(Source(read_user_code(KEY, stage.name), stage.options) for stage in config.stages)
 
 
 def require_stages(config: Config, cohort: int) -> None:

@@ -356,7 +356,7 @@ def test_the_next_cell_is_on_its_way_before_the_wait(start: Run, order: Order) -
 @pytest.mark.parametrize(("room", "clients"), [(0, 0), (8, 1), (ROOM, 2)])
 def test_no_more_is_brought_than_may_pass(start: Run, order: Order, monkeypatch: Any, room: int, clients: int) -> None:
     """Without room values alone; what is one client's data may be more than an eighth of the cache."""
-    brought, gathered = [], Deferred._gathered
+    brought, gathered = [], Deferred._gather
 
     def noted(self: Deferred, client: int) -> Inputs:
         brought.append(client)
@@ -364,7 +364,7 @@ def test_no_more_is_brought_than_may_pass(start: Run, order: Order, monkeypatch:
 
     job = start(KEYS).job
     plain = order(job, room, ahead=False)
-    monkeypatch.setattr(Deferred, "_gathered", noted)
+    monkeypatch.setattr(Deferred, "_gather", noted)
     found = order(job, room)
     assert brought == [client for cell in CELLS[1:] for client in cell[:clients]]
     assert len(found[0]) - len(plain[0]) == 1 + 3 * clients
