@@ -37,7 +37,7 @@ Start = Callable[..., Server]
 MASKED = {"secure.kind": "masks"}
 KINDS = [MASKED, {"secure.kind": "homomorphic"}]
 UP = {"w": Reduce.MEAN}
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @dataclass(frozen=True)
