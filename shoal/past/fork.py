@@ -15,7 +15,7 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import bring, run
 from shoal.engine.screen.progress import say
-from shoal.engine.stages.privacy.section import PRIVACY
+from shoal.engine.sections.sections import options_of
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
@@ -86,8 +86,8 @@ def plan_fork(past: PastRun, changes: Sequence[str], number: int) -> RunPlan:
 
 def list_changeable(config: Config) -> tuple[str, ...]:
     """Returns the keys and sections that a fork of a run may change: with privacy those that epsilon does not count."""
-    private = PRIVACY.of(config)
-    if private.unit == "none":
+    private = options_of(config, "privacy")
+    if private is None:
         return CHANGEABLE
     rounds = ("rounds",) if private.epsilon is None else ()
     # Each step of a client hides its nodes.

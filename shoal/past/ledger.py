@@ -16,8 +16,7 @@ from shoal.algorithms.protocol import Reduce
 from shoal.engine.hosts.backend import server_device
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.costs import CLIENT_BYTES, unwatched
-from shoal.engine.stages.privacy.privacy import bound_of, drawn_of, epsilon_of
-from shoal.engine.stages.privacy.section import PRIVACY, PrivacyOptions
+from shoal.engine.sections.sections import options_of
 from shoal.past.reader import Reading
 from shoal.past.recording import Recorder, Recording
 from shoal.past.rewind import PastRun
@@ -50,11 +49,12 @@ class Sent:
     shape: tuple[int, ...]
     by_row: bool
 
-    def reveals(self, classes: int, private: PrivacyOptions, in_sum: bool = False) -> str:
+    def reveals(self, classes: int, private: Any, in_sum: bool = False) -> str:
         """Returns a sentence that says what the entry tells of a client."""
-        hidden = private.unit == "client"
-        if private.unit == "node" or (hidden and private.where == "client"):
-            return OF_ROWS if private.unit == "node" else NOISY
+        unit = "none" if private is None else private.unit
+        hidden = unit == "client"
+        if unit == "node" or (hidden and private.where == "client"):
+            return OF_ROWS if unit == "node" else NOISY
         if self.how is Reduce.MEAN:
             return HIDDEN if hidden else HIDDEN_IN_A_SUM if in_sum else BY_ROW if self.by_row else AVERAGED
         if self.how is Reduce.MIX:
@@ -164,12 +164,14 @@ def ledger(run: Path, number: int = 1) -> Ledger:
     if not entries.sent:
         raise ShoalError(run, f"no client sent anything in round {number}; --round names another")
     # No fork changes what epsilon counts.
-    private, classes = PRIVACY.of(past.config), past.store.manifest.classes
+    private, classes = options_of(past.config, "privacy"), past.store.manifest.classes
     times, sizes = np.zeros(past.store.clients, np.int64), np.zeros(past.store.clients, np.int64)
     for line in past.lines:
         _add(line, times, sizes)
     epsilons, bound = dict[int, float](), ""
-    if private.unit != "none":
+    if private is not None:
+        from shoal.engine.stages.privacy.privacy import bound_of, drawn_of, epsilon_of
+
         last, (drawn, clients) = len(past.lines), drawn_of(past.config)
         for after in sorted({round(last * (i + 1) / MOST_ROUNDS) for i in range(MOST_ROUNDS)} - {0} | {1, last}):
             epsilons[after] = epsilon_of(past.config, after)
@@ -180,7 +182,7 @@ def ledger(run: Path, number: int = 1) -> Ledger:
         sizes,
         epsilons,
         bound,
-        private.unit,
+        "none" if private is None else private.unit,
     )
 
 

@@ -24,7 +24,7 @@ from shoal.engine.hosts.host import Visit
 from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.runs.export import Reopened, reopen, visits_of
 from shoal.engine.screen.progress import progress
-from shoal.engine.stages.privacy.section import PRIVACY
+from shoal.engine.sections.sections import options_of
 from shoal.past.reader import Reading
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
@@ -111,7 +111,7 @@ def membership(run: Path) -> Memberships:
         )
     pooled = tuple(np.concatenate(parts, axis=-1) for parts in zip(*signals.values()))
     config, bound = load_config(run), ""
-    if PRIVACY.of(config).unit != "none":
+    if options_of(config, "privacy") is not None:
         from shoal.engine.stages.privacy.privacy import bound_of
 
         bound = bound_of(config, opened.state.round)

@@ -10,7 +10,7 @@ from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.protocol import Reduce, Tree
 from shoal.engine.messages.cell import Cell, Outcome, one_by_one
 from shoal.engine.rounds.costs import unwatched
-from shoal.engine.stages.privacy.section import PRIVACY
+from shoal.engine.sections.sections import options_of
 from shoal.past.recording import Recorder, Recording
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
@@ -109,8 +109,9 @@ def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRoun
             if weight.dim():
                 weights[entry] = weights[entry] + weight if entry in weights else weight
     hidden = "secure" in past.job.stages
-    private = PRIVACY.of(past.config)
-    how = OF_UPLOADS[private.where if private.unit == "client" else private.unit]
+    private = options_of(past.config, "privacy")
+    unit = "none" if private is None else private.unit
+    how = OF_UPLOADS[private.where if private is not None and unit == "client" else unit]
     of_uploads = "not seen, sums are hidden" if hidden else how
     notes = f"{UPLOAD}: {of_uploads}", f"{RELEASED}: as anyone receives it, the same of all clients"
     return SeenRound([] if hidden else uploads.sent, Sent(None, entries, weights, received), notes, recording.client)

@@ -1,0 +1,36 @@
+"""A checkout without one of its features: all modules are imported; `tests/without.py` alone tries more."""
+
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from shoal.engine.sections.sections import SECTIONS
+
+ROOT = Path(__file__).parent.parent
+FEATURES = sorted(path.parent.name for path in (ROOT / "engine" / "stages").glob("*/section.py"))
+# Another one on each day.
+TODAY = FEATURES[date.today().toordinal() % len(FEATURES)]
+
+
+def try_without(feature: str, *more: str) -> None:
+    command = [sys.executable, ROOT / "tests" / "without.py", feature, *more]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"without {feature}: all of it holds" in done.stdout
+
+
+def test_every_feature_has_one_section() -> None:
+    assert len(FEATURES) == len(SECTIONS)
+
+
+def test_modules_are_imported_without_a_feature() -> None:
+    try_without(TODAY, "--only-imports")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feature", FEATURES)
+def test_rest_stands_without_a_feature(feature: str) -> None:
+    try_without(feature)
