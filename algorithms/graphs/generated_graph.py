@@ -123,7 +123,13 @@ class DrawnOperator(SparseMatrix):
     """
 
     def __init__(self, pairs_2S: Tensor, kept_S: Tensor, nodes: int) -> None:
-        """Makes the graph once, for all layers, of candidates i < j, int32, ascending; `kept_S` is a, float32."""
+        """Builds the graph once, for all layers.
+
+        Args:
+            pairs_2S: Candidate edges (i, j) with i < j, int32, ascending.
+            kept_S: The a_e of the class, float32: above 0.5 where a candidate is an edge.
+            nodes: Number of nodes.
+        """
         self._pairs_2S, self._kept_S, self._nodes = pairs_2S, kept_S, nodes
         found_S = kept_S.detach() > 0.5
         if on_processor(kept_S):

@@ -68,7 +68,10 @@ class GraphViews:
 
 
 def pairs(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Numbers the undirected edges of the entries of a symmetric CSR adjacency without loops, int32 `[E]`."""
+    """Numbers undirected edges: for each entry of a symmetric CSR without loops, that of its edge, int32 `[E]`.
+
+    The entries (i, j) and (j, i) have one number, by which values of edges are looked up.
+    """
     row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     upper = indices > row
     number = np.empty(len(indices), dtype=np.int32)

@@ -63,7 +63,7 @@ def split(uploads: Tensor, count: int) -> list[Tensor]:
 
 
 def mixes(up: Mapping[str, Reduce]) -> list[str]:
-    """Returns the entries of uploads that are mixed."""
+    """Returns names of entries of uploads that the server multiplies by a matrix over clients (`Reduce.MIX`)."""
     return [entry for entry, how in up.items() if how is Reduce.MIX]
 
 

@@ -79,7 +79,7 @@ def server_device(config: Config) -> torch.device:
 
 
 class _HostHere(Host):
-    """The host of this process, which notes the client that it visits."""
+    """A host in the server's process, which notes each visit, so that a crash names the client; see `note_places`."""
 
     round = 0
     note: Callable[[str], None] = staticmethod(lambda place: None)

@@ -365,7 +365,11 @@ def predict_parts(algorithm: Algorithm, client: Client, received: Received) -> l
 
 
 def batched_counts(parts_J: Sequence[Predicted], classes: int) -> Tensor:
-    """Counts every part, int64 `[J, 4, C]`: as `scoring` does, and in one place how many are `LOST`."""
+    """Counts the predictions of J parts at once, int64 `[J, 4, C]`.
+
+    Kinds are those of `shoal.engine.rounds.scoring`, by class, and `LOST`, whose first number counts items whose
+    best score is not finite.
+    """
     label_S, class_S, best_S = (torch.cat(parts) for parts in zip(*parts_J))
     number_J = torch.arange(len(parts_J), device=label_S.device)
     number_S = torch.cat([number_J[j : j + 1].expand(len(part.label_N)) for j, part in enumerate(parts_J)])

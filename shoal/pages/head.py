@@ -81,7 +81,7 @@ def _shorten(values: Sequence[str], most: int = MOST_VALUES) -> str:
 
 
 def _of_key(looks: Looks, keys: Sequence[str], alone: str) -> list[str]:
-    """Returns names of the values of the first of some keys that varies, else of one."""
+    """Returns names of the values of the first of `keys` that varies among the runs of a page, or `[alone]`."""
     varying = next((key for key in keys if key in looks.keys), None)
     return [alone] if varying is None else list(dict.fromkeys(_values(looks, varying)))
 

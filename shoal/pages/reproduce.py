@@ -118,7 +118,7 @@ def _keys(override: str) -> list[str]:
 
 
 def _is_of_the_paper(key: str) -> bool:
-    """Returns whether a key may change what a paper describes."""
+    """Returns whether a config key is part of an experiment: it changes numbers and says nothing of the machine."""
     return changes_numbers(key) and key not in OF_THE_MACHINE
 
 

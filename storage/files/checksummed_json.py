@@ -36,11 +36,10 @@ def unsealed(text: str | bytes) -> dict[str, Any]:
 
 
 def require_format(where: object, text: str | bytes, reads: int, oldest: int | None = None) -> None:
-    """Raises ShoalError: JSON is of another `format`, or older than the `oldest` that is read, too.
+    """Raises ShoalError if the `format` of a JSON is neither the one that this Shoal `reads` nor from `oldest` on.
 
-    What is damaged is left to the seal.
-
-    It comes before the seal, which another version of Shoal may make in another way.
+    It is called before the checksum is compared, which another version may make in another way. A text that is no JSON
+    passes, as the checksum tells.
     """
     with suppress(ValueError, RecursionError):
         plain = json.loads(text)

@@ -248,7 +248,10 @@ class MappedFile:
     """The columns of one client as NumPy arrays over the memory map of a pack, or of a file of its own."""
 
     def __init__(self, path: Path, kind: str, record: FileRecord | None = None, opened: Packs = None) -> None:
-        """Maps a file, or takes a pack that is `opened`, among which it stays; errors of `Pack`."""
+        """Opens a client's columns in the pack, or file, at `path`; raises what `Pack` raises.
+
+        Packs in `opened` are reused by path, and a new one is put there.
+        """
         self.path = path
         pack = None if opened is None else opened.get(path)
         if pack is None or not pack.is_there:

@@ -41,10 +41,10 @@ class Scores(NamedTuple):
 
 
 class Branches(nn.Module):
-    """Four perceptrons: of two layers for a graph whose neighbours are similar, and three of three layers for another.
+    """The four MLPs of AdaFGL: `homo`, of two layers, for homophilous graphs, and three of three layers for others.
 
-    The latter read a node's features alone (`own`), propagated features (`smooth`), and signed messages (`message`),
-    for which `beta` is the share of the common model in the similarity.
+    These read a node's features alone (`own`), propagated features (`smooth`), and signed messages (`message`). In the
+    similarity by which messages have signs, `beta` is the weight of the federated model's predictions.
     """
 
     def __init__(

@@ -172,7 +172,10 @@ def _less(above: np.ndarray, mean: float, diagonal: int) -> None:
 def _scatter(
     pairs: Pairs, y: np.ndarray, near: np.ndarray, far: np.ndarray, of_y: np.ndarray, of_direction: np.ndarray
 ) -> float:
-    """Adds the gradients of y and direction, `[C, N]`, from those of `near` and `far`, `[R, C]`; gives that of m."""
+    """Goes backward: adds to the gradients `of_y` and `of_direction`, `[C, N]`, and returns that of the mean.
+
+    `near` and `far`, `[R, C]`, are the gradients of the two sums that the forward pass made of each row.
+    """
     direction, _, _, beta, mean, rows = pairs
     classes, nodes = y.shape
     similar, mixed, passed = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.empty(TILE, np.float32)

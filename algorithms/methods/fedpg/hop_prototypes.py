@@ -116,14 +116,14 @@ class Walks(NamedTuple):
     returning_S: Tensor
 
     def mass(self, g_N: Tensor) -> Tensor:
-        """Sums g over the ends of the walks of every centre, `[S]`."""
+        """Sums the numbers `g_N` of nodes over the ends of each centre's walks, but those that return to it, `[S]`."""
         x = g_N
         for row, column, rows, _ in reversed(self.steps):
             x = x.new_zeros(rows).index_add(0, row, x[column])
         return x - self.returning_S * g_N[self.centres]
 
     def spread(self, share_S: Tensor) -> Tensor:
-        """Sums the shares of the centres over the walks that end in a node, `[N]`."""
+        """Sums, for each node, shares of centres over their walks that end in it and do not return, `[N]`."""
         y = share_S
         for row, column, _, columns in self.steps:
             y = y.new_zeros(columns).index_add(0, column, y[row])

@@ -19,7 +19,7 @@ _mask_of: ContextVar[MaskOf | None] = ContextVar("mask_of", default=None)
 
 
 def drop(x: Tensor, p: float, training: bool) -> Tensor:
-    """Zeroes entries with probability p and divides the rest by 1 - p, in training."""
+    """Zeroes entries with probability p and divides the rest by 1 - p, in training, or applies a mask that is set."""
     if not training or not p:
         return x
     mask_of = _mask_of.get()

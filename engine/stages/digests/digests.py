@@ -32,7 +32,7 @@ class Digests(Stage):
 
 
 def make(job: "Job", plan: "Plan | None") -> list[Stage]:
-    """Returns the stage of a job."""
+    """Returns the stage that notes digests of uploads; called once on each host, and at the server with a plan."""
     return [Digests()]
 
 

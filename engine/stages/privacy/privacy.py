@@ -36,7 +36,7 @@ from shoal.storage.errors import ShoalError
 
 
 def drawn_of(config: Config) -> tuple[int, int]:
-    """Counts the clients of each round, or so many in the mean, and all."""
+    """Returns the number of clients drawn for a round, the expected one where that is random, and of all clients."""
     clients = config.partition.clients
     return min(config.participation.size(clients), clients), clients
 
