@@ -84,7 +84,7 @@ class FlatModel:
         return inner.first_weights() if hasattr(inner, "first_weights") else []  # type: ignore
 
     def _room_for(self, values: Tensor) -> Tensor:
-        """Makes an empty vector of as many values, in which the first weight that lies by column starts a cache line."""
+        """Makes an empty vector of as many values, whose first weight by column starts at a cache line."""
         before = sum(p.numel() for p in takewhile(lambda p: id(p) not in self._by_column, self.module.parameters()))
         room = values.new_empty(len(values) + CACHE_LINE)
         start = -(room.data_ptr() // values.element_size() + before) % CACHE_LINE

@@ -172,3 +172,16 @@ def after(self, replies, phase):
 """
     server = start({**PLAIN, "stages": write(body.strip())})
     assert [server.round()["seen"] for _ in range(3)] == [1.0, 2.0, 3.0]
+
+
+def test_whole_stage_of_the_guide_is_a_median(start: Start, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[4] / "docs" / "extending.md").read_text()
+    source = text.split("## A stage")[1].split("```python\n")[2].split("```")[0]
+    assert len(source.splitlines()) <= 30
+    (tmp_path / "median.py").write_text(source)
+    server = start({**PLAIN, "stages": [{"name": f"{tmp_path / 'median.py'}:Median"}], "participation.count": 5})
+    w = server.state.server["w"].numpy().copy()
+    for _ in range(3):
+        line = server.round()
+        w = np.median([sgd_step(server, client, w, LR)[0] for client in line["cohort"]], axis=0).astype(np.float32)
+        np.testing.assert_allclose(server.state.server["w"], w, rtol=0, atol=5e-6)
