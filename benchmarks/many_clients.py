@@ -47,6 +47,11 @@ class Sizes:
     manifest: Manifest
     path: Path = Path("nowhere")
 
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return len(self.manifest.clients)
+
     def domain_graphs(self) -> None:
         """There are no domains."""
 

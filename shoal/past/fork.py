@@ -29,7 +29,7 @@ UNCOUNTED = (
     *("callbacks", "engine", "resources"),
 )
 CHANGEABLE = (
-    *("rounds", "algorithm", "participation", "communication", "attack", "aggregation"),
+    *("rounds", "algorithm", "participation", "communication", "attack", "aggregation", "stages"),
     *LOCAL,
     *UNCOUNTED,
 )

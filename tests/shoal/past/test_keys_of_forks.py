@@ -25,8 +25,10 @@ from shoal.storage.errors import ShoalError
 
 KEPT = {"checkpoint_every": 1, "keep": 9, "keep_digests": True}
 # Another value for each key that may change, with what it is for.
+STAGE = f"{Path(__file__).parents[2] / 'support' / 'plain_stage.py'}:Halved"
 RIGHT: dict[str, list[str]] = {
     "rounds": ["rounds=5"],
+    "stages": [f"stages=[{STAGE}]"],
     "algorithm.name": ["algorithm=fedprox"],
     "train.epochs": ["train.epochs=1"],
     "train.lr": ["train.lr=0.2"],
