@@ -96,7 +96,7 @@ class Exchange:
                 stage.begin(round)
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
-        """Runs a phase as `Exchange.ask`.
+        """Runs one phase, and returns what the server sees of it; entries of `Reduce.MIX` are held.
 
         A client that does not train again before the next evaluation (`is_last_visit`) is evaluated now, as it is after
         its last local step.
@@ -118,6 +118,7 @@ class Exchange:
         outcomes, sums, _ = self._run(cells, ask.shared)
         answered = self._take(ask, ids, outcomes)
         if self._whole is not None and answered:
+            phase.kept = next_state.extras.setdefault(self._whole.name, {})
             return self._after(self._whole.reduce(answered, phase), phase, outcomes)
         from_clients = [i for outcome in answered for i in outcome.ids]
         if answered and self._of_stages.adder is not None:

@@ -147,6 +147,7 @@ class Stage:
         name: Of its section, or of the user's class; its notes have this name.
         whole: Needs the upload of every client at the server, and reduces them itself (`reduce`).
         empty_rounds: Acts in rounds without a cohort, too.
+        adds: Adds entries to uploads (`ToHosts.added`); a stage of the user's that does must say so.
         hides: Hides the upload of each single client from the server.
         bounds: Bounds the norm of each upload, so that the mean of all says little of one client.
         hides_sizes: Sizes of clients are no business of the method.
@@ -157,6 +158,7 @@ class Stage:
     name: str = ""
     whole: bool = False
     empty_rounds: bool = False
+    adds: bool = False
     hides: bool = False
     bounds: bool = False
     hides_sizes: bool = False
@@ -231,6 +233,7 @@ PAIRS = (
     ("whole", "whole", "both need every upload, and reduce them"),
     ("whole", "hides", "the first needs every upload, and the second hides single ones"),
     ("whole", "bounds", "the first reduces uploads, and the second bounds their mean"),
+    ("adds", "bounds", "the first adds entries to uploads, which the second does not bound"),
 )
 
 

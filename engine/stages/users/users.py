@@ -51,7 +51,10 @@ class Source:
 
 
 class UserStage(Stage):
-    """A stage that asks one of the user's, and checks its answers."""
+    """A stage that asks one of the user's, and checks its answers.
+
+    It sees no more of uploads at the server than the method does, but where it needs all of them (`whole`).
+    """
 
     guarded = True
 
@@ -60,7 +63,7 @@ class UserStage(Stage):
         self._code, self._stage = source.code, source.load()
         self.name = self._stage.name = shown_name(source.code.name)
         self.whole, self.empty_rounds = self._stage.whole, self._stage.empty_rounds
-        self.hides_sizes = self._stage.hides_sizes
+        self.hides_sizes, self.adds = self._stage.hides_sizes, self._stage.adds
 
     def at_client(self, upload: Upload, at: AtClient) -> Upload:
         prefix = stage_key(self.name)
@@ -68,7 +71,7 @@ class UserStage(Stage):
         given = [*at.received.items(), *upload.entries.items()]
         versions = [t._version for _, t in given]
         with self._code.at_work(KEY):
-            sent = self._stage.at_client(upload, replace(at, kept=kept))
+            sent = self._stage.at_client(upload, replace(at, kept=kept, notes={}))
             require_tree(kept, "at.kept")
         if written := [name for (name, t), version in zip(given, versions) if t._version != version]:
             raise self._fault(f"at_client writes into {written[0]!r}, which others read; take a copy first, .clone()")
@@ -96,6 +99,8 @@ class UserStage(Stage):
             return None
         if not isinstance(wanted, ToHosts):
             raise self._fault(f"before gives {describe(wanted)}, expected shoal.ToHosts, or None")
+        if wanted.added and not self.adds:
+            raise self._fault("before adds entries to uploads; set adds = True in the class")
         if wanted.adder is not None:
             raise self._fault("before gives an adder, which is for stages of Shoal alone; leave it out")
         try:
@@ -110,8 +115,9 @@ class UserStage(Stage):
         return self._check(replies, "reduce", list(phase.ask.up))
 
     def after(self, replies: Replies, phase: Phase) -> Replies:
+        # Outcomes have uploads as they came, which other stages may have to hide.
         with self._code.at_work(KEY):
-            seen = self._stage.after(replies, phase)
+            seen = self._stage.after(replies, replace(phase, outcomes=()))
             require_tree(phase.kept, "phase.kept")
         return self._check(seen, "after", [*replies.entries])
 

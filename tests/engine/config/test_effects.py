@@ -87,6 +87,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("communication.upload", "int8", "algorithm", "local", "fedavg"),
     ("stages", [{"name": "mine.py:Mine"}], "algorithm", "local", "fedavg"),
     ("stages", [{"name": "mine.py:Mine"}], "schedule.name", "fedbuff", "synchronous"),
+    ("stages", [{"name": "mine.py:Mine"}], "data.newcomers", 0.5, 0.0),
     ("communication.ratio", 0.1, "communication.upload", "int8", "topk"),
     ("communication.error_feedback", False, "communication.upload", "none", "int8"),
     ("attack.kind", "scaled", "algorithm", "local", "fedavg"),

@@ -109,6 +109,7 @@ def test_text_and_options_of_a_stage_tell_runs_apart(make_config: Callable[..., 
         ("def at_client(self, upload, at):\n    at.kept['n'] = 3\n    return upload", "at.kept"),
         ("def before(self, phase): return 3", "before gives a int, expected shoal.ToHosts, or None"),
         ("def before(self, phase): return shoal.ToHosts(note=torch.ones(2))", "a note that is no plain value"),
+        ("def before(self, phase): return shoal.ToHosts(added={'s': shoal.Reduce.MEAN})", "set adds = True in"),
         ("def after(self, replies, phase): return None", "after gives None, expected shoal.Replies"),
         ("def after(self, replies, phase): return shoal.Replies([], {}, {}, {})", "after gives replies without 'w'"),
         (
@@ -160,7 +161,7 @@ def test_classes_that_are_no_stage_and_wrong_options_are_refused(
 
 def test_note_of_the_server_reaches_hosts(start: Start, write: Callable[[str], Any]) -> None:
     body = """
-name = "mine"
+adds = True
 def before(self, phase):
     return shoal.ToHosts(note=phase.round, added={"seen": shoal.Reduce.MEAN})
 def at_client(self, upload, at):
@@ -185,3 +186,24 @@ def test_whole_stage_of_the_guide_is_a_median(start: Start, tmp_path: Path) -> N
         line = server.round()
         w = np.median([sgd_step(server, client, w, LR)[0] for client in line["cohort"]], axis=0).astype(np.float32)
         np.testing.assert_allclose(server.state.server["w"], w, rtol=0, atol=5e-6)
+
+
+def test_no_stage_sees_what_privacy_or_masks_hide(start: Start, write: Callable[[str], Any]) -> None:
+    """Outcomes, notes and added entries are ways around noise and masks."""
+    hidden = ({"privacy.unit": "client", "privacy.noise": 1.0}, {"secure.kind": "masks"})
+    for keys in hidden:
+        body = """
+def at_client(self, upload, at):
+    at.notes["raw"] = upload.entries["w"].clone()
+    return upload
+def after(self, replies, phase):
+    phase.columns["raw"] = [sorted(outcome.notes) for outcome in phase.outcomes]
+    return replies
+"""
+        server = start({**PLAIN, "stages": write(body.strip()), **keys})
+        assert server.round()["raw"] == []
+    with refused("stages", says="adds entries to uploads, which the second does not bound"):
+        start({**PLAIN, "stages": write("adds = True"), **hidden[0]})
+    for keys in hidden:
+        with refused("stages", says="needs every upload" if "secure.kind" in keys else "reduces uploads"):
+            start({**PLAIN, "stages": write("whole = True"), **keys})
