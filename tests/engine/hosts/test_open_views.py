@@ -97,5 +97,5 @@ def test_what_is_opened_again_is_not_checked_again(own: Job) -> None:
 @pytest.mark.parametrize("model", ["gcn", "sgc"])
 def test_a_run_with_one_open_view_has_the_same_bits(run: Callable[..., Server], monkeypatch: Any, model: str) -> None:
     expected = run({"model.name": model}, rounds=2)
-    monkeypatch.setattr("shoal.engine.hosts.host.most_views", lambda: 1)
+    monkeypatch.setattr("shoal.engine.hosts.opened_job.most_views", lambda: 1)
     require_same_tree(tensors_of(run({"model.name": model}, rounds=2)), tensors_of(expected))
