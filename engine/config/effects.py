@@ -1,7 +1,6 @@
 """The conditions under which keys have an effect: one table of keys that another key's value leaves without one."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL, READ_HOPS
 from shoal.algorithms.models.names import READ_HOPS, READ_SUMS
 from shoal.engine.config.round_sections import FEDASYNC, TIERS, ParticipationOptions
 from shoal.engine.sections.rules import OWN, Rule, one_of
-from shoal.engine.sections.sections import SECTIONS
+from shoal.engine.sections.sections import list_rules
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_address, is_own
@@ -172,7 +171,7 @@ RULES = (
     Rule(("engine.hosts",), "engine.backend", "ray", lambda c: c.engine.backend == "ray", given=1),
     one_of("ray.address", "engine.backend", "ray"),
     one_of("ray.runtime_env", "engine.backend", "ray"),
-    *chain.from_iterable(section.rules for section in SECTIONS),
+    *list_rules(),
 )  # fmt: skip
 
 

@@ -300,7 +300,9 @@ class _CellAtWork:
         """Keeps what a visit gave, all of it on the processor."""
         outcome, upload = self._outcome, result.upload
         if upload is not None:
-            require_sound(upload, {entry: how for entry, how in self._cell.up.items() if entry not in result.checked})
+            require_sound(
+                upload, {entry: how for entry, how in self._cell.entries.items() if entry not in result.checked}
+            )
             if not math.isnan(loss := float(result.loss)):
                 bounded_loss(loss, self._cell.first_loss)
             if (adder := self._cell.stages.adder) is not None:

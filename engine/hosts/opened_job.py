@@ -22,9 +22,7 @@ from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
 from shoal.engine.messages.trainers import ANALYTIC, BATCHED
 from shoal.engine.rounds.measures import measures_of
-from shoal.engine.rounds.protocol_checks import (
-    checks_always,
-)
+from shoal.engine.rounds.protocol_checks import checks_always
 from shoal.engine.rounds.stage import make_stages
 from shoal.storage.shards.cache import SMALL, OpenViews, most_views
 from shoal.storage.shards.view import Cache, View

@@ -16,7 +16,7 @@ class Rule(NamedTuple):
     `values`, in words.
 
     Beside its default a key may have the value `given`, which says what is the case without it. `by_words`: the values
-    are words of the other key.
+    are words of the other key. `beside`: the section of another feature, without which there is no rule.
     """
 
     keys: tuple[str, ...]
@@ -25,6 +25,7 @@ class Rule(NamedTuple):
     holds: Callable[[Any], bool]
     given: Any = None
     by_words: bool = False
+    beside: str = ""
 
 
 def one_of(keys: str, other: str, *values: str) -> Rule:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from shoal.engine.sections.rules import Rule
 from shoal.engine.sections.section import Section, load
 from shoal.engine.stages.compression.section import COMPRESSION
 from shoal.engine.stages.digests.section import DIGESTS
@@ -14,6 +15,12 @@ from shoal.engine.stages.users.section import USERS
 
 # Sections have the order that they have in a config.
 SECTIONS: tuple[Section[Any], ...] = (COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS)
+
+
+def list_rules() -> list[Rule]:
+    """Lists the rules of effect of all features, but those that name a feature that is not there."""
+    names = {section.name for section in SECTIONS}
+    return [rule for section in SECTIONS for rule in section.rules if not rule.beside or rule.beside in names]
 
 
 def options_of(config: Any, name: str) -> Any | None:

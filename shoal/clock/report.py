@@ -150,6 +150,11 @@ class ClockedRun:
         lines = read_metrics(run)
         if len({SIMULATED in line for line in lines}) > 1:
             raise ShoalError(run, "schedule.name", "differs between its rounds, which have no clock; take its parent")
+        # A schedule of the user's says in which rounds clients begin, and nothing of seconds.
+        if any("staleness" in line and SIMULATED not in line for line in lines):
+            raise ShoalError(
+                run, "schedule.name", "has no clock, as it says no seconds; take fedbuff, fedasync or tiers"
+            )
         parts = list(_parts_of(run, lines))
         works = [client_work(part) for part, _ in parts]
         fleet = Fleet.of(asked.devices, asked.networks, len(works[0].train.flops), asked.seed)

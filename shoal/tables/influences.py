@@ -92,7 +92,8 @@ class Influences:
         for c, name in enumerate(self.classes):
             pairs = [(row.on_classes[c], row.client) for row in self.found if row.items[1][c]]
             items = max((sum(counts[c] for counts in row.items) for row in self.found), default=0)
-            ends = [f"{_format_points(point)} (client {client})" for point, client in (min(pairs), max(pairs)) if pairs]
+            lowest_and_highest = (min(pairs), max(pairs)) if pairs else ()
+            ends = [f"{_format_points(point)} (client {client})" for point, client in lowest_and_highest]
             mean = _format_points(fmean(points for points, _ in pairs)) if pairs else "-"
             rows.append((name, str(items), mean, *(ends or "--")))
         heads = ("class", "test items", "mean", "lowest", "highest")

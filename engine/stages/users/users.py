@@ -112,6 +112,7 @@ class UserStage(Stage):
     def reduce(self, outcomes: Sequence[Outcome], phase: Phase) -> Replies:
         with self._code.at_work(KEY):
             replies = self._stage.reduce(outcomes, phase)
+            require_tree(phase.kept, "phase.kept")
         return self._check(replies, "reduce", list(phase.ask.up))
 
     def after(self, replies: Replies, phase: Phase) -> Replies:

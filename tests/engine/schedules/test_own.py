@@ -14,6 +14,7 @@ from support.small_runs import small_run
 
 import shoal
 from shoal.algorithms.rng import key
+from shoal.clock.report import Asked, ClockedRun
 from shoal.engine.config.config import parse_config
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
@@ -118,6 +119,19 @@ def test_run_is_known_by_the_text_of_its_schedule_and_goes_on_from_its_folder(tm
     run = shoal.run(small_run(tmp_path, **own))
     (tmp_path / "mine.py").unlink()
     assert shoal.run(shoal.load_config(run.path, rounds=5), resume=True).finished
+
+
+def test_late_schedule_has_no_clock(tmp_path: Path, paces: str) -> None:
+    """It says in which rounds clients begin, and nothing of seconds; one of whole rounds is clocked as any other."""
+    (tmp_path / "mine.py").write_text(TURNS)
+    asked = Asked.of("phones", "consumer", None, None, 0)
+    late, turns = (
+        shoal.run(small_run(tmp_path, name=name, schedule=schedule, participation={"ratio": 0.5})).path
+        for name, schedule in (("late", paces), ("turns", f"{tmp_path / 'mine.py'}:Turns"))
+    )
+    with refused(late, "schedule.name", says="has no clock"):
+        ClockedRun.of(late, asked)
+    assert len(ClockedRun.of(turns, asked).clock.seconds) == 3
 
 
 OWN = """
