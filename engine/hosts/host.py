@@ -27,7 +27,6 @@ from shoal.engine.hosts.opened_job import OpenedJob
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import working_clock
-from shoal.engine.rounds.domains import score_graph
 from shoal.engine.rounds.protocol_checks import (
     MethodFault,
     ReadOnly,
@@ -38,8 +37,9 @@ from shoal.engine.rounds.protocol_checks import (
     require_unwritten,
 )
 from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes
-from shoal.engine.rounds.scoring import score
 from shoal.engine.rounds.stage import AtClient
+from shoal.engine.scores.counts import score
+from shoal.engine.scores.domains import score_graph
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.shards.cache import OpenViews
 from shoal.storage.shards.view import Cache, View
@@ -137,7 +137,7 @@ class Visit:
         return sent, state | at.kept
 
     def score(self) -> np.ndarray:
-        """Counts the client's predictions; see `shoal.engine.rounds.scoring`, of a whole graph `domains`."""
+        """Counts the client's predictions; see `shoal.engine.scores.counts`, of a whole graph `domains`."""
         opened = self._opened
         with opened.creating:
             scored, received = self.scored, self.received_to_score()

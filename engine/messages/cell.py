@@ -151,7 +151,7 @@ class Outcome:
         tensors: `Reduce.STACK` and `Reduce.MIX` entries, stacked; so those of `Reduce.MEAN` of cells with `rows`.
         blocks: `Reduce.MIX` entries that are in a cluster's memory.
         lists: `Reduce.GATHER` entries, one tensor a client; weights of `Reduce.MEAN` entries of cells with `rows`.
-        scores: Counts of the evaluated clients, int64 `[2, 3, C]` and more (see `shoal.engine.rounds.scoring`).
+        scores: Counts of the evaluated clients, int64 `[2, 3, C]` and more (see `shoal.engine.scores.counts`).
         bytes_up: Bytes that each client sent.
         seconds: Time by step: `train`, `upload`, `evaluate`.
         kernels: Seconds in which a host in a process of its own made kernels ready, which are in no other.

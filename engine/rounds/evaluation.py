@@ -18,9 +18,10 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import ClientInfo, ClientTable
 from shoal.algorithms.protocol import Tree, only_trains
 from shoal.engine.config.sections import ACCURACY, DOMAINS, MACRO_F1, NEWCOMERS, NEWCOMERS_TRAINED
-from shoal.engine.rounds.domains import Domains
-from shoal.engine.rounds.scoring import PARTS, by_client, summarize
-from shoal.engine.rounds.state import FederationState, ScoreTable, tree_digest
+from shoal.engine.rounds.state import FederationState, tree_digest
+from shoal.engine.scores.counts import PARTS, by_client, summarize
+from shoal.engine.scores.domains import Domains
+from shoal.engine.scores.table import ScoreTable
 
 # Metrics and summaries have scopes in this order, after a resume too.
 SCOPES = ("trained", "deployed", "global", DOMAINS, NEWCOMERS, NEWCOMERS_TRAINED)

@@ -15,7 +15,8 @@ from shoal.engine.rounds.costs import Meter, Pool, working_clock
 from shoal.engine.rounds.reduction import Sums, Uploads, combine, require_finite
 from shoal.engine.rounds.sampling import Group, evaluation_cell, form_cells
 from shoal.engine.rounds.stage import Phase, Round, SkipRound, Stage, ToHosts
-from shoal.engine.rounds.state import IN_BLOCK, FederationState, ScoreTable
+from shoal.engine.rounds.state import FederationState
+from shoal.engine.scores.table import IN_BLOCK, ScoreTable
 from shoal.storage.errors import ShoalError
 
 TreeT = TypeVar("TreeT")

@@ -10,7 +10,8 @@ from shoal.algorithms.protocol import Ask, Replies
 from shoal.engine.config.sections import NEWCOMERS, NEWCOMERS_TRAINED
 from shoal.engine.rounds.costs import Meter, unwatched
 from shoal.engine.rounds.exchange import Exchange, Federation
-from shoal.engine.rounds.state import FederationState, ScoreTable
+from shoal.engine.rounds.state import FederationState
+from shoal.engine.scores.table import ScoreTable
 
 
 class Welcome(Exchange):

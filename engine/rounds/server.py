@@ -21,7 +21,6 @@ from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import model_of
 from shoal.engine.messages.trainers import BATCHED
 from shoal.engine.rounds.costs import MISSING, Meter, Pool, Watch, unwatched
-from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.evaluation import Columns, Evaluator, client_scores, newest
 from shoal.engine.rounds.exchange import Exchange, Federation
 from shoal.engine.rounds.protocol_checks import (
@@ -36,6 +35,7 @@ from shoal.engine.rounds.reduction import require_finite
 from shoal.engine.rounds.sampling import Plan, cell_size_of
 from shoal.engine.rounds.stage import SkipRound, make_stages
 from shoal.engine.rounds.state import SELECTION, FederationState
+from shoal.engine.scores.domains import Domains
 from shoal.storage.errors import ShoalError
 
 # The line of a round has by this key, among missing clients, those that answered in vain.

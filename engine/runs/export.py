@@ -22,9 +22,9 @@ from shoal.engine.records.outputs import BESIDE, MODELS, OF_DOMAINS, PREDICTIONS
 from shoal.engine.records.run_folder import CHECKPOINTS, read_summary
 from shoal.engine.records.tensors import write_tensors
 from shoal.engine.rounds.sampling import evaluation_cell
-from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.scores.counts import scores_of
 from shoal.engine.screen.progress import progress
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing

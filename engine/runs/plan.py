@@ -19,7 +19,6 @@ from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path, run_place
-from shoal.engine.rounds.measures import measures_of
 from shoal.engine.rounds.sampling import (
     IN_BATCHES,
     ONE_BY_ONE,
@@ -34,6 +33,7 @@ from shoal.engine.rounds.sampling import (
     require_without,
 )
 from shoal.engine.schedules import choose_schedule
+from shoal.engine.scores.measures import measures_of
 from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.store.store import Store

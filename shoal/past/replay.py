@@ -25,7 +25,7 @@ from shoal.engine.messages.cell import Cell, one_by_one
 from shoal.engine.messages.job import Job, make_job
 from shoal.engine.records.client_scores import read_upload_digests
 from shoal.engine.rounds.costs import unwatched
-from shoal.engine.rounds.scoring import scores_of
+from shoal.engine.scores.counts import scores_of
 from shoal.engine.screen.progress import say
 from shoal.past.fork import plan_fork
 from shoal.past.reader import Reading
