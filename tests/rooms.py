@@ -26,7 +26,7 @@ SECTIONS = "engine/sections"
 LISTED = {
     "shoal": "shoal cli clock past pages scaling sweeps kept tables study",
     "engine": """
-        engine runs preparing cluster screen callbacks hosts stages/hostile stages/robust
+        engine runs preparing cluster screen callbacks hosts newcomers stages/hostile stages/robust
         stages/privacy stages/secure stages/compression stages/digests stages/users stages records
         schedules rounds scores simulation messages config sections
     """,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
+from pydantic.dataclasses import dataclass
 
 from shoal.algorithms.methods.registry.names import require_method_name
 from shoal.algorithms.models.names import ModelSpec, require_backbone_name
@@ -52,7 +53,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.dataset_names import TWINS, require_dataset
 from shoal.storage.options.propagation import CrossEdges, PropagationOptions, over_cross_edges
-from shoal.storage.options.types import Named, Positive, Seed, message_of, path_fault, quoted
+from shoal.storage.options.types import CLOSED, Named, Positive, Seed, message_of, path_fault, quoted
 from shoal.storage.suggestions import did_you_mean, did_you_mean_at
 
 # Tags select the branch of a union that an error names; they are stripped from its key.
@@ -60,7 +61,6 @@ ONE, SEVERAL = "one model", "list of models"
 # The limit holds since every host builds them all.
 MOST_MODELS = 1000
 MOST_CALLBACKS = 100
-MOST_STAGES = 20
 Models = Annotated[
     Annotated[ModelSpec, Tag(ONE)]
     | Annotated[tuple[ModelSpec, ...], Field(min_length=1, max_length=MOST_MODELS), Tag(SEVERAL)],
@@ -90,14 +90,26 @@ class ConfigOfRounds(BaseModel):
     schedule: ScheduleOptions = ScheduleOptions()
 
 
+def add_options(options: type, section: str) -> type:
+    """Returns the class of a section of the engine with the options that features add to it."""
+    added = [feature.adds[section] for feature in SECTIONS if section in feature.adds]
+    whole = type(options.__name__, (*reversed(added), options), {"__module__": __name__, "__doc__": options.__doc__})
+    return dataclass(frozen=True, config=CLOSED)(whole) if added else options
+
+
 if TYPE_CHECKING:
-    # A section of a feature is read by `Section.of`, which knows its type.
+    # What features add is read by `Section.of`, which knows its type.
     ConfigOfFeatures = ConfigOfRounds
 else:
+    DataConfig, EvaluationConfig, RunConfig = (
+        add_options(options, name)
+        for name, options in {"data": DataConfig, "evaluation": EvaluationConfig, "run": RunConfig}.items()
+    )
     ConfigOfFeatures = create_model(
         "ConfigOfFeatures",
         __base__=ConfigOfRounds,
-        **{one.name: (one.options, one.options()) for one in SECTIONS if one.options is not None},
+        data=(DataConfig, ...),
+        **{name: kind for section in SECTIONS for name, kind in section.as_field().items()},
     )
 
 
@@ -110,7 +122,6 @@ class Config(ConfigOfFeatures):
         task: `node`, `edge` or `graph`: what is predicted.
         rounds: Rounds.
         algorithm: The method: its name, or a mapping of `name` and options.
-        stages: A list of stages of uploads, `my_file.py:Name`, or mappings of `name` and options.
         callbacks: A list of callbacks: names, or mappings of `name` and options.
     """
 
@@ -118,8 +129,6 @@ class Config(ConfigOfFeatures):
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     ray: RayConfig = RayConfig()
-    # They act in their order, between attacks and all else that acts on uploads.
-    stages: Annotated[tuple[Named, ...], Field(max_length=MOST_STAGES)] = ()
     # They are called at the start, after each round and evaluation, and at the end.
     callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS)] = ()
     # The default is made anew, for its folder is relative to where the process is then.

@@ -115,7 +115,7 @@ RULES = (
     one_of("heterogeneity.clients", "heterogeneity.rule", "explicit"),
     one_of("train.momentum", "train.optimizer", "sgd"),
     Rule(
-        (*(f"participation.{key}" for key in PARTICIPATION), "evaluation.clients", "data.newcomers"),
+        (*(f"participation.{key}" for key in PARTICIPATION), "evaluation.clients"),
         "algorithm.name",
         "with several clients", lambda c: c.algorithm.name != "global",
     ),
@@ -146,7 +146,7 @@ RULES = (
     one_of("participation.candidates", "participation.selection", "power_of_choice"),
     one_of("participation.ratio participation.count", "schedule.name", "synchronous", TIERS, OWN),
     Rule(
-        (*(f"participation.{key}" for key in PARTICIPATION[2:]), "data.newcomers", "engine.on_client_error"),
+        (*(f"participation.{key}" for key in PARTICIPATION[2:]), "engine.on_client_error"),
         "schedule.name", "synchronous", lambda c: c.schedule.synchronous,
     ),
     Rule(
@@ -161,12 +161,10 @@ RULES = (
     one_of("schedule.mixing", "schedule.name", FEDASYNC),
     one_of("schedule.a", "schedule.staleness", "polynomial", "hinge"),
     one_of("schedule.b", "schedule.staleness", "hinge"),
-    one_of("data.newcomers", "data.cross_edges", "drop"),
     Rule(
         ("evaluation.last",), "evaluation.clients",
         "cohort or a number, or, for none, where evaluation.every does not divide rounds", _last_is_another,
     ),
-    Rule(("evaluation.newcomer_epochs",), "data.newcomers", "above 0", lambda c: c.data.newcomers > 0),
     Rule(("evaluation.domains",), "data.dataset", "as a list", _several_graphs),
     Rule(("engine.hosts",), "engine.backend", "ray", lambda c: c.engine.backend == "ray", given=1),
     one_of("ray.address", "engine.backend", "ray"),

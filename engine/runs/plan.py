@@ -24,7 +24,6 @@ from shoal.engine.rounds.sampling import (
     ONE_BY_ONE,
     Plan,
     draw_cohort,
-    draw_newcomers,
     read_trace,
     require_cohorts,
     require_evaluated,
@@ -109,7 +108,8 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     """Plans the rounds of a config; the single client of a centralized method takes part in every round."""
     participation = ParticipationOptions() if centralized else config.participation
     clients = config.partition.clients
-    newcomers = () if centralized else draw_newcomers(config.data.newcomers, clients, config.seed)
+    on = [] if centralized else [section for section in SECTIONS if section.is_on(config)]
+    absent = tuple(i for section in on if section.absent for i in load_place(section.absent)(config))
     online = None if participation.trace is None else read_trace(participation.trace, clients)
     if participation.availability.kind != "always":
         from shoal.engine.schedules.availability import online_of
@@ -117,13 +117,13 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         online = online_of(participation.availability, clients, config.rounds, participation.seed)
     if not centralized:
         require_without(participation.without, clients)
-        clients -= len(newcomers)
-        members = online if online is None else np.delete(online, newcomers, axis=1)
+        clients -= len(absent)
+        members = online if online is None else np.delete(online, absent, axis=1)
         require_cohorts(participation, clients, config.rounds, members)
         require_selection(participation, clients)
         require_sample(config.evaluation.clients, clients)
-        if features := [section for section in SECTIONS if section.checks and section.is_on(config)]:
-            cohort = len(draw_cohort(config.partition.clients, participation, config.seed, 1, None, newcomers))
+        if features := [section for section in on if section.checks]:
+            cohort = len(draw_cohort(config.partition.clients, participation, config.seed, 1, None, absent))
             for feature in features:
                 load_place(feature.checks)(config, cohort)
     size: int | str = config.engine.cell_size
@@ -136,6 +136,6 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         participation = ParticipationOptions(count=config.schedule.in_step)
     keeps = config.run.keep_records
     return Plan(
-        config.rounds, participation, evaluation.every, size, online, keeps, sample, newcomers,
-        evaluation.newcomer_epochs, evaluation.last, schedule,
+        config.rounds, participation, evaluation.every, size, online, keeps, sample, absent,
+        evaluation.last, schedule,
     )  # fmt: skip

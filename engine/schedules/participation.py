@@ -109,7 +109,7 @@ class Participation(Schedule):
             knowledge = knowledge or initial_knowledge(self.clients)
         if self._select is None or len(present) < options.at_least:
             asked = replace(options, count=count, without=())
-            drawn = draw_cohort(self.clients, asked, self.seed, number, online, self._plan.newcomers)
+            drawn = draw_cohort(self.clients, asked, self.seed, number, online, self._plan.absent)
             return np.array(drawn, dtype=np.int64), knowledge
         state = {name: t.clone() for name, t in knowledge.items()}
         loss, last = state.pop(LOSS).numpy(), state.pop(ROUND).numpy()

@@ -1,7 +1,7 @@
 """A section of a config that belongs to a feature, and all that the feature declares of itself."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
@@ -16,8 +16,7 @@ class Section(Generic[OptionsT]):
 
     Attributes:
         name: Key of the section in a config.
-        options: Class of its options, a pydantic dataclass whose defaults leave the feature off; None: the section is
-            one of the engine's, of which the feature has one key.
+        options: Class of its options, a pydantic dataclass whose defaults leave the feature off; None: there is none.
         switch: The option that turns it on; empty: the section is one value.
         off: That option, or that value, without the feature.
         rules: When keys of the section have an effect.
@@ -41,7 +40,14 @@ class Section(Generic[OptionsT]):
         skipped: Why the round of a line was skipped, `(line) -> str`; empty: it was not.
         copies: Copies of the model that a client keeps between rounds, and that the server holds in a round, for the
             estimate of memory.
-        called: Name of the feature among the stages of a job; empty: that of the section.
+        absent: Clients that never take part in a round, `(config) -> tuple[int, ...]`, ascending.
+        evaluates: Makes what every evaluation does beside that of its clients, `(options, absent) ->
+            FurtherEvaluation`, from options as hosts have them; see `shoal.engine.rounds.server`.
+        scopes: Scopes of these scores; they hold all their clients, in evaluations of a sample, too.
+        adds: Options that the feature adds to sections of the engine, by their name.
+        value: Type, with a description, of a section that is one value; without it and `options` the section is one of
+            the engine's.
+        called: Name of the feature; empty: that of the section.
     """
 
     name: str
@@ -64,7 +70,23 @@ class Section(Generic[OptionsT]):
     of_all_rounds: Callable[[OptionsT], str] = lambda options: ""
     skipped: str = ""
     copies: Callable[[OptionsT], tuple[int, int]] = lambda options: (0, 0)
+    absent: str = ""
+    evaluates: str = ""
+    scopes: tuple[str, ...] = ()
+    adds: Mapping[str, type] = field(default_factory=dict)
+    value: Any = None
     called: str = ""
+
+    def as_field(self) -> dict[str, Any]:
+        """Returns the field of a config by its name: the type and the default; none where the section is the engine's."""
+        if self.options is not None:
+            return {self.name: (self.options, self.options())}
+        return {} if self.value is None else {self.name: (self.value, self.off)}
+
+    @property
+    def feature(self) -> str:
+        """Returns the name of the feature."""
+        return self.called or self.name
 
     def of(self, config: Any) -> OptionsT:
         """Returns the options of a config."""

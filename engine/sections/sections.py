@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from shoal.engine.newcomers.section import NEWCOMERS
 from shoal.engine.sections.rules import Rule
 from shoal.engine.sections.section import Section, load
 from shoal.engine.stages.compression.section import COMPRESSION
@@ -14,18 +15,18 @@ from shoal.engine.stages.secure.section import SECURE
 from shoal.engine.stages.users.section import USERS
 
 # Sections have the order that they have in a config.
-SECTIONS: tuple[Section[Any], ...] = (COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS)
+SECTIONS: tuple[Section[Any], ...] = (COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS, NEWCOMERS)
 
 
 def list_rules() -> list[Rule]:
     """Lists the rules of effect of all features, but those that name a feature that is not there."""
-    names = {section.name for section in SECTIONS}
+    names = {section.feature for section in SECTIONS} | {section.name for section in SECTIONS}
     return [rule for section in SECTIONS for rule in section.rules if not rule.beside or rule.beside in names]
 
 
 def options_of(config: Any, name: str) -> Any | None:
-    """Returns the options of a section whose feature a config turns on; None: it is off, or there is none."""
-    return next((section.of(config) for section in SECTIONS if section.name == name and section.is_on(config)), None)
+    """Returns the options of a feature by its name, where a config turns it on; None: it is off, or there is none."""
+    return next((section.of(config) for section in SECTIONS if section.feature == name and section.is_on(config)), None)
 
 
 def why_skipped(config: Any, line: Mapping[str, Any]) -> str:

@@ -91,7 +91,7 @@ def test_those_that_drop_out_are_waited_for_until_the_deadline(start: Start) -> 
 def test_newcomers_are_never_drawn_and_those_left_out_are_drawn_in_vain(start: Start) -> None:
     server = start(SGC)
     made = participation(server, TAKES, count=3, over_selection=1.5, deadline=5.5)
-    of_members = replace(made._plan, newcomers=(1, 4))
+    of_members = replace(made._plan, absent=(1, 4))
     store, job = server.job.open_store(), server.job
     models = job.build_models(store, server.algorithm)["model"]
     members = Participation(made._fleet, None, of_members, job, store, server.algorithm, models)
