@@ -366,9 +366,9 @@ class Host:
         if self._opened is not None and self._opened.job.id == job.id:
             self._share_memory(job, self._opened.device)
             return
-        torch.set_num_threads(job.threads)
+        torch.set_num_threads(job.compute.threads)
         keep_freed_memory()
-        device = take_device(job.device, job.gpu_share, job.precision)
+        device = take_device(job.compute.device, job.compute.gpu_share, job.compute.precision)
         if self._opened is not None and self._opened.device != device:
             self._cache = Cache(0)
         self._share_memory(job, device)
@@ -376,8 +376,8 @@ class Host:
 
     def _share_memory(self, job: Job, device: torch.device) -> None:
         # Half the memory is for what hosts cache, the rest for states, models and Ray.
-        on_processor = (job.memory_limit or machine_memory()) // (2 * self.hosts_here())
-        self._cache.limit = cache_bytes(device, job.gpu_share, on_processor)
+        on_processor = (job.compute.memory_limit or machine_memory()) // (2 * self.hosts_here())
+        self._cache.limit = cache_bytes(device, job.compute.gpu_share, on_processor)
 
     def hosts_here(self) -> int:
         """Counts the hosts that share the memory of this machine."""

@@ -42,6 +42,7 @@ def draw_cohort(
     round_number: int,
     online: np.ndarray | None = None,
     absent: Sequence[int] = (),
+    count: int | None = None,
 ) -> list[int]:
     """Draws `count`, or max(1, floor(clients * ratio)) clients, uniform without replacement among those online.
 
@@ -50,10 +51,12 @@ def draw_cohort(
 
     Clients that never take part (`absent`) are none of these. Of those that are drawn, `options.without` are left out.
 
+    `count` is the size of such a cohort where it is known; None: it follows from the options.
+
     Returns them ascending. Keyed by (seed, round); rounds count from 1. Fewer clients online than asked for are all
     drawn, fewer than `at_least` none. `online` is bool `[rounds, clients]`, repeated from its start; None: all are.
     """
-    size, present = options.size(clients - len(absent)), np.arange(clients)
+    size, present = count or options.size(clients - len(absent)), np.arange(clients)
     if online is not None:
         present = np.flatnonzero(online[(round_number - 1) % len(online)])
     if absent:
@@ -234,7 +237,8 @@ class Schedule:
     def draw(self, number: int, known: Tree) -> Drawn:
         """Draws the clients of a round; `known` is what the draw of the round before kept, empty at first."""
         plan = self._plan
-        return Drawn(draw_cohort(self.clients, plan.participation, self.seed, number, plan.online, plan.absent))
+        rest = plan.online, plan.absent, self.count
+        return Drawn(draw_cohort(self.clients, plan.participation, self.seed, number, *rest))
 
     def starts(self, number: int) -> Mapping[int, int]:
         """Returns the clients of a round, each with the round whose model it trains from; 0: the initial one."""
@@ -356,7 +360,7 @@ def evaluation_cell(
         ids,
         phase="",
         up={},
-        train=False,
+        train=None,
         private={i: private[i] for i in ids if i in private},
         states=models,
         inboxes={i: inboxes[i] for i in ids if i in inboxes},

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +131,7 @@ def reopen(run: Path, best: str | None) -> Reopened:
         raise ShoalError(run, f"{', '.join(changed)} changed since this run started; restore the content")
     host = Host()
     # Export runs on any machine, whatever device trained the run.
-    host.open(replace(job, device="cpu", precision="float32"))
+    host.open(job.on_processor())
     with code_of(algorithm, "global_model"):
         global_model = algorithm.global_model({name: t.clone() for name, t in state.server.items()})
     # A part of a model predicts nothing for a client without the other part.

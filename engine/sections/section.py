@@ -78,7 +78,7 @@ class Section(Generic[OptionsT]):
     called: str = ""
 
     def as_field(self) -> dict[str, Any]:
-        """Returns the field of a config by its name: the type and the default; none where the section is the engine's."""
+        """Returns the field of a config by its name: type and default; none where the section is the engine's."""
         if self.options is not None:
             return {self.name: (self.options, self.options())}
         return {} if self.value is None else {self.name: (self.value, self.off)}
