@@ -22,7 +22,7 @@ from shoal.engine.config.config_text import (
     require_resolvable,
     require_small,
     with_new_keys,
-    with_new_name,
+    with_new_names,
 )
 from shoal.engine.config.effects import NO_OVERRIDES, Overrides, require_effects
 from shoal.engine.config.names import locate_code
@@ -35,7 +35,7 @@ from shoal.engine.config.overrides import (
     sections_of,
     with_long_forms,
 )
-from shoal.engine.config.round_sections import ParticipationOptions, ScheduleOptions
+from shoal.engine.config.round_sections import DeviceOptions, ParticipationOptions, ScheduleOptions
 from shoal.engine.config.sections import (
     DataConfig,
     EngineConfig,
@@ -88,6 +88,7 @@ class ConfigOfRounds(BaseModel):
     algorithm: Named
     participation: ParticipationOptions = ParticipationOptions()
     schedule: ScheduleOptions = ScheduleOptions()
+    devices: DeviceOptions = DeviceOptions()
 
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def load_config(
         text = read_text(file, MOST_BYTES)
         require_small(text)
         raw = _of_today(OmegaConf.load(io.StringIO(text)))
-        resolved, given = _resolve(raw, [*map(override_of, overrides), *_named_anew(values)])
+        resolved, given = _resolve(raw, _named_anew([*map(override_of, overrides), *_given(values)]))
     except FileNotFoundError:
         names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
         raise ShoalError(file, f"no such config; by name there are {names}") from None
@@ -216,15 +217,20 @@ def load_config(
     return config
 
 
-def _named_anew(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """Returns the keys that a program gave, by the names of today, with their values."""
-    return [(key, *with_new_name(key, value)) for key, value in values.items()]
+def _given(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Returns the keys that a program gave, as a command gives them."""
+    return [(key, key, value) for key, value in values.items()]
+
+
+def _named_anew(given: Sequence[tuple[str, str, Any]]) -> list[tuple[str, str, Any]]:
+    """Returns what the user wrote, keys by the names of today, and their values."""
+    return [(shown, *today) for shown, key, value in given for today in with_new_names(key, value)]
 
 
 def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES) -> Config:
     """Makes a config of plain values, as a file would hold them; arguments and errors are those of `load_config`."""
     try:
-        resolved, given = _resolve(_of_today(OmegaConf.create(dict(plain))), _named_anew(values))
+        resolved, given = _resolve(_of_today(OmegaConf.create(dict(plain))), _named_anew(_given(values)))
     except UNREADABLE as error:
         raise ShoalError(NO_FILE, reason_of(error)) from error
     return parse_config(resolved, NO_FILE, overrides=Overrides(given.keys, given.keys, given.words))

@@ -354,7 +354,7 @@ def _options_of_stages(config: Config) -> dict[str, Any]:
     options = {
         section.called or section.name: load_place(section.on_hosts)(config) if section.on_hosts else section.of(config)
         for section in SECTIONS
-        if section.is_on(config)
+        if section.stages and section.is_on(config)
     }
     return {name: of_hosts for name, of_hosts in options.items() if of_hosts is not None}
 

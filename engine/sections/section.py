@@ -20,6 +20,8 @@ class Section(Generic[OptionsT]):
             one of the engine's, of which the feature has one key.
         switch: The option that turns it on; empty: the section is one value.
         off: That option, or that value, without the feature.
+        keys: Class of the options that it has in one of the engine's sections, which has them with the feature alone.
+        on: Whether a config turns it on, where no single option does.
         rules: When keys of the section have an effect.
         stages: What makes its stages of uploads, `(job, plan) -> list[Stage]`, each with its rank among all: lower
             ones act first on hosts. Ranks are part of the numbers.
@@ -41,13 +43,25 @@ class Section(Generic[OptionsT]):
         skipped: Why the round of a line was skipped, `(line) -> str`; empty: it was not.
         copies: Copies of the model that a client keeps between rounds, and that the server holds in a round, for the
             estimate of memory.
-        called: Name of the feature among the stages of a job; empty: that of the section.
+        called: Name of the feature, also among the stages of a job; empty: that of the section.
+        online: Who is online in which round, `(config, newcomers) -> bool [rounds, clients] | None`, None for all.
+        selects: How clients of a round are chosen among so many, `(config, clients) -> MakeSelection`; see
+            `shoal.engine.schedules.participation`.
+        attends: Which of them take part to the end, `(config) -> MakeAttendance | None`; see there.
+        schedules: Names of schedules, which `make_schedule` makes, `(config, participation) -> Chosen`; see
+            `shoal.engine.schedules.schedules`.
+        takes_part: Who takes part, in the head of a run, `(config) -> text`: with a schedule of its own all of it, or
+            else words behind the number of clients.
+        files: Files of the user's that keys name, `(config) -> mapping` by key.
+        facts: What the head of a page has of a summary, `(summary) -> mapping` by subject.
     """
 
     name: str
     options: type[OptionsT] | None
     switch: str
     off: Any
+    keys: type[OptionsT] | None = None
+    on: Callable[[Any], bool] | None = None
     rules: tuple[Rule, ...] = ()
     stages: tuple[tuple[int, str], ...] = ()
     own: str = ""
@@ -65,6 +79,19 @@ class Section(Generic[OptionsT]):
     skipped: str = ""
     copies: Callable[[OptionsT], tuple[int, int]] = lambda options: (0, 0)
     called: str = ""
+    online: str = ""
+    selects: str = ""
+    attends: str = ""
+    schedules: tuple[str, ...] = ()
+    make_schedule: str = ""
+    takes_part: Callable[[Any], str] = lambda config: ""
+    files: Callable[[Any], Mapping[str, str]] = lambda config: {}
+    facts: str = ""
+
+    @property
+    def feature(self) -> str:
+        """Returns the name of the feature."""
+        return self.called or self.name
 
     def of(self, config: Any) -> OptionsT:
         """Returns the options of a config."""
@@ -73,6 +100,8 @@ class Section(Generic[OptionsT]):
 
     def is_on(self, config: Any) -> bool:
         """Returns whether a config turns the feature on."""
+        if self.on is not None:
+            return self.on(config)
         value: Any = self.of(config)
         return bool((getattr(value, self.switch) if self.switch else value) != self.off)
 
