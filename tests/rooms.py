@@ -28,7 +28,8 @@ LISTED = {
     "engine": """
         engine runs preparing cluster screen callbacks hosts newcomers stages/hostile stages/robust
         stages/privacy stages/secure stages/compression stages/digests stages/users stages records
-        schedules rounds scores simulation messages config sections
+        schedules/asynchronous schedules/availability schedules/selection schedules
+        rounds scores simulation messages config sections
     """,
     "algorithms": """
         methods/adafgl methods/fedgpl methods/fedpub methods/fedsage_plus methods/fggp methods/gcfl_plus methods

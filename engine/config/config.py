@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
-from pydantic.dataclasses import dataclass
 
 from shoal.algorithms.methods.registry.names import require_method_name
 from shoal.algorithms.models.names import ModelSpec, require_backbone_name
@@ -23,7 +22,7 @@ from shoal.engine.config.config_text import (
     require_resolvable,
     require_small,
     with_new_keys,
-    with_new_name,
+    with_new_names,
 )
 from shoal.engine.config.effects import NO_OVERRIDES, Overrides, require_effects
 from shoal.engine.config.names import locate_code
@@ -36,7 +35,7 @@ from shoal.engine.config.overrides import (
     sections_of,
     with_long_forms,
 )
-from shoal.engine.config.round_sections import ParticipationOptions, ScheduleOptions
+from shoal.engine.config.round_sections import DeviceOptions, ParticipationOptions, ScheduleOptions
 from shoal.engine.config.sections import (
     DataConfig,
     EngineConfig,
@@ -53,7 +52,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.dataset_names import TWINS, require_dataset
 from shoal.storage.options.propagation import CrossEdges, PropagationOptions, over_cross_edges
-from shoal.storage.options.types import CLOSED, Named, Positive, Seed, message_of, path_fault, quoted
+from shoal.storage.options.types import Named, Positive, Seed, message_of, path_fault, quoted
 from shoal.storage.suggestions import did_you_mean, did_you_mean_at
 
 # Tags select the branch of a union that an error names; they are stripped from its key.
@@ -88,27 +87,16 @@ class ConfigOfRounds(BaseModel):
     algorithm: Named
     participation: ParticipationOptions = ParticipationOptions()
     schedule: ScheduleOptions = ScheduleOptions()
-
-
-def add_options(options: type, section: str) -> type:
-    """Returns the class of a section of the engine with the options that features add to it."""
-    added = [feature.adds[section] for feature in SECTIONS if section in feature.adds]
-    whole = type(options.__name__, (*reversed(added), options), {"__module__": __name__, "__doc__": options.__doc__})
-    return dataclass(frozen=True, config=CLOSED)(whole) if added else options
+    devices: DeviceOptions = DeviceOptions()
 
 
 if TYPE_CHECKING:
     # What features add is read by `Section.of`, which knows its type.
     ConfigOfFeatures = ConfigOfRounds
 else:
-    DataConfig, EvaluationConfig, RunConfig = (
-        add_options(options, name)
-        for name, options in {"data": DataConfig, "evaluation": EvaluationConfig, "run": RunConfig}.items()
-    )
     ConfigOfFeatures = create_model(
         "ConfigOfFeatures",
         __base__=ConfigOfRounds,
-        data=(DataConfig, ...),
         **{name: kind for section in SECTIONS for name, kind in section.as_field().items()},
     )
 
@@ -208,7 +196,7 @@ def load_config(
         text = read_text(file, MOST_BYTES)
         require_small(text)
         raw = _of_today(OmegaConf.load(io.StringIO(text)))
-        resolved, given = _resolve(raw, [*map(override_of, overrides), *_named_anew(values)])
+        resolved, given = _resolve(raw, _named_anew([*map(override_of, overrides), *_given(values)]))
     except FileNotFoundError:
         names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
         raise ShoalError(file, f"no such config; by name there are {names}") from None
@@ -225,15 +213,20 @@ def load_config(
     return config
 
 
-def _named_anew(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """Returns the keys that a program gave, by the names of today, with their values."""
-    return [(key, *with_new_name(key, value)) for key, value in values.items()]
+def _given(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Returns the keys that a program gave, as a command gives them."""
+    return [(key, key, value) for key, value in values.items()]
+
+
+def _named_anew(given: Sequence[tuple[str, str, Any]]) -> list[tuple[str, str, Any]]:
+    """Returns what the user wrote, keys by the names of today, and their values."""
+    return [(shown, *today) for shown, key, value in given for today in with_new_names(key, value)]
 
 
 def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES) -> Config:
     """Makes a config of plain values, as a file would hold them; arguments and errors are those of `load_config`."""
     try:
-        resolved, given = _resolve(_of_today(OmegaConf.create(dict(plain))), _named_anew(values))
+        resolved, given = _resolve(_of_today(OmegaConf.create(dict(plain))), _named_anew(_given(values)))
     except UNREADABLE as error:
         raise ShoalError(NO_FILE, reason_of(error)) from error
     return parse_config(resolved, NO_FILE, overrides=Overrides(given.keys, given.keys, given.words))

@@ -17,8 +17,6 @@ from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
 from shoal.engine.messages.trainers import BATCHED
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
-from shoal.storage.options.types import is_own
 from shoal.storage.store.store import Store
 
 # It makes a schedule from the plan, the job, its store, the method, and the models that clients train.
@@ -79,10 +77,9 @@ def draw_cohort(
     return (drawn[~np.isin(drawn, options.without)] if options.without else drawn).tolist()
 
 
-def require_cohorts(options: ParticipationOptions, clients: int, rounds: int, online: np.ndarray | None = None) -> None:
-    """Raises a ShoalError, which names the key: more clients are asked for than there are, or in no round is any.
-
-    `clients` are those that may take part, and `online`, as in `draw_cohort`, has a column for each of them.
+def require_cohorts(options: ParticipationOptions, clients: int) -> None:
+    """Raises a ShoalError, which names the key: more than the `clients` that may take part are asked for, or less than
+    one.
     """
     if options.count is not None and options.count > clients:
         raise ShoalError("participation.count", f"{options.count} of {clients} clients; choose from 1 to {clients}")
@@ -92,37 +89,6 @@ def require_cohorts(options: ParticipationOptions, clients: int, rounds: int, on
             "participation.ratio",
             f"{options.ratio:g} of {clients} clients is less than one; take {1 / clients:.2g} or more, or "
             "participation.count",
-        )
-    if online is None:
-        return
-    most = int(online[:rounds].sum(1).max())
-    if most < options.at_least:
-        source = "participation.trace" if options.availability.kind == "always" else "participation.availability"
-        raise ShoalError(
-            "participation.at_least" if options.at_least > 1 else source,
-            f"no round would take place: {options.at_least} clients must be online, and of {clients} there are {most} "
-            f"at most in the first {min(rounds, len(online))} rounds of {options.trace or source}; change one of them",
-        )
-
-
-def require_selection(options: ParticipationOptions, clients: int) -> None:
-    """Raises a ShoalError, which names the key: a selection takes all clients, or candidates are too few or too many.
-
-    A selection of the user's may give fewer clients than it is asked for.
-    """
-    if options.selection == "random" or is_own(options.selection):
-        return
-    asked = math.ceil(options.size(clients) * options.over_selection - 1e-9)
-    if asked >= clients:
-        raise ShoalError(
-            "participation.selection",
-            f"{options.selection} chooses {asked} of {clients} clients, so all; take a lower participation.ratio or "
-            "count, or selection random",
-        )
-    if options.candidates is not None and not asked <= options.candidates <= clients:
-        raise ShoalError(
-            "participation.candidates",
-            f"{options.candidates} of {clients} clients, of which {asked} are chosen; take {asked} to {clients}",
         )
 
 
@@ -151,27 +117,6 @@ def require_evaluated(last: str, every: int, rounds: int) -> None:
             "evaluation.last",
             f"none, and no round is evaluated: rounds is {rounds}, evaluation.every {every}; lower that, or set all",
         )
-
-
-def read_trace(file: str, clients: int) -> np.ndarray:
-    """Reads `participation.trace`, a `.npy` of 0 and 1, `[rounds, clients]`; raises a ShoalError if it is none."""
-    try:
-        trace = load_npy(file)
-    except NOT_READ as error:
-        raise ShoalError(file, f"participation.trace cannot be read ({reason(error)}); give an .npy array") from error
-    if (
-        trace.dtype.kind not in "fiub"
-        or trace.ndim != 2
-        or trace.shape[1] != clients
-        or not len(trace)
-        or not np.isin(trace, (0, 1)).all()
-    ):
-        raise ShoalError(
-            file,
-            f"participation.trace must hold 0 or 1 for every round and all {clients} clients, "
-            f"found {trace.dtype} {list(trace.shape)}",
-        )
-    return trace.astype(bool)
 
 
 @dataclass(frozen=True)

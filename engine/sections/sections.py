@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic.dataclasses import dataclass
+
 from shoal.engine.newcomers.section import NEWCOMERS
+from shoal.engine.schedules.asynchronous.section import ASYNCHRONOUS
+from shoal.engine.schedules.availability.section import AVAILABILITY
+from shoal.engine.schedules.selection.section import SELECTION
 from shoal.engine.sections.rules import Rule
 from shoal.engine.sections.section import Section, load
 from shoal.engine.stages.compression.section import COMPRESSION
@@ -13,9 +18,13 @@ from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.engine.stages.robust.section import ROBUST
 from shoal.engine.stages.secure.section import SECURE
 from shoal.engine.stages.users.section import USERS
+from shoal.storage.options.types import CLOSED
 
 # Sections have the order that they have in a config.
-SECTIONS: tuple[Section[Any], ...] = (COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS, NEWCOMERS)
+SECTIONS: tuple[Section[Any], ...] = (
+    *(AVAILABILITY, SELECTION, ASYNCHRONOUS),
+    *(COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS, NEWCOMERS),
+)
 
 
 def list_rules() -> list[Rule]:
@@ -25,8 +34,35 @@ def list_rules() -> list[Rule]:
 
 
 def options_of(config: Any, name: str) -> Any | None:
-    """Returns the options of a feature by its name, where a config turns it on; None: it is off, or there is none."""
+    """Returns the options of a feature that a config turns on, by its name; None: it is off, or there is none."""
     return next((section.of(config) for section in SECTIONS if section.feature == name and section.is_on(config)), None)
+
+
+def with_keys_of_features(name: str, core: type) -> Any:
+    """Returns a class of the options of one of the engine's sections, with those that features have in it."""
+    classes = [section.keys[name] for section in SECTIONS if name in section.keys]
+    namespace = {"__doc__": core.__doc__, "__module__": core.__module__, "__qualname__": core.__name__}
+    # Fields of the last class come first.
+    return dataclass(frozen=True, config=CLOSED)(type(core.__name__, (*reversed(classes), core), namespace))
+
+
+def changes_cohorts(config: Any) -> bool:
+    """Returns whether a feature says who takes part, and rounds have other clients than the uniform draw."""
+    saying = (section for section in SECTIONS if section.online or section.selects or section.attends)
+    return any(section.is_on(config) for section in saying)
+
+
+def files_of(config: Any) -> dict[str, str]:
+    """Returns files of the user's that keys of features name, by key."""
+    return {key: file for section in SECTIONS for key, file in section.files(config).items()}
+
+
+def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what the head of a page has of what features counted, by subject."""
+    facts: dict[str, str] = {}
+    for section in SECTIONS:
+        facts |= load(section.facts)(summary) if section.facts else {}
+    return facts
 
 
 def why_skipped(config: Any, line: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ DIGESTS = Section[Any](
     None,
     switch="keep_digests",
     off=False,
-    adds={"run": DigestsOptions},
+    keys={"run": DigestsOptions},
     stages=((90, "shoal.engine.stages.digests.digests:make"),),
     called="digests",
 )

@@ -46,4 +46,5 @@ SECURE = Section(
     stages=((60, "shoal.engine.stages.secure.hidden_sums:make"),),
     skipped="shoal.engine.stages.secure.answers:why_skipped",
     checks="shoal.engine.stages.secure.hidden_sums:require_possible",
+    facts="shoal.engine.stages.secure.answers:describe_skipped",
 )

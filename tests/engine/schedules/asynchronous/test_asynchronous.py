@@ -21,7 +21,7 @@ from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.round_sections import ParticipationOptions, ScheduleOptions
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
-from shoal.engine.schedules.asynchronous import require_enough
+from shoal.engine.schedules.asynchronous.asynchronous import require_enough
 
 Start = Callable[..., Server]
 LR = 0.5
@@ -104,7 +104,7 @@ def equal(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )  # fmt: skip
     (folder / "equal.csv").write_text("class,share,gflops,gb_per_s,watts\none,1,10,10,1\n")
     return {
-        "data.path": str(path), "data.store": str(folder / "store"), "schedule.devices": str(folder / "equal.csv"),
+        "data.path": str(path), "data.store": str(folder / "store"), "devices.kind": str(folder / "equal.csv"),
     }  # fmt: skip
 
 
@@ -128,9 +128,9 @@ def test_one_cohort_at_a_time_is_synchronous_to_the_bit(
 ) -> None:
     """FedBuff with clients of one speed; one tier with any."""
     keys = {**equal, **more}
-    devices = keys.pop("schedule.devices")
+    devices = keys.pop("devices.kind")
     buff = {"schedule.name": "fedbuff", "schedule.buffer": count, "schedule.concurrency": count}
-    buff |= {"schedule.devices": devices, "schedule.network": "none"}
+    buff |= {"devices.kind": devices, "devices.network": "none"}
     one = {"schedule.name": "tiers", "schedule.tiers": 1, "participation.count": count}
     server, plain = (
         start({**keys, **(buff if name == "fedbuff" else one)}),
