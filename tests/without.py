@@ -1,7 +1,8 @@
 """Deletes one feature from a copy of the checkout, and tries the rest: `python tests/without.py FEATURE`.
 
-A feature is a folder of `engine/stages/`, its two lines in `engine/sections/sections.py`, and its tests. The rest must
-be imported, pass mypy, and pass the tests of rounds, of hosts and of all other stages.
+`FEATURES` says what belongs to each feature. Its folders go, with their tests; so do its pages, and what names it in
+lists. The rest must be imported, pass mypy, and pass the tests of rounds, hosts, the config, commands and all other
+features.
 """
 
 import argparse
@@ -11,16 +12,58 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SECTIONS = Path("engine/sections/sections.py")
-STAGES = Path("engine/stages")
+SECTIONS, READERS = "engine/sections/sections.py", "shoal/features/features.py"
+# Pages in the menu of the site, and rooms in their order, are lists, too.
+MENU, ROOMS = "mkdocs.yml", "tests/rooms.py"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """The files of a feature.
+
+    Attributes:
+        code: Folders and files, below the root. The tests of a folder have its path below `tests`, those of a file
+            `name.py` are `test_name.py`.
+        lists: Files from which their imports are dropped, with the imported names, and lines that name their modules.
+        words: Patterns of further lines that are dropped from `lists`.
+        tests: Tests that belong to it and are elsewhere.
+        pages: Pages of the documentation that speak of nothing else.
+    """
+
+    code: tuple[str, ...]
+    lists: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
+
+
+def _stage(name: str, *pages: str) -> Feature:
+    return Feature((f"engine/stages/{name}",), (SECTIONS,), pages=pages)
+
+
+FEATURES = {
+    "compression": _stage("compression"),
+    "digests": _stage("digests"),
+    "hostile": _stage("hostile"),
+    "privacy": _stage("privacy", "docs/privacy.md"),
+    "robust": _stage("robust"),
+    "secure": _stage("secure"),
+    "users": _stage("users"),
+}
+
 # Tests of what is left, in the order of their cost.
 TESTS = (
-    "tests/engine/stages/test_every_stage.py",
+    "tests/engine/config",
+    "tests/engine/messages/test_job.py",
+    "tests/engine/runs/test_plan.py",
     "tests/engine/rounds/test_server.py",
     "tests/engine/hosts/test_host.py",
+    "tests/engine/stages/test_every_stage.py",
+    "tests/shoal/cli",
 )
 IMPORT_ALL = """
 import importlib, pathlib, sys
@@ -33,13 +76,8 @@ for root in ("engine", "shoal", "storage", "partition", "algorithms"):
 """
 
 
-def list_features() -> list[str]:
-    """Lists the folders of features."""
-    return sorted(path.parent.name for path in (ROOT / STAGES).glob("*/section.py"))
-
-
 def copy_checkout(to: Path) -> None:
-    """Copies the files of the checkout that git knows, or does not ignore."""
+    """Copies the files of the checkout that git knows, or does not ignore, and what mypy knows of them."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -53,32 +91,59 @@ def copy_checkout(to: Path) -> None:
             shutil.copy2(source, target, follow_symlinks=False)
 
 
-def delete_feature(checkout: Path, feature: str) -> None:
-    """Deletes the folder of a feature, its lines in the list of sections, and its tests."""
-    shutil.rmtree(checkout / STAGES / feature)
-    shutil.rmtree(checkout / "tests" / STAGES / feature, ignore_errors=True)
-    file = checkout / SECTIONS
-    text = file.read_text()
-    (name,) = re.findall(rf"^from shoal\.engine\.stages\.{feature}\.section import (\w+)\n", text, flags=re.M)
-    text = re.sub(rf"^from shoal\.engine\.stages\.{feature}\.section import \w+\n", "", text, flags=re.M)
-    file.write_text(re.sub(rf"\b{name}, |, {name}\b", "", text))
+def delete_feature(checkout: Path, feature: Feature) -> None:
+    """Deletes what belongs to a feature, and what names it in lists."""
+    of_code = [Path(name) for name in feature.code]
+    with_tests = ["tests" / path.parent / f"test_{path.name}" if path.suffix else "tests" / path for path in of_code]
+    for path in (*of_code, *with_tests, *map(Path, (*feature.tests, *feature.pages))):
+        if (checkout / path).is_dir():
+            shutil.rmtree(checkout / path)
+        else:
+            (checkout / path).unlink(missing_ok=path in with_tests)
+    for name in feature.lists:
+        file = checkout / name
+        file.write_text(_drop(file.read_text(), of_code, feature.words))
+    menu, rooms = checkout / MENU, checkout / ROOMS
+    pages = {name.removeprefix("docs/") for name in feature.pages}
+    lines = menu.read_text().splitlines(keepends=True)
+    menu.write_text("".join(line for line in lines if line.split(": ")[-1].strip() not in pages))
+    for path in of_code:
+        package, _, room = path.as_posix().partition("/")
+        if not path.suffix and package:
+            rooms.write_text(re.sub(rf"(?<=[ \n]){re.escape(room)} ", "", rooms.read_text()))
+
+
+def _drop(text: str, code: list[Path], words: tuple[str, ...]) -> str:
+    """Drops from a list the imports of modules of some code, the names that these give it, and lines that name them."""
+    for path in code:
+        parts = path.with_suffix("").parts
+        module = re.escape(".".join(parts if parts[0] == "shoal" else ("shoal", *parts)))
+        importing = re.compile(rf"^from {module}(?:\.[\w.]+)? import (.+)\n", flags=re.M)
+        for name in ", ".join(importing.findall(text)).split(", "):
+            text = re.sub(rf"\b{name}\b, |, \b{name}\b", "", importing.sub("", text)) if name else text
+        text = re.sub(rf'^.*"{module}[.:].*\n', "", text, flags=re.M)
+    for word in words:
+        text = re.sub(rf"^.*{word}.*\n", "", text, flags=re.M)
+    return text
 
 
 def main() -> None:
     """Deletes a feature, and runs the checks; the exit code is that of the first that fails."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("feature", choices=list_features())
+    parser.add_argument("feature", choices=sorted(FEATURES))
     parser.add_argument("--only-imports", action="store_true", help="import all modules, and leave mypy and tests out")
+    parser.add_argument("--keep", type=Path, help="a new folder for the copy, which is then not removed")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        checkout = Path(folder)
+        checkout = args.keep or Path(folder)
         copy_checkout(checkout)
-        delete_feature(checkout, args.feature)
+        delete_feature(checkout, FEATURES[args.feature])
         commands = [[sys.executable, "-c", IMPORT_ALL]]
         if not args.only_imports:
+            tests = [name for name in TESTS if (checkout / name).exists()]
             commands += [
                 [sys.executable, "-m", "mypy"],
-                [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *TESTS],
+                [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests],
             ]
         for command in commands:
             print(f"without {args.feature}: {' '.join(command[1:])[:60].strip()}", flush=True)
