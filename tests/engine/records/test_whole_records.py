@@ -12,6 +12,9 @@ from support.errors import refused
 from support.small_runs import small_run
 
 import shoal
+from shoal.attacks.inversion import inversion
+from shoal.attacks.membership import membership
+from shoal.attacks.properties import properties
 from shoal.clock.report import Asked, clocked
 from shoal.engine.config.config import parse_config
 from shoal.engine.records.client_scores import mean_scores, read_upload_digests
@@ -22,15 +25,12 @@ from shoal.engine.runs.predict import predict
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_run
 from shoal.engine.screen.tables import show_rounds, show_run
+from shoal.influence.influence import influence
 from shoal.kept.listing import Kept, compare, entries, plain_content
 from shoal.kept.removal import remove
 from shoal.pages.report import report
 from shoal.past.fork import fork
-from shoal.past.influence import influence
-from shoal.past.inversion import inversion
 from shoal.past.ledger import ledger
-from shoal.past.membership import membership
-from shoal.past.properties import properties
 from shoal.past.replay import replay
 from shoal.scaling.scaling import scaling_groups
 from shoal.study.groups import Row

@@ -10,11 +10,11 @@ from rooms import ROOT
 from support.errors import refused
 from support.small_runs import small_run
 
+from shoal.attacks.membership import membership
 from shoal.cli.readers import READERS, options_in, read_run
 from shoal.engine.config.config import parse_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
-from shoal.past.membership import membership
 
 HEAD = "from dataclasses import dataclass\n@dataclass\nclass Mine:\n    top: int = 1\n"
 

@@ -21,18 +21,18 @@ from shoal.engine.records import checkpoint
 from shoal.engine.records.run_folder import CHECKPOINTS, SUMMARY
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
+from shoal.influence.influences import Influences
 from shoal.kept.at_address import remove_at
 from shoal.kept.removal import FILES, remove
 from shoal.pages.report import report
 from shoal.past.fork import fork
+from shoal.search.search import Asked, Search
 from shoal.storage.files.addresses import Folder
 from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import scratch_path
 from shoal.study.study import Study
 from shoal.sweeps.forecast import forecast
-from shoal.sweeps.search import Asked, Search
 from shoal.sweeps.sweep import Sweep
-from shoal.tables.influences import Influences
 
 METHOD = """
 from dataclasses import dataclass

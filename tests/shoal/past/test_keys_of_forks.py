@@ -10,6 +10,7 @@ import pytest
 from support.errors import refused
 from support.small_runs import small_run
 
+from shoal.attacks.properties import properties
 from shoal.clock.report import Asked, ClockedRun, clocked
 from shoal.engine.config.config import Config, load_config, parse_config, usual
 from shoal.engine.config.run_identity import changes_numbers, flatten
@@ -18,7 +19,6 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
 from shoal.past.fork import begin, fork, list_changeable, may_change, plan_fork
 from shoal.past.ledger import AVERAGED, HIDDEN_IN_A_SUM, ledger
-from shoal.past.properties import properties
 from shoal.past.replay import replay
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError

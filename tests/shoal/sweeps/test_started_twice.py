@@ -18,12 +18,12 @@ from shoal.engine.config.config import load_config
 from shoal.engine.records.run_folder import RunFolder, run_path
 from shoal.kept.removal import remove
 from shoal.past.forked_sweep import ForkedSweep
+from shoal.search.search import FAILED, Asked, Search
 from shoal.storage.errors import BusyError
 from shoal.storage.files.checksummed_json import unsealed
 from shoal.storage.files.disk import writing
 from shoal.study.study import Study
 from shoal.study.sweep_folder import lock_study, read_rows
-from shoal.sweeps.search import FAILED, Asked, Search
 from shoal.sweeps.sweep import Sweep
 
 SPACE = ("train.lr=0.001:0.1:log",)
@@ -31,7 +31,7 @@ SPACE = ("train.lr=0.001:0.1:log",)
 STARTER = """
 import json, os, sys
 import optuna, scipy.sparse
-import shoal.cli.cli, shoal.engine.runs.run, shoal.sweeps.search
+import shoal.cli.cli, shoal.engine.runs.run, shoal.search.search
 from shoal.cli.main import main
 
 folder, number, words = sys.argv[1], int(sys.argv[2]), sys.argv[3:]

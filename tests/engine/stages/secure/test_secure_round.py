@@ -17,6 +17,7 @@ from support.stages import phase_of
 from shoal.algorithms.client import Client
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce, Tree, Upload
+from shoal.attacks.seen_uploads import seen_round
 from shoal.clock.report import Asked, ClockedRun
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.records.metrics import read_metrics
@@ -31,7 +32,6 @@ from shoal.engine.stages.secure.hidden_sums import SecureSums
 from shoal.engine.stages.secure.section import SecureOptions
 from shoal.past.ledger import ledger
 from shoal.past.rewind import PastRun
-from shoal.past.seen_uploads import seen_round
 
 Start = Callable[..., Server]
 MASKED = {"secure.kind": "masks"}

@@ -20,12 +20,12 @@ from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.runs.run import run
 from shoal.pages.report import report
-from shoal.pages.search_page import search_sections
+from shoal.search.search import BATCH, COMPLETE, FAILED, PRUNED, STOPPED, Asked, Search, Trial, steps_of
+from shoal.search.search_page import search_sections
+from shoal.search.search_space import distribution, read_space
 from shoal.storage.files.checksummed_json import unsealed
 from shoal.study.study import Study
 from shoal.study.sweep_folder import read_rows
-from shoal.sweeps.search import BATCH, COMPLETE, FAILED, PRUNED, STOPPED, Asked, Search, Trial, steps_of
-from shoal.sweeps.search_space import distribution, read_space
 from shoal.sweeps.sweep import SHOAL
 
 ROUNDS = 9

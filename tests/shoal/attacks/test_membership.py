@@ -15,13 +15,13 @@ from support.small_runs import small_run
 from typer.testing import CliRunner
 
 from shoal.algorithms.rng import key
+from shoal.attacks.membership import area, margin, membership, true_positives
 from shoal.cli.cli import app
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.records.outputs import PREDICTIONS
 from shoal.engine.records.run_folder import CHECKPOINTS
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
-from shoal.past.membership import area, margin, membership, true_positives
 
 
 def made(folder: Path, **changes: Any) -> Path:

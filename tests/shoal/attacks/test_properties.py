@@ -13,8 +13,8 @@ from support.errors import refused
 from support.ring_clients import ring_clients
 from typer.testing import CliRunner
 
+from shoal.attacks.properties import properties
 from shoal.cli.cli import app
-from shoal.past.properties import properties
 from shoal.past.rewind import PastRun
 from shoal.storage.shards.view import Cache
 

@@ -9,11 +9,11 @@ from support.errors import refused
 from support.ring_clients import ring_clients
 from typer.testing import CliRunner
 
+from shoal.attacks.inversion import Attack, inversion
+from shoal.attacks.seen_uploads import seen_round
 from shoal.cli.cli import app
 from shoal.past import inversion as module
-from shoal.past.inversion import Attack, inversion
 from shoal.past.rewind import PastRun
-from shoal.past.seen_uploads import seen_round
 
 CLIENTS = [[0, 1, 2, 0, 1, 2], [1, 2, 0, 1], [2, 0, 1, 2, 0], [0, 1, 2]]
 SGD = {"optimizer": "sgd", "lr": 0.5, "epochs": 1, "weight_decay": 0.0}
