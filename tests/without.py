@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SECTIONS, READERS = "engine/sections/sections.py", "shoal/features/features.py"
+SECTIONS, AROUND = "engine/sections/sections.py", "shoal/features/features.py"
 # Pages in the menu of the site, and rooms in their order, are lists, too.
 MENU, ROOMS = "mkdocs.yml", "tests/rooms.py"
 
@@ -31,7 +31,7 @@ class Feature:
         lists: Files from which their imports are dropped, with the imported names, and lines that name their modules.
         words: Patterns of further lines that are dropped from `lists`.
         tests: Tests that belong to it and are elsewhere.
-        pages: Pages of the documentation that speak of nothing else.
+        pages: Pages of the documentation that are about it.
     """
 
     code: tuple[str, ...]
@@ -45,12 +45,20 @@ def _stage(name: str, *pages: str) -> Feature:
     return Feature((f"engine/stages/{name}",), (SECTIONS,), pages=pages)
 
 
+def _around(name: str, *pages: str) -> Feature:
+    return Feature((f"shoal/{name}",), (AROUND,), pages=pages)
+
+
 FEATURES = {
+    "attacks": _around("attacks"),
+    "clock": _around("clock", "docs/clock.md"),
     "compression": _stage("compression"),
     "digests": _stage("digests"),
     "hostile": _stage("hostile"),
+    "influence": _around("influence"),
     "privacy": _stage("privacy", "docs/privacy.md"),
     "robust": _stage("robust"),
+    "search": _around("search"),
     "secure": _stage("secure"),
     "users": _stage("users"),
 }
@@ -77,7 +85,7 @@ for root in ("engine", "shoal", "storage", "partition", "algorithms"):
 
 
 def copy_checkout(to: Path) -> None:
-    """Copies the files of the checkout that git knows, or does not ignore, and what mypy knows of them."""
+    """Copies the files of the checkout that git knows, or does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -103,14 +111,15 @@ def delete_feature(checkout: Path, feature: Feature) -> None:
     for name in feature.lists:
         file = checkout / name
         file.write_text(_drop(file.read_text(), of_code, feature.words))
-    menu, rooms = checkout / MENU, checkout / ROOMS
+    menu, order = checkout / MENU, checkout / ROOMS
     pages = {name.removeprefix("docs/") for name in feature.pages}
     lines = menu.read_text().splitlines(keepends=True)
     menu.write_text("".join(line for line in lines if line.split(": ")[-1].strip() not in pages))
+    before, listed, behind = re.split(r"(?s)(?<=\nLISTED = )(.*?\n\})", order.read_text(), maxsplit=1)
     for path in of_code:
-        package, _, room = path.as_posix().partition("/")
-        if not path.suffix and package:
-            rooms.write_text(re.sub(rf"(?<=[ \n]){re.escape(room)} ", "", rooms.read_text()))
+        room = re.escape(path.as_posix().partition("/")[2])
+        listed = re.sub(rf"(?<=[\" ]){room} |(?<=[\w\"]) {room}\b", "", listed)
+    order.write_text(before + listed + behind)
 
 
 def _drop(text: str, code: list[Path], words: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL, READ_HOPS
 from shoal.algorithms.models.names import READ_HOPS, READ_SUMS
 from shoal.engine.config.round_sections import FEDASYNC, TIERS, ParticipationOptions
 from shoal.engine.sections.rules import OWN, Rule, one_of
-from shoal.engine.sections.sections import list_rules
+from shoal.engine.sections.sections import list_dead_keys, list_rules
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_address, is_own
@@ -215,6 +215,10 @@ def require_effects(
         among: The keys, or sections of such, that were changed, and may have left others without effect; None: all.
         overrides: What excuses keys: these are given instead, with why they have no effect.
     """
+    for key in list_dead_keys():
+        if attrgetter(key)(config) != (default := attrgetter(key)(usual)):
+            reason = f"no feature of this Shoal reads it; leave it at its default, {_show(default)}"
+            raise ShoalError(where, key, reason)
     idle = [(rule, key) for rule, key in _of(among) if not rule.holds(config)]
     wrong = [(r, key) for r, key in idle if attrgetter(key)(config) not in (attrgetter(key)(usual), r.given)]
     excused = {

@@ -15,6 +15,14 @@ from shoal.engine.stages.users.section import USERS
 
 # Sections have the order that they have in a config.
 SECTIONS: tuple[Section[Any], ...] = (COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS)
+# Keys of the engine's own sections that belong to features.
+KEYS_OF_FEATURES = ("stages", "run.keep_digests")
+
+
+def list_dead_keys() -> list[str]:
+    """Lists the keys of the engine's own sections whose feature is not there, so that nothing reads them."""
+    read = {f"{one.name}.{one.switch}".rstrip(".") for one in SECTIONS if one.options is None}
+    return [key for key in KEYS_OF_FEATURES if key not in read]
 
 
 def list_rules() -> list[Rule]:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.needs import needs
 from support.plain_fedavg import sgd_step
 from support.same_bits import assert_same_trees
 from support.small_runs import small_run
 
 import shoal
 from shoal.algorithms.rng import key
-from shoal.clock.report import Asked, ClockedRun
 from shoal.engine.config.config import parse_config
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
@@ -121,8 +121,11 @@ def test_run_is_known_by_the_text_of_its_schedule_and_goes_on_from_its_folder(tm
     assert shoal.run(shoal.load_config(run.path, rounds=5), resume=True).finished
 
 
+@needs("clock")
 def test_late_schedule_has_no_clock(tmp_path: Path, paces: str) -> None:
     """It says in which rounds clients begin, and nothing of seconds; one of whole rounds is clocked as any other."""
+    from shoal.clock.report import Asked, ClockedRun
+
     (tmp_path / "mine.py").write_text(TURNS)
     asked = Asked.of("phones", "consumer", None, None, 0)
     late, turns = (

@@ -9,10 +9,10 @@ from support.errors import refused
 from support.ring_clients import ring_clients
 from typer.testing import CliRunner
 
+from shoal.attacks import inversion as module
 from shoal.attacks.inversion import Attack, inversion
 from shoal.attacks.seen_uploads import seen_round
 from shoal.cli.cli import app
-from shoal.past import inversion as module
 from shoal.past.rewind import PastRun
 
 CLIENTS = [[0, 1, 2, 0, 1, 2], [1, 2, 0, 1], [2, 0, 1, 2, 0], [0, 1, 2]]

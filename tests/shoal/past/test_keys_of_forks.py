@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from support.errors import refused
+from support.needs import has, needs
 from support.small_runs import small_run
 
-from shoal.attacks.properties import properties
-from shoal.clock.report import Asked, ClockedRun, clocked
+from shoal.cli.readers import read_run
 from shoal.engine.config.config import Config, load_config, parse_config, usual
 from shoal.engine.config.run_identity import changes_numbers, flatten
 from shoal.engine.records.metrics import read_metrics
@@ -286,13 +286,14 @@ def of_old(parent: Path, number: int, *words: str) -> Path:
     return run(plan, resume=True)
 
 
+@needs("secure", "attacks")
 def test_a_round_is_told_by_the_config_that_trained_it(whole: Path) -> None:
     found = of_old(whole, 2, "secure=masks", "run.keep_digests=false", "name=hiding")
     assert [says for number in (1, 2) for _, says in ledger(found, number).sent] == [AVERAGED] * 2
     assert [says for number in (3, 4) for _, says in ledger(found, number).sent] == [HIDDEN_IN_A_SUM] * 2
     assert ledger(found, 1).times.tolist() == [4] * 4
     # What was sent in the clear can be attacked, sums cannot.
-    notes = ["".join(properties(found, number)[0].notes) for number in (1, 4)]
+    notes = ["".join(read_run("properties", {"round": n}, found).tables[0].notes) for n in (1, 4)]
     assert ["not seen" in note for note in notes] == [False, True]
 
 
@@ -316,8 +317,9 @@ def test_a_fork_without_its_parent_says_which_rounds_it_lacks(tmp_path: Path) ->
     shutil.rmtree(parent)
     with refused(found, says="rounds 1 to 2 are of"):
         ledger(found, 1)
-    with refused(found, says="rounds 1 to 2 are of"):
-        clocked([found], Asked.of("phones", "consumer", None, None, 0))
+    if has("clock"):
+        with refused(found, says="rounds 1 to 2 are of"):
+            read_run("clock", {}, found)
     assert ledger(found, 4).times.tolist() == [4] * 4
     other = run(small(tmp_path, seed=1))
     shutil.move(other, parent)
@@ -326,9 +328,12 @@ def test_a_fork_without_its_parent_says_which_rounds_it_lacks(tmp_path: Path) ->
 
 
 def clock_of(folder: Path, devices: str = "phones") -> Any:
+    from shoal.clock.report import Asked, ClockedRun
+
     return ClockedRun.of(folder, Asked.of(devices, "consumer", None, None, 0)).clock
 
 
+@needs("clock")
 def test_a_clock_counts_each_round_by_its_own_config(whole: Path) -> None:
     found = fork(whole, 2, ["train.epochs=9", "name=longer"])
     whole_of = clock_of(whole)
@@ -350,6 +355,7 @@ def test_a_clock_counts_each_round_by_its_own_config(whole: Path) -> None:
 IN_ROUNDS = "schedule={name: synchronous, buffer: 10, concurrency: 10}"
 
 
+@needs("clock")
 def test_a_clock_of_two_schedules_is_refused(tmp_path: Path) -> None:
     keys = {"schedule": {"name": "fedbuff", "buffer": 2, "concurrency": 2}}
     parent = run(small(tmp_path, run={"keep_digests": False}, **keys))
