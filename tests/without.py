@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SECTIONS, AROUND = "engine/sections/sections.py", "shoal/features/features.py"
 # Pages in the menu of the site, and rooms in their order, are lists, too.
 MENU, ROOMS = "mkdocs.yml", "tests/rooms.py"
+MYPY = ".mypy_cache"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Feature:
         code: Folders and files, below the root. The tests of a folder have its path below `tests`, those of a file
             `name.py` are `test_name.py`.
         lists: Files from which their imports are dropped, with the imported names, and lines that name their modules.
+        says: Words of a command that ask for it, which then must be refused.
         words: Patterns of further lines that are dropped from `lists`.
         tests: Tests that belong to it and are elsewhere.
         pages: Pages of the documentation that are about it.
@@ -36,56 +38,72 @@ class Feature:
 
     code: tuple[str, ...]
     lists: tuple[str, ...]
+    says: str
     words: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
     pages: tuple[str, ...] = ()
 
 
-def _stage(name: str, *pages: str) -> Feature:
-    return Feature((f"engine/stages/{name}",), (SECTIONS,), pages=pages)
+def _stage(name: str, key: str, *pages: str) -> Feature:
+    return Feature((f"engine/stages/{name}",), (SECTIONS,), f"run quickstart {key}", pages=pages)
 
 
-def _around(name: str, *pages: str) -> Feature:
-    return Feature((f"shoal/{name}",), (AROUND,), pages=pages)
+def _around(name: str, says: str, *pages: str) -> Feature:
+    return Feature((f"shoal/{name}",), (AROUND,), says, pages=pages)
 
 
 FEATURES = {
-    "attacks": _around("attacks"),
-    "clock": _around("clock", "docs/clock.md"),
-    "compression": _stage("compression"),
-    "digests": _stage("digests"),
-    "hostile": _stage("hostile"),
-    "influence": _around("influence"),
-    "privacy": _stage("privacy", "docs/privacy.md"),
-    "robust": _stage("robust"),
-    "search": _around("search"),
-    "secure": _stage("secure"),
-    "users": _stage("users"),
+    "attacks": _around("attacks", "read RUN membership"),
+    "clock": _around("clock", "read RUN clock", "docs/clock.md"),
+    "compression": _stage("compression", "communication.upload=int8"),
+    "digests": _stage("digests", "run.keep_digests=true"),
+    "hostile": _stage("hostile", "attack=sign_flip"),
+    "influence": _around("influence", "read RUN influence"),
+    "privacy": _stage("privacy", "privacy.unit=client", "docs/privacy.md"),
+    "robust": _stage("robust", "aggregation=median"),
+    "search": _around("search", "sweep quickstart --search=optuna --space=train.lr=0.1,0.2"),
+    "secure": _stage("secure", "secure=masks"),
+    "users": _stage("users", "stages=[mine.py:Mine]"),
 }
 
 # Tests of what is left, in the order of their cost.
 TESTS = (
-    "tests/engine/config",
+    "tests/test_imports.py",
+    "tests/engine/config/test_effects.py",
+    "tests/engine/config/test_overrides.py",
+    "tests/engine/config/test_sections.py",
     "tests/engine/messages/test_job.py",
     "tests/engine/runs/test_plan.py",
     "tests/engine/rounds/test_server.py",
     "tests/engine/hosts/test_host.py",
     "tests/engine/stages/test_every_stage.py",
-    "tests/shoal/cli",
+    "tests/shoal/cli/test_readers.py",
+    "tests/shoal/past/test_ledger.py",
 )
+# Imports all modules, and has a command refused in one line, which asks for what is gone.
 IMPORT_ALL = """
-import importlib, pathlib, sys
+import contextlib, importlib, io, pathlib, sys
 for root in ("engine", "shoal", "storage", "partition", "algorithms"):
     for path in sorted(pathlib.Path(root).rglob("*.py")):
         if not any(parent.is_symlink() for parent in path.parents) and path.stem != "__main__":
             parts = path.with_suffix("").parts
             name = ".".join(parts if parts[0] == "shoal" else ("shoal", *parts)).removesuffix(".__init__")
             importlib.import_module(name)
+from shoal.cli.main import command
+said, code = io.StringIO(), 0
+with contextlib.redirect_stderr(said):
+    try:
+        command()
+    except SystemExit as ended:
+        code = ended.code
+lines = [line for line in said.getvalue().splitlines() if line.startswith("shoal: ")]
+assert code == 2 and len(lines) == 1, (code, said.getvalue())
+print(lines[0])
 """
 
 
 def copy_checkout(to: Path) -> None:
-    """Copies the files of the checkout that git knows, or does not ignore."""
+    """Copies the files of the checkout that git knows, or does not ignore, and the cache of mypy."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -97,6 +115,9 @@ def copy_checkout(to: Path) -> None:
         if source.is_symlink() or source.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
+    # With it mypy reads again what has changed alone.
+    if (ROOT / MYPY).exists():
+        shutil.copytree(ROOT / MYPY, to / MYPY)
 
 
 def delete_feature(checkout: Path, feature: Feature) -> None:
@@ -147,15 +168,13 @@ def main() -> None:
         checkout = args.keep or Path(folder)
         copy_checkout(checkout)
         delete_feature(checkout, FEATURES[args.feature])
-        commands = [[sys.executable, "-c", IMPORT_ALL]]
+        steps = {"imports": [sys.executable, "-c", IMPORT_ALL, *FEATURES[args.feature].says.split()]}
         if not args.only_imports:
             tests = [name for name in TESTS if (checkout / name).exists()]
-            commands += [
-                [sys.executable, "-m", "mypy"],
-                [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests],
-            ]
-        for command in commands:
-            print(f"without {args.feature}: {' '.join(command[1:])[:60].strip()}", flush=True)
+            steps["types"] = [sys.executable, "-m", "mypy"]
+            steps["tests"] = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+        for step, command in steps.items():
+            print(f"without {args.feature}: {step}", flush=True)
             done = subprocess.run(command, cwd=checkout, env={**os.environ, "PYTHONPATH": str(checkout)})
             if done.returncode:
                 sys.exit(done.returncode)

@@ -40,7 +40,8 @@ def sweep_of(
         if replace(options, space=tuple(options.space)) != SearchOptions():
             raise ShoalError("--search", "its options are given without it; add --search optuna")
         return Sweep(study, at_once) if study.fork_at is None else ForkedSweep(study, study.fork_at, at_once)
-    searches = list_searches()
+    if not (searches := list_searches()):
+        raise ShoalError("--search", f"this Shoal has no search, found {search!r}; leave it out")
     one_of("--search", search, *searches)
     if study.fork_at is not None:
         raise ShoalError("--fork-at", "is for a sweep of axes alone, without --search and --forecast")
