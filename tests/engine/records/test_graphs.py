@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.errors import refused
-from support.needs import needs
+from support.needs import has, needs
 from support.small_runs import small_run
 from support.user_graph import user_graph, write_arrays
 
@@ -40,7 +40,7 @@ class Mine(Dataset):
 def config_of(folder: Path, path: object, **data: Any) -> Config:
     """Three rounds on a graph of the user's own."""
     found = {"dataset": "files", "path": str(path), "options": {}, "layout": "auto", **data}
-    kept = {"root": str(folder / "runs"), "keep_digests": True, "checkpoint_every": 1}
+    kept = {"root": str(folder / "runs"), "keep_digests": has("digests"), "checkpoint_every": 1}
     return parse_config(small_run(folder, data=found, run=kept), "a small run")
 
 

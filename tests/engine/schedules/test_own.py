@@ -251,7 +251,9 @@ def test_wrong_schedule_is_refused(start: Start, tmp_path: Path, name: str, says
         start({**PLAIN, "schedule": f"{tmp_path / 'own.py'}:{name}"}).round()
 
 
-@pytest.mark.parametrize("keys", [{"participation.dropout": 0.1}, {"communication.upload": "int8"}])
+@pytest.mark.parametrize(
+    "keys", [{"participation.dropout": 0.1}, pytest.param({"communication.upload": "int8"}, marks=needs("compression"))]
+)
 def test_what_would_not_be_read_is_refused(start: Start, paces: str, keys: dict[str, Any]) -> None:
     (place,) = keys
     with refused(place, says="is for schedule.name synchronous"):

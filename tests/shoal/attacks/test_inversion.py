@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.errors import refused
+from support.needs import needs
 from support.ring_clients import ring_clients
 from typer.testing import CliRunner
 
@@ -83,6 +84,7 @@ def test_success_is_of_rows_and_edges_in_any_order(tmp_path: Path) -> None:
     assert module._success(client, rows, torch.zeros_like(rows), torch.zeros_like(edges)) == ("0.0", "0.0", "50.0")
 
 
+@needs("privacy")
 def test_noise_in_training_hides_the_row_and_clipping_at_the_server_does_not(tmp_path: Path) -> None:
     node = {"propagation": {"hops": 1, "r": 0.0, "max_degree": 2}, "train": SGD}
     noised = ring_clients(tmp_path / "a", CLIENTS, 1, privacy={"unit": "node", "noise": 50.0, "delta": 1e-3}, **node)
@@ -94,6 +96,7 @@ def test_noise_in_training_hides_the_row_and_clipping_at_the_server_does_not(tmp
     assert found["released"] < max(found["of others"], found["mean of others"])
 
 
+@needs("secure")
 def test_two_calls_find_the_same_and_the_smallest_client_is_attacked(tmp_path: Path) -> None:
     run = ring_clients(tmp_path, [[0, 1, 2, 0]] * 3, 2, model={"name": "gcn", "hidden": 8})
     first, second = (inversion(run, 2).csv() for _ in range(2))

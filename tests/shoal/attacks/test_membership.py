@@ -11,6 +11,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 from support.errors import refused
+from support.needs import needs
 from support.small_runs import small_run
 from typer.testing import CliRunner
 
@@ -112,6 +113,7 @@ def test_models_that_learned_noise_by_heart_are_told_apart(tmp_path: Path) -> No
     assert min(sure.auc) > 80
 
 
+@needs("privacy")
 def test_command_names_epsilon_and_writes_every_client(tmp_path: Path) -> None:
     folder = made(tmp_path, privacy={"unit": "client", "noise": 30.0, "delta": 1e-3})
     shown = CliRunner().invoke(app, ["attack", str(folder), "--out", str(tmp_path / "found.csv")])
