@@ -20,6 +20,7 @@ SECTIONS, AROUND = "engine/sections/sections.py", "shoal/features/features.py"
 # Pages in the menu of the site, and rooms in their order, are lists, too.
 MENU, ROOMS = "mkdocs.yml", "tests/rooms.py"
 MYPY = ".mypy_cache"
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--durations=5")
 
 
 @dataclass(frozen=True)
@@ -66,20 +67,27 @@ FEATURES = {
     "users": _stage("users", "stages=[mine.py:Mine]"),
 }
 
-# Tests of what is left, in the order of their cost.
-TESTS = (
-    "tests/test_imports.py",
-    "tests/engine/config/test_effects.py",
-    "tests/engine/config/test_overrides.py",
-    "tests/engine/config/test_sections.py",
-    "tests/engine/messages/test_job.py",
-    "tests/engine/runs/test_plan.py",
-    "tests/engine/rounds/test_server.py",
-    "tests/engine/hosts/test_host.py",
-    "tests/engine/stages/test_every_stage.py",
-    "tests/shoal/cli/test_readers.py",
-    "tests/shoal/past/test_ledger.py",
-)
+# Tests of what is left, by the package in which a feature is.
+COMMON = ("tests/test_imports.py", "tests/shoal/cli/test_readers.py", "tests/shoal/past/test_ledger.py")
+TESTS = {
+    "engine": (
+        *COMMON,
+        "tests/engine/config/test_effects.py",
+        "tests/engine/config/test_overrides.py",
+        "tests/engine/config/test_sections.py",
+        "tests/engine/runs/test_plan.py",
+        "tests/engine/rounds/test_server.py",
+        "tests/engine/hosts/test_host.py",
+        "tests/engine/stages/test_every_stage.py",
+    ),
+    "shoal": (
+        *COMMON,
+        "tests/shoal/cli/test_cli.py",
+        "tests/shoal/past/test_fork.py",
+        "tests/shoal/pages/test_report.py",
+        "tests/shoal/sweeps/test_started_twice.py",
+    ),
+}
 # Imports all modules, and has a command refused in one line, which asks for what is gone.
 IMPORT_ALL = """
 import contextlib, importlib, io, pathlib, sys
@@ -164,15 +172,18 @@ def main() -> None:
     parser.add_argument("--only-imports", action="store_true", help="import all modules, and leave mypy and tests out")
     parser.add_argument("--keep", type=Path, help="a new folder for the copy, which is then not removed")
     args = parser.parse_args()
+    feature = FEATURES[args.feature]
     with tempfile.TemporaryDirectory() as folder:
         checkout = args.keep or Path(folder)
         copy_checkout(checkout)
-        delete_feature(checkout, FEATURES[args.feature])
-        steps = {"imports": [sys.executable, "-c", IMPORT_ALL, *FEATURES[args.feature].says.split()]}
+        delete_feature(checkout, feature)
+        steps = {"imports": [sys.executable, "-c", IMPORT_ALL, *feature.says.split()]}
         if not args.only_imports:
-            tests = [name for name in TESTS if (checkout / name).exists()]
+            packages = dict.fromkeys(Path(name).parts[0] for name in feature.code)
+            chosen = dict.fromkeys(name for package in packages for name in TESTS.get(package, COMMON))
+            tests = [name for name in chosen if (checkout / name).exists()]
             steps["types"] = [sys.executable, "-m", "mypy"]
-            steps["tests"] = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+            steps["tests"] = [sys.executable, *PYTEST, *tests]
         for step, command in steps.items():
             print(f"without {args.feature}: {step}", flush=True)
             done = subprocess.run(command, cwd=checkout, env={**os.environ, "PYTHONPATH": str(checkout)})
