@@ -3,12 +3,12 @@
 import subprocess
 import sys
 from datetime import date
-from pathlib import Path
 
 import pytest
 from without import FEATURES, ROOT
 
 from shoal.engine.sections.sections import SECTIONS
+from shoal.features.features import FEATURES as AROUND
 
 # Another one on each day.
 TODAY = sorted(FEATURES)[date.today().toordinal() % len(FEATURES)]
@@ -22,10 +22,11 @@ def try_without(feature: str, *more: str) -> None:
 
 
 def test_every_feature_has_one_section() -> None:
-    folders = {path.parent for path in (ROOT / "engine" / "stages").glob("*/section.py")}
-    assert len(folders) == len(SECTIONS)
-    code = {ROOT / Path(name) for feature in FEATURES.values() for name in feature.code}
-    assert folders <= code
+    declared = [path.parent for path in (ROOT / "engine").rglob("section.py") if path.parent.name != "sections"]
+    around = [path.parent for path in (ROOT / "shoal").glob("*/feature.py") if path.parent.name != "features"]
+    assert (len(declared), len(around)) == (len(SECTIONS), len(AROUND))
+    code = {ROOT / name for feature in FEATURES.values() for name in feature.code}
+    assert {*declared, *around} <= code
 
 
 def test_modules_are_imported_without_a_feature() -> None:

@@ -21,7 +21,7 @@ KEYS_OF_FEATURES = ("stages", "run.keep_digests")
 
 def list_dead_keys() -> list[str]:
     """Lists the keys of the engine's own sections whose feature is not there, so that nothing reads them."""
-    read = {f"{one.name}.{one.switch}".rstrip(".") for one in SECTIONS if one.options is None}
+    read = {f"{section.name}.{section.switch}".rstrip(".") for section in SECTIONS if section.options is None}
     return [key for key in KEYS_OF_FEATURES if key not in read]
 
 

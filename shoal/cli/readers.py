@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 # By name where the class of each lies; most load what trains, which takes seconds.
 OF_THE_PAST = {"ledger": "shoal.past.ledger:LedgerReader", "replay": "shoal.past.replay:ReplayReader"}
-READERS = dict(sorted({**OF_THE_PAST, **{n: place for f in FEATURES for n, place in f.readers.items()}}.items()))
+OF_FEATURES = {name: place for feature in FEATURES for name, place in feature.readers.items()}
+READERS = dict(sorted({**OF_THE_PAST, **OF_FEATURES}.items()))
 KEY = "READER"
 
 

@@ -10,14 +10,13 @@ class Feature:
 
     Attributes:
         readers: Classes of readers of runs by name, see `shoal.past.reader`.
-        command: The command of the same name as the function that follows, for `shoal NAME`; its module is imported
-            for every command, and loads nothing that takes long.
-        runs: The function of the command.
+        command: Name of its command, for `shoal NAME`; empty: it has none.
+        runs: The function of the command. Its module is imported for every command, and loads nothing that takes long.
         behind: The command that it follows in `shoal --help`.
-        page: Makes its sections of the page of a run or a sweep, `(folder) -> list[Section]`.
+        page: Makes its sections of the page of a run or a sweep, `(folder) -> list[Section]`; empty: it has none.
         searches: What makes the search of a study by its name, `(study, options, at_once) -> Searching`, see
             `shoal.sweeps.searching`.
-        chosen: Reads what a search chose, `(folder of a sweep) -> TextTable | None`.
+        chosen: Reads what its searches chose, `(folder of a sweep) -> TextTable | None`; empty: it has none.
     """
 
     readers: Mapping[str, str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import one_of
 from shoal.study.study import Selected, Selection, Study
 from shoal.study.sweep_folder import root_of
-from shoal.sweeps.searching import Searching, SearchOptions, list_searches
+from shoal.sweeps.searching import NOTHING_ASKED, Searching, SearchOptions, list_searches
 from shoal.sweeps.sweep import Hosts, Sweep
 from shoal.sweeps.sweep_view import FAILED, SweepView
 
@@ -25,7 +25,7 @@ def sweep_of(
     study: Study,
     at_once: int = 1,
     search: str | None = None,
-    options: SearchOptions = SearchOptions(),  # noqa: B008
+    options: SearchOptions = NOTHING_ASKED,
 ) -> Sweep | Searching:
     """Makes the sweep that the options of `shoal sweep` ask for: a grid, forks of shared rounds, or a search.
 
@@ -37,7 +37,7 @@ def sweep_of(
         if number is not None and number < 1:
             raise ShoalError(option, f"must be 1 or more, found {number}")
     if search is None:
-        if replace(options, space=tuple(options.space)) != SearchOptions():
+        if replace(options, space=tuple(options.space)) != NOTHING_ASKED:
             raise ShoalError("--search", "its options are given without it; add --search optuna")
         return Sweep(study, at_once) if study.fork_at is None else ForkedSweep(study, study.fork_at, at_once)
     if not (searches := list_searches()):

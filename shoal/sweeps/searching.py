@@ -31,6 +31,9 @@ class SearchOptions:
     prune: str = "none"
 
 
+NOTHING_ASKED = SearchOptions()
+
+
 class Searching(Protocol):
     """A search of options for each combination of the axes of a study; it runs the best with the seeds that report."""
 
