@@ -20,11 +20,11 @@ PACKAGES = {
     "partition": {"storage"},
     "storage": set(),
 }
-# What a feature declares of itself is below the config, which is composed of all sections.
-SECTIONS = "engine/sections"
+# What a feature declares of itself is below all that reads it: the config, which is composed of all sections, for one.
+DECLARED = {"section.py": "engine/sections", "feature.py": "shoal/features"}
 # The room named after a package is what lies in the folder itself.
 LISTED = {
-    "shoal": "shoal cli clock past pages scaling sweeps kept tables study",
+    "shoal": "attacks clock influence search shoal cli past pages scaling sweeps kept tables study features",
     "engine": """
         engine runs preparing cluster screen callbacks hosts newcomers stages/hostile stages/robust
         stages/privacy stages/secure stages/compression stages/digests stages/users stages records
@@ -78,8 +78,8 @@ def modules() -> dict[str, Path]:
 
 
 def room_of(path: Path) -> str:
-    """The room of a file: its folder, or of the section of a feature that of all sections."""
-    return SECTIONS if path.name == "section.py" else path.parent.as_posix()
+    """Returns the room of a file: its folder, or of what a feature declares of itself that of all these."""
+    return DECLARED.get(path.name, path.parent.as_posix())
 
 
 def imported(path: Path) -> Iterator[str]:

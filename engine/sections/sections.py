@@ -65,6 +65,11 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
     return facts
 
 
+def find_bounding(config: Any) -> Section[Any] | None:
+    """Returns the section that bounds by epsilon what uploads of a run say of clients; None: nothing does."""
+    return next((section for section in SECTIONS if section.epsilon and section.is_on(config)), None)
+
+
 def why_skipped(config: Any, line: Mapping[str, Any]) -> str:
     """Returns why the round of a line was skipped, so that it changed nothing; empty: it was not."""
     reasons = (load(section.skipped)(line) for section in SECTIONS if section.skipped and section.is_on(config))

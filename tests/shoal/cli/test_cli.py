@@ -14,6 +14,7 @@ import pytest
 import torch
 from rooms import ROOT
 from support.failing_method import failing
+from support.needs import needs
 from support.shards import flip
 from support.small_runs import small_run
 from typer.testing import CliRunner
@@ -143,6 +144,7 @@ def test_options_of_a_search_or_forecast_alone_are_refused(
     assert not (tiny.parent / "runs").exists()
 
 
+@needs("search")
 def test_a_search_says_its_plan_and_needs_optuna(tiny: Path, printed: Callable[..., str]) -> None:
     words = ("sweep", tiny, "--search", "optuna", "--space", "train.lr=0.1:0.2", "--trials", "5", "--dry-run")
     assert "5 trials over train.lr, 2 seeds, to round " in printed(*words)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.needs import needs
 from support.small_runs import small_run
 from typer.testing import CliRunner
 
@@ -30,9 +31,7 @@ from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import scratch_path
 from shoal.study.study import Study
 from shoal.sweeps.forecast import forecast
-from shoal.sweeps.search import Asked, Search
 from shoal.sweeps.sweep import Sweep
-from shoal.tables.influences import Influences
 
 METHOD = """
 from dataclasses import dataclass
@@ -86,6 +85,8 @@ def full_run(config_of: Callable[..., Config], tmp_path: Path, monkeypatch: pyte
     export(made, "deployed")
     report([made], None)
     assert CliRunner().invoke(app, ["clock", str(made)]).exception is None
+    from shoal.influence.influences import Influences
+
     Influences("deployed", 2, (), ()).write(made)
     newest = made / CHECKPOINTS / "round-000002"
     for aside in ("round-000002.unusable", "round-000002.unusable1", "round-000003.unfinished"):
@@ -97,6 +98,7 @@ def full_run(config_of: Callable[..., Config], tmp_path: Path, monkeypatch: pyte
     return made
 
 
+@needs("clock", "influence")
 def test_nothing_of_a_run_remains(full_run: Path) -> None:
     files = files_in(full_run)
     # It has one of each kind, or this says nothing.
@@ -142,6 +144,7 @@ def test_nothing_of_a_store_remains(config_of: Callable[..., Config], tmp_path: 
     assert files_in(store) == mine
 
 
+@needs("clock", "search")
 def test_nothing_of_a_study_remains(
     config_of: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +158,8 @@ def test_nothing_of_a_study_remains(
     output.write_text("what its process printed")
     report([sweep.folder], None)
     assert CliRunner().invoke(app, ["clock", str(sweep.folder)]).exception is None
+    from shoal.search.search import Asked, Search
+
     search = Search(Study(str(file), ()), Asked(("train.lr=0.1,0.2",), trials=2, sampler="grid", seeds=1))
     assert search.go()
     report([search.folder], None)

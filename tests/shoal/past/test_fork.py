@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.errors import refused
+from support.needs import needs
 from support.same_runs import require_same_runs
 from support.small_runs import small_run
 
@@ -24,6 +25,8 @@ from shoal.past.fork import fork
 from shoal.storage.errors import ShoalError
 from shoal.sweeps.sweep import SHOAL
 
+# Uploads that are made again are compared with their digests.
+pytestmark = needs("digests")
 KEPT = {"checkpoint_every": 1, "keep": 9, "keep_digests": True, "keep_records": True}
 
 

@@ -11,11 +11,11 @@ import pytest
 import ray
 import torch
 from support.errors import refused
+from support.needs import needs
 from support.small_runs import small_run
 
 import shoal
 from shoal.algorithms.rng import key
-from shoal.clock.report import Asked, clocked
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config, config_from
 from shoal.engine.config.round_sections import ParticipationOptions
@@ -205,7 +205,10 @@ def test_longer_run_goes_on_with_the_same_rounds(tmp_path: Path, part: dict[str,
         ]
 
 
+@needs("clock")
 def test_seconds_are_those_of_the_clock(tmp_path: Path) -> None:
+    from shoal.clock.report import Asked, clocked
+
     """Without who is late, drops out or is surplus, both have the same messages but for a weight of four bytes."""
     keys = {"participation": {"count": 3}, "devices": DEVICES, "evaluation": {"every": 2}}
     folder = shoal.run(small_run(tmp_path, rounds=4, **keys)).path

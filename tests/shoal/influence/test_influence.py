@@ -19,11 +19,11 @@ from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
+from shoal.influence.influence import influence
+from shoal.influence.influences import read_influences
 from shoal.pages.report import report
 from shoal.past.fork import fork
-from shoal.past.influence import influence
 from shoal.storage.errors import ShoalError
-from shoal.tables.influences import read_influences
 
 
 def small(folder: Path, **changes: Any) -> Config:

@@ -11,17 +11,18 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 from support.errors import refused
+from support.needs import needs
 from support.small_runs import small_run
 from typer.testing import CliRunner
 
 from shoal.algorithms.rng import key
+from shoal.attacks.membership import area, margin, membership, true_positives
 from shoal.cli.cli import app
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.records.outputs import PREDICTIONS
 from shoal.engine.records.run_folder import CHECKPOINTS
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
-from shoal.past.membership import area, margin, membership, true_positives
 
 
 def made(folder: Path, **changes: Any) -> Path:
@@ -112,6 +113,7 @@ def test_models_that_learned_noise_by_heart_are_told_apart(tmp_path: Path) -> No
     assert min(sure.auc) > 80
 
 
+@needs("privacy")
 def test_command_names_epsilon_and_writes_every_client(tmp_path: Path) -> None:
     folder = made(tmp_path, privacy={"unit": "client", "noise": 30.0, "delta": 1e-3})
     shown = CliRunner().invoke(app, ["attack", str(folder), "--out", str(tmp_path / "found.csv")])

@@ -13,6 +13,7 @@ import optuna
 import pytest
 import yaml
 from support.errors import refused
+from support.needs import needs
 from support.small_runs import small_run
 
 from shoal.engine.config.config import load_config
@@ -20,12 +21,12 @@ from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.runs.run import run
 from shoal.pages.report import report
-from shoal.pages.search_page import search_sections
+from shoal.search.search import BATCH, COMPLETE, FAILED, PRUNED, STOPPED, Asked, Search, Trial, steps_of
+from shoal.search.search_page import search_sections
+from shoal.search.search_space import distribution, read_space
 from shoal.storage.files.checksummed_json import unsealed
 from shoal.study.study import Study
 from shoal.study.sweep_folder import read_rows
-from shoal.sweeps.search import BATCH, COMPLETE, FAILED, PRUNED, STOPPED, Asked, Search, Trial, steps_of
-from shoal.sweeps.search_space import distribution, read_space
 from shoal.sweeps.sweep import SHOAL
 
 ROUNDS = 9
@@ -158,6 +159,7 @@ def test_a_grid_visits_every_point_once(config: str) -> None:
     assert points == sorted((str(steps), lr) for steps in (1, 2, 3) for lr in ("0.1", "0.01"))
 
 
+@needs("hostile")
 def test_kinds_and_their_options_are_one_space(config: str) -> None:
     """Where a drawn kind has no use for a drawn option, the trial does without it."""
     space = ("attack.share=0.3,0.6", "attack=none,sign_flip")

@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import torch
 from support.errors import refused
+from support.needs import needs
 from support.ring_clients import ring_clients
 from typer.testing import CliRunner
 
+from shoal.attacks import inversion as module
+from shoal.attacks.inversion import Attack, inversion
+from shoal.attacks.seen_uploads import seen_round
 from shoal.cli.cli import app
-from shoal.past import inversion as module
-from shoal.past.inversion import Attack, inversion
 from shoal.past.rewind import PastRun
-from shoal.past.seen_uploads import seen_round
 
 CLIENTS = [[0, 1, 2, 0, 1, 2], [1, 2, 0, 1], [2, 0, 1, 2, 0], [0, 1, 2]]
 SGD = {"optimizer": "sgd", "lr": 0.5, "epochs": 1, "weight_decay": 0.0}
@@ -83,6 +84,7 @@ def test_success_is_of_rows_and_edges_in_any_order(tmp_path: Path) -> None:
     assert module._success(client, rows, torch.zeros_like(rows), torch.zeros_like(edges)) == ("0.0", "0.0", "50.0")
 
 
+@needs("privacy")
 def test_noise_in_training_hides_the_row_and_clipping_at_the_server_does_not(tmp_path: Path) -> None:
     node = {"propagation": {"hops": 1, "r": 0.0, "max_degree": 2}, "train": SGD}
     noised = ring_clients(tmp_path / "a", CLIENTS, 1, privacy={"unit": "node", "noise": 50.0, "delta": 1e-3}, **node)
@@ -94,6 +96,7 @@ def test_noise_in_training_hides_the_row_and_clipping_at_the_server_does_not(tmp
     assert found["released"] < max(found["of others"], found["mean of others"])
 
 
+@needs("secure")
 def test_two_calls_find_the_same_and_the_smallest_client_is_attacked(tmp_path: Path) -> None:
     run = ring_clients(tmp_path, [[0, 1, 2, 0]] * 3, 2, model={"name": "gcn", "hidden": 8})
     first, second = (inversion(run, 2).csv() for _ in range(2))

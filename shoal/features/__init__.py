@@ -1,0 +1,1 @@
+"""What the folders of features add to commands, readers, pages and sweeps: a declaration each, and the list of all."""
