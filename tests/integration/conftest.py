@@ -1,4 +1,4 @@
-"""The graph of golden runs, the undisturbed run and the three hosts, made once for all tests that need them."""
+"""The undisturbed run and the three hosts, made once for all tests that need them."""
 
 import shutil
 import signal
@@ -7,15 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from integration.golden_digests import write_graph
 from integration.runs import Runs
 from integration.three_hosts import Cluster, remove_namespaces
-
-
-@pytest.fixture(scope="session")
-def golden_graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the graph of golden runs, whose stores and runs come to lie beside it."""
-    return write_graph(tmp_path_factory.mktemp("golden") / "graph")
 
 
 @pytest.fixture(scope="session")
