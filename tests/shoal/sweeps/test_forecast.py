@@ -8,8 +8,8 @@ from statistics import fmean
 import pytest
 import yaml
 from support.errors import refused
-from support.failing_method import failing
 from support.small_runs import small_run
+from support.toy_method import NAME as TOY
 
 from shoal.engine.records.metrics import read_metrics
 from shoal.pages.report import report
@@ -52,7 +52,7 @@ def test_forecast_is_that_of_a_period_and_stands_beside_what_all_took(tmp_path: 
 
 def test_forecast_of_a_run_that_fails_says_so(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(small_run(tmp_path, algorithm={"name": failing(tmp_path)})))
+    path.write_text(yaml.safe_dump(small_run(tmp_path, algorithm={"name": TOY})))
     sweep = Sweep(Study(str(path), ("seed=0,1",)))
     with refused(sweep.rows[0].label):
         forecast(sweep, price=0.0)

@@ -19,8 +19,8 @@ import pytest
 import yaml
 from rich.console import Console
 from support.errors import refused
-from support.failing_method import failing
 from support.small_runs import small_run
+from support.toy_method import NAME as TOY
 from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
 
 from shoal.engine.records import checkpoint
@@ -198,7 +198,7 @@ def test_a_wrong_combination_stops_all(config: str, axes: list[str], places: lis
 
 def test_sweep_failed_run_is_a_row(config: str, tmp_path: Path, status: Callable[..., int], capsys: Capture) -> None:
     """One fails, the others are the same to the bit at once and one after another; finished ones are not run again."""
-    axis = f"algorithm=fedavg,{failing(tmp_path)}{{kind:raises,never,client:1}}"
+    axis = f"algorithm=fedavg,{TOY}{{kind:raises,never,client:1}}"
     assert status("sweep", config, axis, f"run.root={tmp_path / 'alone'}", "--no-report") == 1
     out, err = capsys.readouterr()
     assert "[3/3" in err
