@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rooms import ORDER, PACKAGES, ROOT, arrows, circles, imported, imports, modules, room_of
+from rooms import ORDER, PACKAGES, arrows, circles, imported, imports, modules, nodes_of, room_of
 from support.small_runs import small_run
 
 # Who imports a library of clusters, commands or screens.
@@ -61,12 +61,11 @@ def test_engine_names_no_method() -> None:
     from shoal.algorithms.methods.registry.names import METHODS
 
     assert PACKAGES["engine"]
-    for path in sorted((ROOT / "engine").rglob("*.py")):
-        text = path.read_text()
+    for path in (path for path in KNOWN.values() if path.parts[0] == "engine"):
         # `local` and `global` are also names of a backend and of an evaluation scope.
         strings = {
             word.strip("`.,;:()'\"")
-            for node in ast.walk(ast.parse(text))
+            for node in nodes_of(path)
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
             for word in node.value.replace("=", " ").replace(",", " ").split()
         }

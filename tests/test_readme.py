@@ -18,7 +18,7 @@ import ray
 import yaml
 from pages import DOCS, PAGES
 from rooms import ORDER
-from support.small_runs import small_run
+from support.small_runs import shortened, small_run
 
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
@@ -62,8 +62,9 @@ def test_readme_is_short() -> None:
     assert len(README.split()) <= 700
 
 
-def test_commands_run(tmp_path: Path, shoal: Callable[..., None]) -> None:
-    """The first as a shell does it."""
+@pytest.mark.parametrize("changed", [shortened, pytest.param(str, marks=pytest.mark.slow)])
+def test_commands_run(tmp_path: Path, shoal: Callable[..., None], changed: Callable[[str], str]) -> None:
+    """The first as a shell does it; by default with fewer rounds."""
     os.symlink(ROOT / "configs", tmp_path / "configs")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     first, *rest = COMMANDS
@@ -71,7 +72,7 @@ def test_commands_run(tmp_path: Path, shoal: Callable[..., None]) -> None:
     result = subprocess.run(first, shell=True, env={**os.environ, "PATH": path}, capture_output=True, text=True)
     assert result.returncode == 0, f"{first}\n{result.stderr}"
     for command in rest:
-        name, *words = shlex.split(command)
+        name, *words = shlex.split(changed(command))
         assert name == "shoal"
         shoal(*words)
 

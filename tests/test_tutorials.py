@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rooms import ROOT
 from support.errors import refused
+from support.small_runs import shortened
 
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.cli.main import command as main
@@ -28,15 +29,24 @@ LEAVES = {
     "own-graph": "own-graph/runs/sweeps/*/table.csv",
     "own-method": "own-method/runs/sweeps/*/table.csv",
 }
-QUICK = ("own-graph", "own-method")
+# Those run by default as well, with one round, and without the page of a sweep.
+SHORT = ("own-graph", "own-method")
 CORA = Path(os.environ.get("SHOAL_DATA", "/")) / "planetoid" / "Cora"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(path.stem, marks=() if path.stem in QUICK else pytest.mark.slow) for path in FOLDER.glob("*.md")],
-)
+@pytest.mark.parametrize("name", SHORT)
+def test_tutorial_runs_with_fewer_rounds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(name, tmp_path, monkeypatch, short=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [path.stem for path in FOLDER.glob("*.md")])
 def test_tutorial_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(name, tmp_path, monkeypatch)
+
+
+def follow(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: bool = False) -> None:
+    """Saves the files of a tutorial and performs its commands, in their order; `short` changes numbers of rounds."""
     data, empty = tmp_path / "data", tmp_path / "empty"
     empty.mkdir()
     if name == "cora":
@@ -52,7 +62,10 @@ def test_tutorial_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             Path(title).write_text(text)
         elif language == "bash":
             for line in text.splitlines():
-                perform(line, monkeypatch)
+                perform(shortened(line) if short else line, monkeypatch)
+                if short and line.startswith("shoal init"):
+                    (config,) = Path(name).glob("*.yaml")
+                    config.write_text(re.sub(r"(?m)^rounds: \d+", "rounds: 2", config.read_text()))
     assert list(empty.glob(LEAVES[name]))
 
 

@@ -1,5 +1,6 @@
 """A plain config of a run that takes a second, in a folder, in this process."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +26,9 @@ def small_run(folder: Path, **changes: Any) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(plain.get(key), dict)
         plain[key] = {**plain[key], **value} if both else value
     return plain
+
+
+def shortened(command: str) -> str:
+    """Gives a documented command with one round wherever it says how many, a sweep without its page."""
+    command = re.sub(r"\brounds=\d+", "rounds=1", command)
+    return f"{command} --no-report" if command.startswith("shoal sweep") else command
