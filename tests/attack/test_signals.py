@@ -23,13 +23,12 @@ MARK = "SHOAL_TEST_MARK"
 
 
 def config(folder: Path, backend: str) -> Path:
-    options = {"nodes": 2000, "features": 16, "classes": 3}
+    options = {"nodes": 400, "features": 16, "classes": 3}
     plain = small_run(
         folder,
         rounds=30,
         data={"store": str(folder / "store"), "options": options},
-        partition={"clients": 20, "method": "metis"},
-        propagation={"hops": 2},
+        partition={"clients": 8},
         train={"epochs": 5},
         engine={"backend": backend, "hosts": 1},
         run={"checkpoint_every": 5},
@@ -89,7 +88,7 @@ def interrupted(command: list[str], seconds: float, number: signal.Signals, twic
 
 
 # Seconds of a whole run on an idle machine, start-up included; a run that is slower is interrupted earlier.
-SPANS = {"local": 2.4, "ray": 6.0}
+SPANS = {"local": 2.0, "ray": 6.0}
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 # Seconds until the signal comes once more.
 TWICE = [None, 0.0, 0.3]
