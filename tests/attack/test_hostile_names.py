@@ -453,7 +453,7 @@ def test_a_name_from_outside_touches_nothing_outside(
     first = next((name for place, name in OF_PLACE.items() if place in what), FIRST[kind])
     others = [name for name in readers(world, kind) if name != first]
     # Of all that read it another one for each case; all with --exhaustive.
-    for name in (first, *some(others, f"{kind} {what}", len(others))):
+    for name in (first, *some(others, f"{what} {kind}", len(others))):
         world.renew()
         NOTES[kind][what](world)
         line = line_of(readers(world, kind)[name])

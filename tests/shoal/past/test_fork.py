@@ -102,7 +102,7 @@ def test_another_method_of_the_same_state_goes_on(tmp_path: Path) -> None:
 def test_the_command_of_a_forks_page_makes_the_fork_again(tmp_path: Path, changes: list[str]) -> None:
     whole = run(small(tmp_path, algorithm={"name": "fedavg"}))
     forked = fork(whole, 3, changes)
-    page = report([forked], None).read_text()
+    page = report([forked], None, kinds=("svg",)).read_text()
     (command,) = re.findall(r'<pre class="command">(.*?)</pre>', page)
     _, verb, parent, _, number, *words = shlex.split(html.unescape(command))
     assert (verb, Path(parent)) == ("fork", whole)

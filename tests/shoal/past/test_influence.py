@@ -55,7 +55,14 @@ def accuracy(rows: list[dict[str, Any]], scope: str, client: int, of_client: boo
     return 100 * sum(right) / len(right) if right else nan
 
 
-@pytest.mark.parametrize(("method", "scope"), [("fedgta", "deployed"), ("scaffold", "global"), ("fedavg", "global")])
+@pytest.mark.parametrize(
+    ("method", "scope"),
+    [
+        ("fedgta", "deployed"),
+        pytest.param("scaffold", "global", marks=pytest.mark.slow),
+        pytest.param("fedavg", "global", marks=pytest.mark.slow),
+    ],
+)
 def test_each_removal_is_the_run_that_never_had_the_client_and_the_table_counts_its_predictions(
     method: str, scope: str, tmp_path: Path
 ) -> None:

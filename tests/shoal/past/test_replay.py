@@ -132,6 +132,7 @@ def test_a_visit_shows_losses_gradients_and_confusions(tmp_path: Path) -> None:
     assert "accuracy" in text
 
 
+@pytest.mark.slow
 def test_a_visit_of_a_two_host_run_is_replayed_here(tmp_path: Path) -> None:
     config = small(tmp_path, engine={"backend": "ray", "hosts": 2}, resources={"cpus_per_host": 0.5})
     require_replayed(run(config), [1, 4])

@@ -76,10 +76,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Search:
     return search
 
 
-def test_of_ten_starts_of_a_search_all_that_go_on_are_the_search_of_one(tmp_path: Path, alone: Search) -> None:
+def test_of_several_starts_of_a_search_all_that_go_on_are_the_search_of_one(tmp_path: Path, alone: Search) -> None:
     config = config_in(tmp_path)
     words = ["sweep", config, "--no-report", *Asked(SPACE, 3, seeds=1).words]
-    command = [sys.executable, "-c", STARTER, str(tmp_path), "10", *words]
+    command = [sys.executable, "-c", STARTER, str(tmp_path), "4", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     ended = json.loads(done.stdout)
     assert {status for status, _ in ended} <= {0, 2}, ended

@@ -38,7 +38,8 @@ def test_a_sweep_to_latex_by_two_commands(
 ) -> None:
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(small_run(folder, name="tabled", rounds=2, run={"checkpoint_every": 2})))
-    shoal("sweep", config, f"algorithm={','.join(METHODS)}", f"participation.ratio={','.join(RATIOS)}", "seeds=3")
+    axes = (f"algorithm={','.join(METHODS)}", f"participation.ratio={','.join(RATIOS)}", "seeds=3")
+    shoal("sweep", config, *axes, "--no-report")
     (sweep,) = (folder / "runs" / "sweeps").iterdir()
     score = {}
     for run in (folder / "runs").glob("tabled-*"):
