@@ -424,18 +424,11 @@ OF_PLACE = {
 }  # fmt: skip
 # Refused by none: it is replaced, left out, left where it is, or leads nowhere that is written.
 HARMLESS = (
-    *(".unfinished", ".part", "hard link of a page", "hard link of an export", "link .address", "run outside"),
-    *("run up", "link said", "driver of no process", "whole is itself", "whole linked", "clients linked"),
-    *(
-        "link beside objects",
-        "link objects",
-        "list of an address",
-        "list of itself",
-        "list of a checkpoint",
-        "list behind a link",
-    ),
-    *("link failure.txt", "link table.csv.unfinished", "link checkpoints/round-000002"),
-)
+    ".unfinished", ".part", "hard link of a page", "hard link of an export", "link .address", "run outside", "run up",
+    "link said", "driver of no process", "whole is itself", "whole linked", "clients linked", "link beside objects",
+    "link objects", "list of an address", "list of itself", "list of a checkpoint", "list behind a link",
+    "link failure.txt", "link table.csv.unfinished", "link checkpoints/round-000002",
+)  # fmt: skip
 CASES = [(kind, what) for kind, crafts in NOTES.items() for what in crafts]
 
 

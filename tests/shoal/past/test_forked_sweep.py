@@ -12,10 +12,9 @@ import pytest
 import yaml
 from support.errors import refused
 from support.same_runs import require_same_runs
-from support.small_runs import small_run
+from support.small_runs import small_config, stopped_after
 
 from shoal.engine.config.config import load_config
-from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import parent_of
 from shoal.engine.runs.run import run
@@ -32,10 +31,8 @@ AXES = ("train.lr=0.01,0.2", "seeds=2")
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    path = tmp_path / "config.yaml"
-    plain = small_run(tmp_path, name="swept", rounds=5, participation={"ratio": 0.5}, train={"lr": 0.01}, run=KEPT)
-    path.write_text(yaml.safe_dump(plain))
-    return str(path)
+    half = {"participation": {"ratio": 0.5}, "train": {"lr": 0.01}}
+    return small_config(tmp_path, name="swept", rounds=5, run=KEPT, **half)
 
 
 def forked(config: str, *axes: str, at: int = 3, at_once: int = 1, **chosen: Any) -> ForkedSweep:
@@ -61,19 +58,10 @@ def test_shared_rounds_are_trained_once_a_seed_and_change_no_bit(config: str, ro
 
 
 @pytest.mark.parametrize("last", [2, 4])
-def test_killed_it_goes_on(config: str, rounds_trained: list[int], monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+def test_killed_it_goes_on(config: str, rounds_trained: list[int], last: int) -> None:
     """In the shared rounds, and behind them: no round that has a checkpoint is trained again, and bits are the same."""
-    before = LocalBackend.round
-
-    def killed(self: LocalBackend, watch: Any) -> dict[str, Any]:
-        if self.state().round == last:
-            raise KeyboardInterrupt
-        return before(self, watch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalBackend, "round", killed)
-        with pytest.raises(KeyboardInterrupt):
-            forked(config, "train.lr=0.01,0.2").go()
+    with stopped_after(last, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        forked(config, "train.lr=0.01,0.2").go()
     sweep = forked(config, "train.lr=0.01,0.2")
     assert sweep.go()
     assert rounds_trained == [1, 2, 3, 4, 5, 4, 5]
@@ -122,17 +110,9 @@ def test_the_plan_counts_shared_rounds_once(config: str, tmp_path: Path, capsys:
     assert not forked(config, *AXES).before
 
 
-def test_a_base_that_fails_is_the_error_of_its_forks(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = LocalBackend.round
-
-    def failing(self: LocalBackend, watch: Any) -> dict[str, Any]:
-        if self.state().round == 1:
-            raise ShoalError("no more")
-        return before(self, watch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalBackend, "round", failing)
-        sweep = forked(config, "train.lr=0.01,0.2")
+def test_a_base_that_fails_is_the_error_of_its_forks(config: str) -> None:
+    sweep = forked(config, "train.lr=0.01,0.2")
+    with stopped_after(1, ShoalError("no more")):
         assert not sweep.go()
     assert [(row.state, row.error) for row in sweep.rows] == [("failed", "no more")] * 2
     assert forked(config, "train.lr=0.01,0.2").go()

@@ -11,9 +11,8 @@ from typing import Any
 
 import optuna
 import pytest
-import yaml
 from support.errors import refused
-from support.small_runs import small_run
+from support.small_runs import small_config
 
 from shoal.engine.config.config import load_config
 from shoal.engine.records.metrics import read_metrics
@@ -33,9 +32,7 @@ SPACE = ("algorithm.eps=0.1:0.9", "algorithm.lp_steps=1:4", "train.lr=0.001:0.1:
 
 
 def config_in(folder: Path) -> str:
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(small_run(folder, name="searched", rounds=ROUNDS, algorithm={"name": "fedgta"})))
-    return str(path)
+    return small_config(folder, name="searched", rounds=ROUNDS, algorithm={"name": "fedgta"})
 
 
 @pytest.fixture
@@ -45,8 +42,8 @@ def config(tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def halved(tmp_path_factory: pytest.TempPathFactory) -> Search:
-    """A search of twelve trials by successive halving."""
-    return searched(config_in(tmp_path_factory.mktemp("halved")), trials=12, prune="halving")
+    """A search by successive halving, in two batches of trials."""
+    return searched(config_in(tmp_path_factory.mktemp("halved")), trials=9, prune="halving")
 
 
 def searched(config: str, *axes: str, at_once: int = 1, **options: Any) -> Search:
@@ -65,7 +62,7 @@ def best_validation(run: Path, until: int = ROUNDS) -> float:
 
 
 def test_halving_trials_are_those_of_optuna_and_no_round_is_trained_twice(config: str) -> None:
-    search = searched(config, "seed=0,1", trials=12, prune="halving", seeds=2)
+    search = searched(config, "seed=0,1", trials=10, prune="halving", seeds=2)
     (part,) = search.parts
     assert part.steps == [1, 3, 9]
     # Optuna alone, in the same order, of what the runs logged.
@@ -76,7 +73,7 @@ def test_halving_trials_are_those_of_optuna_and_no_round_is_trained_twice(config
     )  # fmt: skip
     space = {text.partition("=")[0]: distribution(text) for text in SPACE}
     expected: list[tuple[dict[str, str], int]] = []
-    for size in (BATCH, 12 - BATCH):
+    for size in (BATCH, 10 - BATCH):
         batch = [study.ask(space) for _ in range(size)]
         texts = {
             t.number: {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in t.params.items()} for t in batch
@@ -119,13 +116,13 @@ def test_a_promoted_run_equals_one_that_never_paused(halved: Search, tmp_path: P
 
 
 def test_a_killed_search_asks_for_the_same_trials(config: str, tmp_path: Path, halved: Search) -> None:
-    words = ["sweep", config, "--no-report", *Asked(SPACE, 12, prune="halving", seeds=1).words]
+    words = ["sweep", config, "--no-report", *Asked(SPACE, 9, prune="halving", seeds=1).words]
     process = subprocess.Popen([*SHOAL, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    while process.poll() is None and len(list((tmp_path / "runs").glob("searched-*/metrics.jsonl"))) < 10:
+    while process.poll() is None and len(list((tmp_path / "runs").glob("searched-*/metrics.jsonl"))) < 6:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    killed = searched(config, trials=12, prune="halving")
+    killed = searched(config, trials=9, prune="halving")
     assert killed.parts[0].plain() == halved.parts[0].plain()
     assert lines_of(killed) == lines_of(halved)
 
@@ -141,7 +138,6 @@ def test_several_at_once_are_the_same_trials(
     config: str, tmp_path: Path, axes: list[str], options: dict[str, Any]
 ) -> None:
     one = searched(config, *axes, **options)
-    (tmp_path / "again").mkdir()
     two = searched(config_in(tmp_path / "again"), *axes, at_once=2, **options)
     assert two.parts[0].plain() == one.parts[0].plain()
 
@@ -204,7 +200,7 @@ def test_every_sampler_and_pruner_ends(config: str, sampler: str, prune: str) ->
 
 
 def test_the_page_has_importance_coordinates_and_the_best(config: str) -> None:
-    search = searched(config, "rounds=3", trials=10)
+    search = searched(config, "rounds=3", trials=9)
     page = report([search.folder], None, kinds=("svg",)).read_text()
     assert all(title in page for title in ("Best validation so far", "Importance of keys", "Trials, fedgta"))
     assert "--space=algorithm.eps=0.1:0.9" in page
@@ -212,7 +208,7 @@ def test_the_page_has_importance_coordinates_and_the_best(config: str) -> None:
     (found,) = plain["searches"]
     best = max(found["trials"], key=lambda trial: trial["scores"]["3"])
     assert found["chosen"] == best["number"]
-    assert found["progress"][-1] == [30, best["scores"]["3"]]
+    assert found["progress"][-1] == [27, best["scores"]["3"]]
     assert sum(found["importance"].values()) == pytest.approx(1)
     (search.folder / "search.json").write_text(json.dumps(plain))
     with refused(search.folder / "search.json"):

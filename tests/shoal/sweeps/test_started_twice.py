@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from rooms import ROOT
 from support.errors import refused
-from support.small_runs import small_run
+from support.small_runs import small_config
 
 from shoal.engine.config.config import load_config
 from shoal.engine.records.run_folder import RunFolder, run_path
@@ -58,10 +57,7 @@ print(json.dumps([[status, open(f"{folder}/said-{place}-2").read()] for place, s
 
 
 def config_in(folder: Path, **changes: Any) -> str:
-    folder.mkdir(exist_ok=True)
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(small_run(folder, name="searched", **changes)))
-    return str(path)
+    return small_config(folder, name="searched", **changes)
 
 
 def search_of(config: str) -> Search:
