@@ -172,7 +172,7 @@ def refuses(words: list[str], parent: Path) -> bool:
     return False
 
 
-@pytest.mark.exhaustive(5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("key", RIGHT)
 def test_a_key_that_may_change_parts_a_fork_from_its_round_on(whole: Path, key: str) -> None:
     words = [*words_of(RIGHT, key, whole), f"name={key}"]
@@ -191,7 +191,7 @@ def test_a_key_that_may_change_parts_a_fork_from_its_round_on(whole: Path, key: 
     assert sent == [(one.entry, one.shape) for one, _ in ledger(whole, 1).sent]
 
 
-@pytest.mark.exhaustive(5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("key", WRONG)
 def test_a_key_that_cannot_change_is_refused_in_one_line(whole: Path, key: str) -> None:
     names = {path.name for path in whole.parent.iterdir()}
