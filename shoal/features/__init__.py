@@ -1,1 +1,1 @@
-"""What the folders of features add to commands, readers, pages and sweeps: a declaration each, and the list of all."""
+"""Declarations of features: their commands, readers, sections of pages and searches; and the list of all."""

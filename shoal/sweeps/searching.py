@@ -1,4 +1,4 @@
-"""What a search of options is to commands and programs; which searches there are says `shoal.features.features`."""
+"""A search of options, as commands and programs know it; `shoal.features.features` lists the features that have one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What features declare is there, and their commands stand where they say."""
+"""All that features declare is there, and their commands stand where they say."""
 
 import pytest
 
