@@ -78,8 +78,9 @@ def test_replayed_visits_have_the_digests_of_the_run(tmp_path: Path, name: str) 
 
 
 def test_visits_of_selected_clients_are_replayed(tmp_path: Path) -> None:
-    part = {"count": 2, "selection": "loss", "dropout": 0.1, "devices": "phones", "network": "consumer"}
-    require_replayed(run(small(tmp_path, participation={"ratio": 1.0, **part}, run={"keep": 2})), [2, 4])
+    part = {"count": 2, "selection": "loss", "dropout": 0.1}
+    on_devices = {"devices": {"kind": "phones", "network": "consumer"}}
+    require_replayed(run(small(tmp_path, participation={"ratio": 1.0, **part}, **on_devices, run={"keep": 2})), [2, 4])
 
 
 # Of hidden sums no digest is kept, and only visits of synchronous rounds are replayed.
