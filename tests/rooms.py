@@ -26,10 +26,10 @@ SECTIONS = "engine/sections"
 LISTED = {
     "shoal": "shoal cli clock past pages scaling sweeps kept tables study",
     "engine": """
-        engine runs preparing cluster screen callbacks hosts stages/hostile stages/robust
+        engine runs preparing cluster screen callbacks hosts newcomers stages/hostile stages/robust
         stages/privacy stages/secure stages/compression stages/digests stages/users stages records
         schedules/asynchronous schedules/availability schedules/selection schedules
-        rounds simulation messages config sections
+        rounds scores simulation messages config sections
     """,
     "algorithms": """
         methods/adafgl methods/fedgpl methods/fedpub methods/fedsage_plus methods/fggp methods/gcfl_plus methods

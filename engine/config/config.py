@@ -46,7 +46,7 @@ from shoal.engine.config.sections import (
     RunConfig,
 )
 from shoal.engine.config.sizes import machine_memory
-from shoal.engine.sections.sections import SECTIONS
+from shoal.engine.sections.sections import SECTIONS, add_options
 from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
@@ -60,7 +60,6 @@ ONE, SEVERAL = "one model", "list of models"
 # The limit holds since every host builds them all.
 MOST_MODELS = 1000
 MOST_CALLBACKS = 100
-MOST_STAGES = 20
 Models = Annotated[
     Annotated[ModelSpec, Tag(ONE)]
     | Annotated[tuple[ModelSpec, ...], Field(min_length=1, max_length=MOST_MODELS), Tag(SEVERAL)],
@@ -92,13 +91,18 @@ class ConfigOfRounds(BaseModel):
 
 
 if TYPE_CHECKING:
-    # A section of a feature is read by `Section.of`, which knows its type.
+    # What features add is read by `Section.of`, which knows its type.
     ConfigOfFeatures = ConfigOfRounds
 else:
+    DataConfig, EvaluationConfig, RunConfig = (
+        add_options(options, name, __name__)
+        for name, options in {"data": DataConfig, "evaluation": EvaluationConfig, "run": RunConfig}.items()
+    )
     ConfigOfFeatures = create_model(
         "ConfigOfFeatures",
         __base__=ConfigOfRounds,
-        **{one.name: (one.options, one.options()) for one in SECTIONS if one.options is not None},
+        data=(DataConfig, ...),
+        **{name: kind for section in SECTIONS for name, kind in section.as_field().items()},
     )
 
 
@@ -111,7 +115,6 @@ class Config(ConfigOfFeatures):
         task: `node`, `edge` or `graph`: what is predicted.
         rounds: Rounds.
         algorithm: The method: its name, or a mapping of `name` and options.
-        stages: A list of stages of uploads, `my_file.py:Name`, or mappings of `name` and options.
         callbacks: A list of callbacks: names, or mappings of `name` and options.
     """
 
@@ -119,8 +122,6 @@ class Config(ConfigOfFeatures):
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     ray: RayConfig = RayConfig()
-    # They act in their order, between attacks and all else that acts on uploads.
-    stages: Annotated[tuple[Named, ...], Field(max_length=MOST_STAGES)] = ()
     # They are called at the start, after each round and evaluation, and at the end.
     callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS)] = ()
     # The default is made anew, for its folder is relative to where the process is then.

@@ -108,20 +108,16 @@ OWN_RULES = (
     one_of("heterogeneity.clients", "heterogeneity.rule", "explicit"),
     one_of("train.momentum", "train.optimizer", "sgd"),
     Rule(
-        ("evaluation.clients", "data.newcomers"), "algorithm.name", "with several clients",
+        ("evaluation.clients",), "algorithm.name", "with several clients",
         lambda c: c.algorithm.name != "global",
     ),
     *ROUND_RULES,
-    Rule(
-        ("data.newcomers", "engine.on_client_error"), "schedule.name", "synchronous", lambda c: c.schedule.synchronous,
-    ),
+    Rule(("engine.on_client_error",), "schedule.name", "synchronous", lambda c: c.schedule.synchronous),
     Rule(("schedule.name",), "data.cross_edges", "drop or hops", lambda c: c.data.cross_edges not in READ_SUMS),
-    one_of("data.newcomers", "data.cross_edges", "drop"),
     Rule(
         ("evaluation.last",), "evaluation.clients",
         "cohort or a number, or, for none, where evaluation.every does not divide rounds", _last_is_another,
     ),
-    Rule(("evaluation.newcomer_epochs",), "data.newcomers", "above 0", lambda c: c.data.newcomers > 0),
     Rule(("evaluation.domains",), "data.dataset", "as a list", _several_graphs),
     Rule(("engine.hosts",), "engine.backend", "ray", lambda c: c.engine.backend == "ray", given=1),
     one_of("ray.address", "engine.backend", "ray"),

@@ -33,51 +33,40 @@ def cell_size_of(size: int | str, trainers: Sequence[str]) -> int | str:
     return SMALL_IN_BATCHES if size == ONE_BY_ONE and BATCHED in trainers else size
 
 
-def draw_newcomers(share: float, clients: int, seed: int) -> tuple[int, ...]:
-    """Draws clients that never take part, `share` of all rounded down, uniform, ascending, keyed by the run's seed.
-
-    Raises ShoalError: the share is less than one client.
-    """
-    if not share:
-        return ()
-    count = int(share * clients + 1e-9)
-    if not count:
-        raise ShoalError("data.newcomers", f"{share:g} of {clients} clients is less than one; take more")
-    rng = np.random.default_rng(key(seed, "newcomers"))
-    return tuple(sorted(rng.choice(clients, size=count, replace=False).tolist()))
-
-
 def draw_cohort(
     clients: int,
     options: ParticipationOptions,
     seed: int,
     round_number: int,
     online: np.ndarray | None = None,
-    newcomers: Sequence[int] = (),
+    absent: Sequence[int] = (),
+    count: int | None = None,
 ) -> list[int]:
     """Draws `count`, or max(1, floor(clients * ratio)) clients, uniform without replacement among those online.
 
     With `options.draw: poisson` each takes part with the probability of such a cohort. With `cyclic` each is in one
     group, keyed by the seed alone, and groups take part by turns: each client once in any `options.groups` rounds.
 
-    Newcomers are none of these clients. Of those that are drawn, `options.without` are left out.
+    Clients that never take part (`absent`) are none of these. Of those that are drawn, `options.without` are left out.
+
+    `count` is the size of such a cohort where it is known; None: it follows from the options.
 
     Returns them ascending. Keyed by (seed, round); rounds count from 1. Fewer clients online than asked for are all
     drawn, fewer than `at_least` none. `online` is bool `[rounds, clients]`, repeated from its start; None: all are.
     """
-    size, present = options.size(clients - len(newcomers)), np.arange(clients)
+    size, present = count or options.size(clients - len(absent)), np.arange(clients)
     if online is not None:
         present = np.flatnonzero(online[(round_number - 1) % len(online)])
-    if newcomers:
-        present = present[~np.isin(present, newcomers)]
+    if absent:
+        present = present[~np.isin(present, absent)]
     if len(present) < options.at_least:
         return []
     drawn = present
     if options.draw == "poisson":
         rng = np.random.default_rng(key(seed, round_number, "cohort"))
-        drawn = present[rng.random(len(present)) < size / (clients - len(newcomers))]
+        drawn = present[rng.random(len(present)) < size / (clients - len(absent))]
     elif options.draw == "cyclic":
-        groups = options.groups(clients - len(newcomers))
+        groups = options.groups(clients - len(absent))
         order = np.random.default_rng(key(seed, "groups")).permutation(present)
         # The cohort of the first round, by which runs are checked, is one of the smallest.
         drawn = np.sort(order[-round_number % groups :: groups])
@@ -177,7 +166,7 @@ class Schedule:
     def __init__(self, plan: "Plan", clients: int, seed: int) -> None:
         """Prepares the schedule of a run with so many clients."""
         self._plan, self.clients, self.rounds, self.seed = plan, clients, plan.rounds, seed
-        self._members = np.delete(np.arange(clients), plan.newcomers)
+        self._members = np.delete(np.arange(clients), plan.absent)
         self.count = plan.participation.size(len(self._members))
         # This is the newest round that was drawn, and what came of it.
         self._newest = 0, Drawn([])
@@ -193,7 +182,8 @@ class Schedule:
     def draw(self, number: int, known: Tree) -> Drawn:
         """Draws the clients of a round; `known` is what the draw of the round before kept, empty at first."""
         plan = self._plan
-        return Drawn(draw_cohort(self.clients, plan.participation, self.seed, number, plan.online, plan.newcomers))
+        rest = plan.online, plan.absent, self.count
+        return Drawn(draw_cohort(self.clients, plan.participation, self.seed, number, *rest))
 
     def starts(self, number: int) -> Mapping[int, int]:
         """Returns the clients of a round, each with the round whose model it trains from; 0: the initial one."""
@@ -282,8 +272,7 @@ class Plan:
         keep_records: Whether evaluated rounds come with what the method records for a report.
         evaluated: Clients of an evaluation before the last round: `all`, those of the round (`cohort`), or how many.
         last: How the last round is evaluated: `all` clients, a `sample` as before, or `none`, as any other round.
-        newcomers: Clients that never take part, ascending, and are evaluated apart.
-        newcomer_epochs: Epochs of their local training, which is for evaluation alone; None: as of others.
+        absent: Clients that never take part, ascending.
         schedule: Makes the schedule on the server, as `Schedule.of`.
     """
 
@@ -294,8 +283,7 @@ class Plan:
     online: np.ndarray | None = None
     keep_records: bool = False
     evaluated: int | str = "all"
-    newcomers: tuple[int, ...] = ()
-    newcomer_epochs: int | None = None
+    absent: tuple[int, ...] = ()
     last: str = "all"
     schedule: MakeSchedule = Schedule.of
 
@@ -317,7 +305,7 @@ def evaluation_cell(
         ids,
         phase="",
         up={},
-        train=False,
+        train=None,
         private={i: private[i] for i in ids if i in private},
         states=models,
         inboxes={i: inboxes[i] for i in ids if i in inboxes},

@@ -17,19 +17,18 @@ from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path, run_place
-from shoal.engine.rounds.measures import measures_of
 from shoal.engine.rounds.sampling import (
     IN_BATCHES,
     ONE_BY_ONE,
     Plan,
     draw_cohort,
-    draw_newcomers,
     require_cohorts,
     require_evaluated,
     require_sample,
     require_without,
 )
 from shoal.engine.schedules.schedules import choose_schedule
+from shoal.engine.scores.measures import measures_of
 from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.store.store import Store
@@ -105,18 +104,18 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     """Plans the rounds of a config; the single client of a centralized method takes part in every round."""
     participation = ParticipationOptions() if centralized else config.participation
     clients = config.partition.clients
-    newcomers = () if centralized else draw_newcomers(config.data.newcomers, clients, config.seed)
     features = [] if centralized else [section for section in SECTIONS if section.is_on(config)]
+    absent = tuple(i for feature in features if feature.absent for i in load_place(feature.absent)(config))
     online = None
     if not centralized:
         require_without(participation.without, clients)
-        clients -= len(newcomers)
+        clients -= len(absent)
         require_cohorts(participation, clients)
-        saying = (load_place(feature.online)(config, newcomers) for feature in features if feature.online)
+        saying = (load_place(feature.online)(config, absent) for feature in features if feature.online)
         online = next((rounds for rounds in saying if rounds is not None), None)
         require_sample(config.evaluation.clients, clients)
         if checking := [feature.checks for feature in features if feature.checks]:
-            cohort = len(draw_cohort(config.partition.clients, participation, config.seed, 1, None, newcomers))
+            cohort = len(draw_cohort(config.partition.clients, participation, config.seed, 1, None, absent))
             for place in checking:
                 load_place(place)(config, cohort)
     size: int | str = config.engine.cell_size
@@ -127,6 +126,6 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     schedule, participation = choose_schedule(config, participation, None if centralized else clients)
     keeps = config.run.keep_records
     return Plan(
-        config.rounds, participation, evaluation.every, size, online, keeps, sample, newcomers,
-        evaluation.newcomer_epochs, evaluation.last, schedule,
+        config.rounds, participation, evaluation.every, size, online, keeps, sample, absent,
+        evaluation.last, schedule,
     )  # fmt: skip

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from shoal.algorithms.base import Algorithm
+from shoal.algorithms.method_errors import describe
 from shoal.algorithms.protocol import Replies, Tree, Upload
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import own_among, shown_name
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
-from shoal.engine.rounds.protocol_checks import describe, require_tree, same_bits
+from shoal.engine.rounds.protocol_checks import require_tree, same_bits
 from shoal.engine.rounds.sampling import Drawn, Plan, Schedule
 from shoal.engine.schedules.late_uploads import KEY, LateExchange, Visits, staleness_of
 from shoal.engine.schedules.participation import is_whole

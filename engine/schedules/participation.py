@@ -118,7 +118,7 @@ class Participation(Schedule):
             if len(present) >= options.at_least:
                 return self._selection.choose(number, present, count, known)
         asked = replace(options, count=count, without=())
-        drawn = draw_cohort(self.clients, asked, self.seed, number, self._plan.online, self._plan.newcomers)
+        drawn = draw_cohort(self.clients, asked, self.seed, number, self._plan.online, self._plan.absent)
         return np.array(drawn, dtype=np.int64), known
 
     def note(self, number: int, known: Tree, losses: Mapping[int, float], cohort: Sequence[int]) -> Tree:

@@ -1,7 +1,7 @@
 """A section of a config that belongs to a feature, and all that the feature declares of itself."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
@@ -16,11 +16,9 @@ class Section(Generic[OptionsT]):
 
     Attributes:
         name: Key of the section in a config.
-        options: Class of its options, a pydantic dataclass whose defaults leave the feature off; None: the section is
-            one of the engine's, of which the feature has one key.
+        options: Class of its options, a pydantic dataclass whose defaults leave the feature off; None: there is none.
         switch: The option that turns it on; empty: the section is one value.
         off: That option, or that value, without the feature.
-        keys: Class of the options that it has in one of the engine's sections, which has them with the feature alone.
         on: Whether a config turns it on, where no single option does.
         rules: When keys of the section have an effect.
         stages: What makes its stages of uploads, `(job, plan) -> list[Stage]`, each with its rank among all: lower
@@ -43,8 +41,15 @@ class Section(Generic[OptionsT]):
         skipped: Why the round of a line was skipped, `(line) -> str`; empty: it was not.
         copies: Copies of the model that a client keeps between rounds, and that the server holds in a round, for the
             estimate of memory.
-        called: Name of the feature, also among the stages of a job; empty: that of the section.
-        online: Who is online in which round, `(config, newcomers) -> bool [rounds, clients] | None`, None for all.
+        absent: Clients that never take part in a round, `(config) -> tuple[int, ...]`, ascending.
+        evaluates: Makes what every evaluation does beside that of its clients, `(options, absent) ->
+            FurtherEvaluation`, from options as hosts have them; see `shoal.engine.rounds.server`.
+        scopes: Scopes of these scores; they hold all their clients, in evaluations of a sample, too.
+        adds: Options that the feature adds to sections of the engine, by their name.
+        value: Type, with a description, of a section that is one value; without it and `options` the section is one of
+            the engine's.
+        called: Name of the feature; empty: that of the section.
+        online: Who is online in which round, `(config, absent) -> bool [rounds, clients] | None`, None for all.
         selects: How clients of a round are chosen among so many, `(config, clients) -> MakeSelection`; see
             `shoal.engine.schedules.participation`.
         attends: Which of them take part to the end, `(config) -> MakeAttendance | None`; see there.
@@ -60,7 +65,6 @@ class Section(Generic[OptionsT]):
     options: type[OptionsT] | None
     switch: str
     off: Any
-    keys: type[OptionsT] | None = None
     on: Callable[[Any], bool] | None = None
     rules: tuple[Rule, ...] = ()
     stages: tuple[tuple[int, str], ...] = ()
@@ -78,6 +82,11 @@ class Section(Generic[OptionsT]):
     of_all_rounds: Callable[[OptionsT], str] = lambda options: ""
     skipped: str = ""
     copies: Callable[[OptionsT], tuple[int, int]] = lambda options: (0, 0)
+    absent: str = ""
+    evaluates: str = ""
+    scopes: tuple[str, ...] = ()
+    adds: Mapping[str, type] = field(default_factory=dict)
+    value: Any = None
     called: str = ""
     online: str = ""
     selects: str = ""
@@ -87,6 +96,12 @@ class Section(Generic[OptionsT]):
     takes_part: Callable[[Any], str] = lambda config: ""
     files: Callable[[Any], Mapping[str, str]] = lambda config: {}
     facts: str = ""
+
+    def as_field(self) -> dict[str, Any]:
+        """Returns the field of a config by its name: type and default; none where the section is the engine's."""
+        if self.options is not None:
+            return {self.name: (self.options, self.options())}
+        return {} if self.value is None else {self.name: (self.value, self.off)}
 
     @property
     def feature(self) -> str:

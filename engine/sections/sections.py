@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
+from shoal.engine.newcomers.section import NEWCOMERS
 from shoal.engine.schedules.asynchronous.section import ASYNCHRONOUS
 from shoal.engine.schedules.availability.section import AVAILABILITY
 from shoal.engine.schedules.selection.section import SELECTION
@@ -22,27 +23,29 @@ from shoal.storage.options.types import CLOSED
 # Sections have the order that they have in a config.
 SECTIONS: tuple[Section[Any], ...] = (
     *(AVAILABILITY, SELECTION, ASYNCHRONOUS),
-    *(COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS),
+    *(COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS, NEWCOMERS),
 )
 
 
 def list_rules() -> list[Rule]:
     """Lists the rules of effect of all features, but those that name a feature that is not there."""
-    names = {section.name for section in SECTIONS}
+    names = {section.feature for section in SECTIONS} | {section.name for section in SECTIONS}
     return [rule for section in SECTIONS for rule in section.rules if not rule.beside or rule.beside in names]
 
 
 def options_of(config: Any, name: str) -> Any | None:
-    """Returns the options of a feature that a config turns on, by its name; None: it is off, or there is none."""
+    """Returns the options of a feature by its name, where a config turns it on; None: it is off, or there is none."""
     return next((section.of(config) for section in SECTIONS if section.feature == name and section.is_on(config)), None)
 
 
-def with_keys_of_features(name: str, core: type) -> Any:
-    """Returns a class of the options of one of the engine's sections, with those that features have in it."""
-    classes = [section.keys for section in SECTIONS if section.name == name and section.keys is not None]
-    namespace = {"__doc__": core.__doc__, "__module__": core.__module__, "__qualname__": core.__name__}
+def add_options(options: type, section: str, module: str) -> Any:
+    """Returns the class of a section of the engine with the options that features add to it, to be named in a module
+    as it is.
+    """
+    added = [feature.adds[section] for feature in SECTIONS if section in feature.adds]
     # Fields of the last class come first.
-    return dataclass(frozen=True, config=CLOSED)(type(core.__name__, (*reversed(classes), core), namespace))
+    whole = type(options.__name__, (*reversed(added), options), {"__module__": module, "__doc__": options.__doc__})
+    return dataclass(frozen=True, config=CLOSED)(whole) if added else options
 
 
 def changes_cohorts(config: Any) -> bool:

@@ -13,6 +13,7 @@ from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import Config, load_config, usual
 from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.run_identity import flatten
+from shoal.engine.config.sections import SCOPES
 from shoal.engine.records.run_folder import name_of_parent, parent_of, read_summary
 from shoal.engine.records.summary import SAMPLED
 from shoal.engine.runs.remote_run import copies_of
@@ -24,7 +25,7 @@ from shoal.storage.files.reading import read_text
 from shoal.storage.options.types import is_address
 from shoal.study.figure_data import manifest_of
 from shoal.study.groups import Group, Row, spread_of
-from shoal.study.means import SCOPES, is_of_sample
+from shoal.study.means import is_of_sample
 from shoal.study.plain_names import METHOD, MODEL, value_names
 from shoal.study.study import is_seed
 from shoal.study.sweep_folder import is_sweep, sweep_of

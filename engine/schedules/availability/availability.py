@@ -20,10 +20,10 @@ from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
 HEADS = ("client", "from", "to")
 
 
-def online_in(config: Config, newcomers: Sequence[int]) -> np.ndarray | None:
+def online_in(config: Config, absent: Sequence[int]) -> np.ndarray | None:
     """Returns who is online in which round of a run, bool `[T, B]`, repeated from its start; None: all are.
 
-    Raises ShoalError: a file is missing or wrong, or in no round are enough clients online that are no newcomers.
+    Raises ShoalError: a file is missing or wrong, or in no round are enough clients online beside those `absent`.
     """
     options, clients, rounds = AVAILABILITY.of(config), config.partition.clients, config.rounds
     if options.trace is not None:
@@ -32,8 +32,8 @@ def online_in(config: Config, newcomers: Sequence[int]) -> np.ndarray | None:
         online_TB = online_of(options.availability, clients, rounds, config.devices.seed)
     else:
         return None
-    least, clients = config.participation.at_least, clients - len(newcomers)
-    most = int(np.delete(online_TB[:rounds], newcomers, axis=1).sum(1).max())
+    least, clients = config.participation.at_least, clients - len(absent)
+    most = int(np.delete(online_TB[:rounds], absent, axis=1).sum(1).max())
     if most < least:
         source = "participation.trace" if options.availability.kind == "always" else "participation.availability"
         raise ShoalError(

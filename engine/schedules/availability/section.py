@@ -76,12 +76,12 @@ def _words(config: Any) -> str:
 
 
 KIND = "participation.availability.kind"
-AVAILABILITY = Section(
+AVAILABILITY = Section[AttendanceOptions](
     "participation",
     None,
     switch="availability",
     off=AvailabilityOptions(),
-    keys=AttendanceOptions,
+    adds={"participation": AttendanceOptions},
     on=_is_on,
     called="availability",
     rules=(

@@ -24,12 +24,12 @@ class SelectionOptions:
     candidates: Positive | None = None
 
 
-SELECTION = Section(
+SELECTION = Section[SelectionOptions](
     "participation",
     None,
     switch="selection",
     off="random",
-    keys=SelectionOptions,
+    adds={"participation": SelectionOptions},
     called="selection",
     rules=(
         one_of("participation.draw", "participation.selection", "random"),

@@ -112,7 +112,7 @@ def require_possible(config: Config, cohort: int) -> None:
             "availability, devices, dropout and selection draw others",
         ),
         ("participation.without", not config.participation.without, "clients are left out; take an empty list"),
-        ("data.newcomers", not config.data.newcomers, "newcomers are never drawn; take 0"),
+        ("data.newcomers", options_of(config, "newcomers") is None, "newcomers are never drawn; take 0"),
         ("aggregation.kind", options_of(config, "aggregation") is None, "privacy.unit bounds means; take mean"),
         (
             "participation",

@@ -11,7 +11,7 @@ from support.errors import refused
 
 from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.config import round_sections, sections
+from shoal.engine.config import config, round_sections, sections
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.stages.compression.section import CommunicationOptions
 from shoal.engine.stages.hostile.section import AttackOptions
@@ -27,7 +27,7 @@ PLAIN = {"name": "table", "data": {"dataset": "sbm"}, "algorithm": {"name": "fed
 NAN, INF = math.nan, math.inf
 
 CLASSES: dict[str, type] = {
-    "data": sections.DataConfig,
+    "data": config.DataConfig,
     "partition": PartitionOptions,
     "propagation": PropagationOptions,
     "model": ModelSpec,
@@ -41,11 +41,11 @@ CLASSES: dict[str, type] = {
     "aggregation": AggregationOptions,
     "privacy": PrivacyOptions,
     "secure": SecureOptions,
-    "evaluation": sections.EvaluationConfig,
+    "evaluation": config.EvaluationConfig,
     "engine": sections.EngineConfig,
     "resources": sections.ResourcesConfig,
     "ray": sections.RayConfig,
-    "run": sections.RunConfig,
+    "run": config.RunConfig,
 }
 
 # Wrong values of keys of one kind, which stand beside those of `REFUSED`.

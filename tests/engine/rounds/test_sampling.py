@@ -18,7 +18,7 @@ from support.small_cells import cell_of
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.config.round_sections import ParticipationOptions
-from shoal.engine.messages.cell import one_by_one
+from shoal.engine.messages.cell import Training, one_by_one
 from shoal.engine.rounds.sampling import (
     IN_BATCHES,
     Plan,
@@ -175,7 +175,7 @@ def test_what_only_trains_stays_behind_at_an_evaluation() -> None:
     assert {i: set(tree) for i, tree in cell.states.items()} == {1: {"model.w", "c"}, 2: set()}
     assert set(cell.inboxes) == {2}
     assert cell.score == {1, 2, 4}
-    assert (cell.phase, cell.train) == ("", False)
+    assert (cell.phase, cell.train) == ("", None)
 
 
 def test_clients_of_a_cell_one_by_one() -> None:
@@ -189,7 +189,7 @@ def test_clients_of_a_cell_one_by_one() -> None:
         (client,) = single.ids
         own = {name: {i: tree for i, tree in whole.items() if i == client} for name, whole in kept.items()}
         assert {name: getattr(single, name) for name in kept} == own
-        assert (single.round, single.phase, single.up, single.train) == (1, "train", {"w": Reduce.MEAN}, True)
+        assert (single.round, single.phase, single.up, single.train) == (1, "train", {"w": Reduce.MEAN}, Training())
 
 
 def test_poisson_cohorts_have_each_client_on_its_own() -> None:

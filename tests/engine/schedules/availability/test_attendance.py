@@ -45,13 +45,13 @@ def fleet(seconds: list[float], size: int) -> Fleet:
     )
 
 
-def participation(server: Server, seconds: list[float], newcomers: tuple[int, ...] = (), **keys: Any) -> Participation:
+def participation(server: Server, seconds: list[float], absent: tuple[int, ...] = (), **keys: Any) -> Participation:
     """Of the six clients of a server, whose rounds take so many seconds of messages."""
     store, job = server.job.open_store(), server.job
     made = fleet(seconds, 4 * len(server.state.server["w"]))
     options = ParticipationOptions(**keys)
     models = job.build_models(store, server.algorithm)["model"]
-    plan = replace(server.plan, participation=options, newcomers=newcomers)
+    plan = replace(server.plan, participation=options, absent=absent)
     return Participation(None, partial(PartialAttendance, options, made), plan, job, store, server.algorithm, models)
 
 
@@ -96,7 +96,7 @@ def test_those_that_drop_out_are_waited_for_until_the_deadline(start: Start) -> 
 
 def test_newcomers_are_never_drawn_and_those_left_out_are_drawn_in_vain(start: Start) -> None:
     server = start(SGC)
-    keys = {"newcomers": (1, 4), "count": 3, "over_selection": 1.5, "deadline": 5.5}
+    keys = {"absent": (1, 4), "count": 3, "over_selection": 1.5, "deadline": 5.5}
     members, left_out = (participation(server, TAKES, **keys, without=without) for without in ((), (3,)))
     seen = set()
     for number in range(1, 30):
