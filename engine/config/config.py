@@ -46,7 +46,7 @@ from shoal.engine.config.sections import (
     RunConfig,
 )
 from shoal.engine.config.sizes import machine_memory
-from shoal.engine.sections.sections import SECTIONS
+from shoal.engine.sections.sections import SECTIONS, add_options
 from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
@@ -94,6 +94,10 @@ if TYPE_CHECKING:
     # What features add is read by `Section.of`, which knows its type.
     ConfigOfFeatures = ConfigOfRounds
 else:
+    DataConfig, EvaluationConfig, RunConfig = (
+        add_options(options, name, __name__)
+        for name, options in {"data": DataConfig, "evaluation": EvaluationConfig, "run": RunConfig}.items()
+    )
     ConfigOfFeatures = create_model(
         "ConfigOfFeatures",
         __base__=ConfigOfRounds,

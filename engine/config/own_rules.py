@@ -112,9 +112,7 @@ OWN_RULES = (
         lambda c: c.algorithm.name != "global",
     ),
     *ROUND_RULES,
-    Rule(
-        ("engine.on_client_error",), "schedule.name", "synchronous", lambda c: c.schedule.synchronous,
-    ),
+    Rule(("engine.on_client_error",), "schedule.name", "synchronous", lambda c: c.schedule.synchronous),
     Rule(("schedule.name",), "data.cross_edges", "drop or hops", lambda c: c.data.cross_edges not in READ_SUMS),
     Rule(
         ("evaluation.last",), "evaluation.clients",

@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL
 from shoal.engine.sections.rules import OWN, Rule, one_of
-from shoal.engine.sections.sections import SECTIONS, with_keys_of_features
+from shoal.engine.sections.sections import SECTIONS, add_options
 from shoal.engine.sections.words import word_or_own
 from shoal.storage.options.types import CLOSED, FilePath, Name, Number, Positive, Seed, Whole, WithShortForm, is_own
 
@@ -76,8 +76,8 @@ class ScheduleOptions(WithShortForm):
 
 if not TYPE_CHECKING:
     # A feature reads its keys by `Section.of`, which knows their types.
-    ParticipationOptions = with_keys_of_features("participation", ParticipationOptions)
-    ScheduleOptions = with_keys_of_features("schedule", ScheduleOptions)
+    ParticipationOptions = add_options(ParticipationOptions, "participation", __name__)
+    ScheduleOptions = add_options(ScheduleOptions, "schedule", __name__)
 
 
 @dataclass(frozen=True, config=CLOSED)

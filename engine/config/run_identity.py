@@ -89,10 +89,10 @@ def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
     values, section = identity_keys(plain), "participation"
     if values.get("schedule.name") in OTHERS:
         section, usual = "schedule", usual | {key: getattr(STANDARD, name) for key, name in DEVICES.items()}
-    changed = {key: v for key, v in values.items() if key not in usual or v != usual[key]}
+    changed = {**{key: v for key, v in values.items() if key not in usual or v != usual[key]}, **inputs}
     # Runs have the names that they had when each section had keys of devices.
     before = {key: f"{section}.{'devices' if name == 'kind' else name}" for key, name in DEVICES.items()}
-    return fingerprint_of({**{before.get(key, key): v for key, v in {**changed, **inputs}.items()}, "numbers": NUMBERS})
+    return fingerprint_of({**{before.get(key, key): v for key, v in changed.items()}, "numbers": NUMBERS})
 
 
 def option_defaults(method: str, model: Any) -> dict[str, Any]:

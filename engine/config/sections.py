@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import field
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from shoal.algorithms.methods.registry.names import GENERATES_NEIGHBOURS
 from shoal.algorithms.models.names import WIDEST
-from shoal.engine.sections.sections import SECTIONS, with_keys_of_features
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.sources.source import EdgeWeights
 from shoal.storage.options.masking import Sparsity
@@ -403,10 +403,3 @@ class RunConfig:
     tensorboard: Flag = True
     log_format: Literal["text", "json"] = "text"
     max_seconds: Annotated[Number, Field(gt=0)] | None = None
-
-
-if not TYPE_CHECKING:
-    # A feature reads its keys by `Section.of`, which knows their types.
-    DataConfig = with_keys_of_features("data", DataConfig)
-    EvaluationConfig = with_keys_of_features("evaluation", EvaluationConfig)
-    RunConfig = with_keys_of_features("run", RunConfig)

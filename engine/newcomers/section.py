@@ -42,7 +42,7 @@ NEWCOMERS = Section[Any](
     None,
     switch="newcomers",
     off=0.0,
-    keys={"data": NewcomersOptions, "evaluation": NewcomerEpochs},
+    adds={"data": NewcomersOptions, "evaluation": NewcomerEpochs},
     rules=(
         Rule((KEY,), "algorithm.name", "with several clients", lambda c: c.algorithm.name != "global"),
         Rule((KEY,), "schedule.name", "synchronous", lambda c: c.schedule.synchronous),

@@ -19,7 +19,6 @@ class Section(Generic[OptionsT]):
         options: Class of its options, a pydantic dataclass whose defaults leave the feature off; None: there is none.
         switch: The option that turns it on; empty: the section is one value.
         off: That option, or that value, without the feature.
-        keys: Classes of the options that it adds to sections of the engine, by their names.
         on: Whether a config turns it on, where no single option does.
         rules: When keys of the section have an effect.
         stages: What makes its stages of uploads, `(job, plan) -> list[Stage]`, each with its rank among all: lower
@@ -48,9 +47,10 @@ class Section(Generic[OptionsT]):
         evaluates: Makes what every evaluation does beside that of its clients, `(options, absent) ->
             FurtherEvaluation`, from options as hosts have them; see `shoal.engine.rounds.server`.
         scopes: Scopes of these scores; they hold all their clients, in evaluations of a sample, too.
+        adds: Options that the feature adds to sections of the engine, by their name.
         value: Type, with a description, of a section that is one value; without it and `options` the section is one of
             the engine's.
-        called: Name of the feature, also among the stages of a job; empty: that of the section.
+        called: Name of the feature; empty: that of the section.
         online: Who is online in which round, `(config, absent) -> bool [rounds, clients] | None`, None for all.
         selects: How clients of a round are chosen among so many, `(config, clients) -> MakeSelection`; see
             `shoal.engine.schedules.participation`.
@@ -67,7 +67,6 @@ class Section(Generic[OptionsT]):
     options: type[OptionsT] | None
     switch: str
     off: Any
-    keys: Mapping[str, type] = field(default_factory=dict)
     on: Callable[[Any], bool] | None = None
     rules: tuple[Rule, ...] = ()
     stages: tuple[tuple[int, str], ...] = ()
@@ -90,6 +89,7 @@ class Section(Generic[OptionsT]):
     absent: str = ""
     evaluates: str = ""
     scopes: tuple[str, ...] = ()
+    adds: Mapping[str, type] = field(default_factory=dict)
     value: Any = None
     called: str = ""
     online: str = ""
@@ -101,16 +101,16 @@ class Section(Generic[OptionsT]):
     files: Callable[[Any], Mapping[str, str]] = lambda config: {}
     facts: str = ""
 
-    @property
-    def feature(self) -> str:
-        """Returns the name of the feature."""
-        return self.called or self.name
-
     def as_field(self) -> dict[str, Any]:
         """Returns the field of a config by its name: type and default; none where the section is the engine's."""
         if self.options is not None:
             return {self.name: (self.options, self.options())}
         return {} if self.value is None else {self.name: (self.value, self.off)}
+
+    @property
+    def feature(self) -> str:
+        """Returns the name of the feature."""
+        return self.called or self.name
 
     def of(self, config: Any) -> OptionsT:
         """Returns the options of a config."""

@@ -34,16 +34,18 @@ def list_rules() -> list[Rule]:
 
 
 def options_of(config: Any, name: str) -> Any | None:
-    """Returns the options of a feature that a config turns on, by its name; None: it is off, or there is none."""
+    """Returns the options of a feature by its name, where a config turns it on; None: it is off, or there is none."""
     return next((section.of(config) for section in SECTIONS if section.feature == name and section.is_on(config)), None)
 
 
-def with_keys_of_features(name: str, core: type) -> Any:
-    """Returns a class of the options of one of the engine's sections, with those that features have in it."""
-    classes = [section.keys[name] for section in SECTIONS if name in section.keys]
-    namespace = {"__doc__": core.__doc__, "__module__": core.__module__, "__qualname__": core.__name__}
+def add_options(options: type, section: str, module: str) -> Any:
+    """Returns the class of a section of the engine with the options that features add to it, to be named in a module
+    as it is.
+    """
+    added = [feature.adds[section] for feature in SECTIONS if section in feature.adds]
     # Fields of the last class come first.
-    return dataclass(frozen=True, config=CLOSED)(type(core.__name__, (*reversed(classes), core), namespace))
+    whole = type(options.__name__, (*reversed(added), options), {"__module__": module, "__doc__": options.__doc__})
+    return dataclass(frozen=True, config=CLOSED)(whole) if added else options
 
 
 def changes_cohorts(config: Any) -> bool:

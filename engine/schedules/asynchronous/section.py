@@ -51,12 +51,12 @@ def _words(config: Any) -> str:
 
 
 SCHEDULES = (FEDASYNC, FEDBUFF, TIERS)
-ASYNCHRONOUS = Section[Any](
+ASYNCHRONOUS = Section[StepOptions](
     "schedule",
     None,
     switch="name",
     off="synchronous",
-    keys={"schedule": StepOptions},
+    adds={"schedule": StepOptions},
     on=lambda config: config.schedule.name in SCHEDULES,
     called="asynchronous",
     rules=(

@@ -23,7 +23,7 @@ HEADS = ("client", "from", "to")
 def online_in(config: Config, absent: Sequence[int]) -> np.ndarray | None:
     """Returns who is online in which round of a run, bool `[T, B]`, repeated from its start; None: all are.
 
-    Raises ShoalError: a file is missing or wrong, or in no round are enough clients online that take part.
+    Raises ShoalError: a file is missing or wrong, or in no round are enough clients online beside those `absent`.
     """
     options, clients, rounds = AVAILABILITY.of(config), config.partition.clients, config.rounds
     if options.trace is not None:

@@ -76,12 +76,12 @@ def _words(config: Any) -> str:
 
 
 KIND = "participation.availability.kind"
-AVAILABILITY = Section[Any](
+AVAILABILITY = Section[AttendanceOptions](
     "participation",
     None,
     switch="availability",
     off=AvailabilityOptions(),
-    keys={"participation": AttendanceOptions},
+    adds={"participation": AttendanceOptions},
     on=_is_on,
     called="availability",
     rules=(

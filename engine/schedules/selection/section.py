@@ -1,6 +1,6 @@
 """The keys of `participation` by which clients of a round are selected."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic.dataclasses import dataclass
 
@@ -24,12 +24,12 @@ class SelectionOptions:
     candidates: Positive | None = None
 
 
-SELECTION = Section[Any](
+SELECTION = Section[SelectionOptions](
     "participation",
     None,
     switch="selection",
     off="random",
-    keys={"participation": SelectionOptions},
+    adds={"participation": SelectionOptions},
     called="selection",
     rules=(
         one_of("participation.draw", "participation.selection", "random"),

@@ -25,7 +25,7 @@ DIGESTS = Section[Any](
     None,
     switch="keep_digests",
     off=False,
-    keys={"run": DigestsOptions},
+    adds={"run": DigestsOptions},
     stages=((90, "shoal.engine.stages.digests.digests:make"),),
     called="digests",
 )

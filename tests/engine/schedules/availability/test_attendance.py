@@ -44,13 +44,13 @@ def fleet(seconds: list[float], size: int) -> Fleet:
     )
 
 
-def participation(server: Server, seconds: list[float], newcomers: tuple[int, ...] = (), **keys: Any) -> Participation:
+def participation(server: Server, seconds: list[float], absent: tuple[int, ...] = (), **keys: Any) -> Participation:
     """Of the six clients of a server, whose rounds take so many seconds of messages."""
     store, job = server.job.open_store(), server.job
     made = fleet(seconds, 4 * len(server.state.server["w"]))
     options = ParticipationOptions(**keys)
     models = job.build_models(store, server.algorithm)["model"]
-    plan = replace(server.plan, participation=options, newcomers=newcomers)
+    plan = replace(server.plan, participation=options, absent=absent)
     return Participation(None, partial(PartialAttendance, options, made), plan, job, store, server.algorithm, models)
 
 

@@ -34,7 +34,7 @@ from shoal.past.rewind import PastRun
 Start = Callable[..., Server]
 MASKED = {"secure.kind": "masks"}
 LATE = {
-    "participation__devices": "phones", "participation__network": "consumer", "participation__over_selection": 1.6,
+    "devices__kind": "phones", "devices__network": "consumer", "participation__over_selection": 1.6,
 }  # fmt: skip
 DROPPING = {**MASKED, "participation.dropout": 0.4, "rounds": 8}
 
