@@ -101,6 +101,7 @@ else:
     ConfigOfFeatures = create_model(
         "ConfigOfFeatures",
         __base__=ConfigOfRounds,
+        data=(DataConfig, ...),
         **{name: kind for section in SECTIONS for name, kind in section.as_field().items()},
     )
 
