@@ -20,9 +20,9 @@ from shoal.partition.out_of_core.kaminpar import by_kaminpar, write_parhip
 from shoal.partition.out_of_core.semi_external import (
     BLOCK,
     BUCKET,
-    BUFFERS,
-    CODE,
-    OF_NODE,
+    BYTES_OF_CODE,
+    BYTES_OF_LEAST_BUFFERS,
+    BYTES_OF_NODE,
     Memory,
     by_semi_external,
     metis_bytes,
@@ -134,7 +134,7 @@ def test_buffers_have_their_useful_size_and_shrink_with_the_limit():
 
 
 def test_limits_that_cannot_be_kept():
-    enough = -(-(OF_NODE * 10**7 + BUFFERS + CODE) // MIB)
+    enough = -(-(BYTES_OF_NODE * 10**7 + BYTES_OF_LEAST_BUFFERS + BYTES_OF_CODE) // MIB)
     Memory.of(enough * MIB, 10**7)
     with refused(says=f"at least {enough}MiB: raise it"):
         Memory.of((enough - 1) * MIB, 10**7)
