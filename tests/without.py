@@ -49,20 +49,28 @@ def _stage(name: str, key: str, *pages: str) -> Feature:
     return Feature((f"engine/stages/{name}",), (SECTIONS,), f"run quickstart {key}", pages=pages)
 
 
+def _schedule(name: str, key: str, *pages: str) -> Feature:
+    return Feature((f"engine/schedules/{name}",), (SECTIONS,), f"run quickstart {key}", pages=pages)
+
+
 def _around(name: str, says: str, *pages: str) -> Feature:
     return Feature((f"shoal/{name}",), (AROUND,), says, pages=pages)
 
 
 FEATURES = {
+    "asynchronous": _schedule("asynchronous", "schedule=fedbuff", "docs/asynchronous.md"),
     "attacks": _around("attacks", "read RUN membership"),
+    "availability": _schedule("availability", "participation.dropout=0.5"),
     "clock": _around("clock", "read RUN clock", "docs/clock.md"),
     "compression": _stage("compression", "communication.upload=int8"),
     "digests": _stage("digests", "run.keep_digests=true"),
     "hostile": _stage("hostile", "attack=sign_flip"),
     "influence": _around("influence", "read RUN influence"),
+    "newcomers": Feature(("engine/newcomers",), (SECTIONS,), "run quickstart data.newcomers=0.3"),
     "privacy": _stage("privacy", "privacy.unit=client", "docs/privacy.md"),
     "robust": _stage("robust", "aggregation=median"),
     "search": _around("search", "sweep quickstart --search=optuna --space=train.lr=0.1,0.2"),
+    "selection": _schedule("selection", "participation.selection=power_of_choice"),
     "secure": _stage("secure", "secure=masks"),
     "users": _stage("users", "stages=[mine.py:Mine]"),
 }

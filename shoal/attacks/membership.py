@@ -21,8 +21,8 @@ from torch import Tensor
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import load_config
 from shoal.engine.hosts.host import Visit
-from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.runs.export import Reopened, reopen, visits_of
+from shoal.engine.scores.counts import scores_of
 from shoal.engine.screen.progress import progress
 from shoal.engine.sections.section import load
 from shoal.engine.sections.sections import find_bounding

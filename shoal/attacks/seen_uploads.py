@@ -97,7 +97,7 @@ def seen_round(past: PastRun, number: int, clients: Collection[int]) -> SeenRoun
         raise ShoalError(past.path, "schedule.name", "only uploads of synchronous rounds are attacked; take such a run")
     before, method, uploads = past.after(number - 1), past.plan.algorithm, _Uploads(clients)
     # Masked uploads are other numbers with the same sum; the attack reads the plain ones.
-    recording = Recording(replace(past.job.without_stage("secure"), device="cpu", precision="float32"), uploads)
+    recording = Recording(past.job.without_stage("secure").on_processor(), uploads)
     server = recording.start(past.plan.rounds, before)
     with code_of(method, "global_model"):
         received = method.global_model({name: t.clone() for name, t in server.state.server.items()})

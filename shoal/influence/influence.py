@@ -19,8 +19,8 @@ from shoal.engine.hosts.backend import Backend
 from shoal.engine.records.checkpoint import load_last
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import CHECKPOINTS, finished, parent_of, read_summary, started
-from shoal.engine.rounds.scoring import CORRECT, PARTS, SUPPORT
 from shoal.engine.runs.run import run
+from shoal.engine.scores.counts import CORRECT, PARTS, SUPPORT
 from shoal.engine.screen.progress import say
 from shoal.influence.influences import Influence, Influences
 from shoal.past.fork import begin, plan_fork

@@ -11,7 +11,7 @@ import numpy as np
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import MOST_BYTES
-from shoal.engine.config.sections import EVALUATED, SCORING
+from shoal.engine.config.sections import EVALUATED, SCOPES, SCORING
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.outputs import KINDS, PAGE, REPORT, page_folder
@@ -41,7 +41,7 @@ from shoal.study.figure_data import (
     score_in,
 )
 from shoal.study.groups import Group, Row, group_runs, spread_of
-from shoal.study.means import MEANS, SCOPES, by_one_mean
+from shoal.study.means import MEANS, by_one_mean
 from shoal.study.plain_names import METHOD, MODELS, PlainNames
 from shoal.study.sweep_folder import FORECAST, rows_of
 from shoal.sweeps.forecast import forecast_table

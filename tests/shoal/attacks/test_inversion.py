@@ -20,6 +20,12 @@ CLIENTS = [[0, 1, 2, 0, 1, 2], [1, 2, 0, 1], [2, 0, 1, 2, 0], [0, 1, 2]]
 SGD = {"optimizer": "sgd", "lr": 0.5, "epochs": 1, "weight_decay": 0.0}
 
 
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that suffice for a row of the one training node."""
+    monkeypatch.setattr(module, "STEPS", 150)
+
+
 def cosines(run: Path, number: int = 1, client: int | None = None) -> dict[str, float]:
     """The cosine of all rows, by what they are."""
     return {row[0]: float(row[1]) for row in inversion(run, number, client).rows}
@@ -27,6 +33,7 @@ def cosines(run: Path, number: int = 1, client: int | None = None) -> dict[str, 
 
 @pytest.mark.parametrize("model", [{"name": "sgc"}, {"name": "mlp", "hidden": 8}])
 @pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.usefixtures("few_steps")
 def test_row_of_the_one_training_node_is_found_exactly(tmp_path: Path, model: dict[str, Any], epochs: int) -> None:
     run = ring_clients(tmp_path, CLIENTS, 1, model=model, train={**SGD, "epochs": epochs, "dropout": 0.0})
     found = cosines(run, client=2)
@@ -85,6 +92,7 @@ def test_success_is_of_rows_and_edges_in_any_order(tmp_path: Path) -> None:
 
 
 @needs("privacy")
+@pytest.mark.usefixtures("few_steps")
 def test_noise_in_training_hides_the_row_and_clipping_at_the_server_does_not(tmp_path: Path) -> None:
     node = {"propagation": {"hops": 1, "r": 0.0, "max_degree": 2}, "train": SGD}
     noised = ring_clients(tmp_path / "a", CLIENTS, 1, privacy={"unit": "node", "noise": 50.0, "delta": 1e-3}, **node)
@@ -97,7 +105,10 @@ def test_noise_in_training_hides_the_row_and_clipping_at_the_server_does_not(tmp
 
 
 @needs("secure")
-def test_two_calls_find_the_same_and_the_smallest_client_is_attacked(tmp_path: Path) -> None:
+def test_two_calls_find_the_same_and_the_smallest_client_is_attacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STEPS", 20)
     run = ring_clients(tmp_path, [[0, 1, 2, 0]] * 3, 2, model={"name": "gcn", "hidden": 8})
     first, second = (inversion(run, 2).csv() for _ in range(2))
     assert first == second

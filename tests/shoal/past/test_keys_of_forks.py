@@ -26,44 +26,46 @@ from shoal.storage.errors import ShoalError
 # Uploads that are made again are compared with their digests.
 pytestmark = needs("digests")
 KEPT = {"checkpoint_every": 1, "keep": 9, "keep_digests": True}
-# Another value for each key that may change, with what it is for.
 STAGE = f"{Path(__file__).parents[2] / 'support' / 'plain_stage.py'}:Halved"
+
+
+def by_key(text: str) -> dict[str, list[str]]:
+    """Words of overrides, each by its key."""
+    return {word.partition("=")[0]: [word] for word in text.split()}
+
+
+# Another value for each key that may change, with what it is for.
 RIGHT: dict[str, list[str]] = {
-    "rounds": ["rounds=5"],
+    **by_key("""
+        rounds=5 train.epochs=1 train.lr=0.2 train.weight_decay=0.1 train.batch_size=4 train.dropout=0.1
+        participation.ratio=0.5 participation.count=2 participation.trace=TRACE participation.without=[1]
+        participation.dropout=0.3 communication.upload=int8 evaluation.every=2 evaluation.clients=2
+        evaluation.domains=false engine.threads=2 engine.trainer=analytic engine.device=cpu engine.precision=bfloat16
+        engine.cell_size=2 resources.server_gpus=0.5 callbacks=[csv]
+    """),
     "stages": [f"stages=[{STAGE}]"],
     "algorithm.name": ["algorithm=fedprox"],
-    "train.epochs": ["train.epochs=1"],
-    "train.lr": ["train.lr=0.2"],
-    "train.weight_decay": ["train.weight_decay=0.1"],
-    "train.batch_size": ["train.batch_size=4"],
-    "train.dropout": ["train.dropout=0.1"],
     "train.schedule": ["train.schedule={name: ExponentialLR, gamma: 0.5}"],
-    "participation.ratio": ["participation.ratio=0.5"],
-    "participation.count": ["participation.count=2"],
     "participation.draw": ["participation.draw=cyclic", "participation.ratio=0.5"],
     "participation.at_least": ["participation.at_least=2", "participation.availability=periodic"],
-    "participation.trace": ["participation.trace=TRACE"],
-    "participation.without": ["participation.without=[1]"],
     "participation.availability.kind": ["participation.availability=weibull"],
     "participation.availability.period": ["participation.availability={kind: periodic, period: 2}"],
     "participation.availability.share": ["participation.availability={kind: periodic, share: 0.8}"],
     "participation.availability.shape": ["participation.availability={kind: weibull, shape: 2}"],
-    "participation.devices": ["participation.devices=phones", "participation.network=consumer"],
-    "participation.network": ["participation.devices=phones", "participation.network=institutions"],
-    "participation.seed": ["participation.availability=weibull", "participation.seed=3"],
+    "devices.kind": ["devices.kind=phones", "devices.network=consumer"],
+    "devices.network": ["devices.kind=phones", "devices.network=institutions"],
+    "devices.seed": ["participation.availability=weibull", "devices.seed=3"],
     "participation.deadline": [
-        *("participation.devices=phones", "participation.network=consumer", "participation.deadline=1000"),
+        *("devices.kind=phones", "devices.network=consumer", "participation.deadline=1000"),
     ],
     "participation.over_selection": [
-        *("participation.devices=phones", "participation.network=consumer", "participation.over_selection=1.5"),
+        *("devices.kind=phones", "devices.network=consumer", "participation.over_selection=1.5"),
         "participation.ratio=0.5",
     ],
-    "participation.dropout": ["participation.dropout=0.3"],
     "participation.selection": ["participation.selection=oort", "participation.ratio=0.5"],
     "participation.candidates": [
         *("participation.selection=power_of_choice", "participation.candidates=3", "participation.ratio=0.5"),
     ],
-    "communication.upload": ["communication.upload=int8"],
     "communication.ratio": ["communication.upload=topk", "communication.ratio=0.1"],
     "communication.error_feedback": ["communication.upload=topk", "communication.error_feedback=false"],
     "attack.kind": ["attack={kind: label_flip, share: 0.5}"],
@@ -76,75 +78,42 @@ RIGHT: dict[str, list[str]] = {
     "aggregation.share": ["aggregation={kind: trimmed, share: 0.3}"],
     "aggregation.bound": ["aggregation={kind: norm_bound, bound: 0.1}"],
     "aggregation.root": ["aggregation={kind: fltrust, root: 1}"],
-    "evaluation.every": ["evaluation.every=2"],
-    "evaluation.clients": ["evaluation.clients=2"],
     "evaluation.last": ["evaluation.clients=2", "evaluation.last=sample"],
-    "evaluation.domains": ["evaluation.domains=false"],
-    "engine.threads": ["engine.threads=2"],
-    "engine.trainer": ["engine.trainer=analytic"],
-    "engine.device": ["engine.device=cpu"],
-    "engine.precision": ["engine.precision=bfloat16"],
-    "engine.cell_size": ["engine.cell_size=2"],
-    "resources.server_gpus": ["resources.server_gpus=0.5"],
-    "callbacks": ["callbacks=[csv]"],
 }
 # Without the device, or with one domain.
 OF_MACHINES = ("engine.precision", "resources.server_gpus", "evaluation.domains")
 # Another value for each key that cannot change; what it is for comes first.
 WRONG: dict[str, list[str]] = {
-    "seed": ["seed=1"],
-    "task": ["task=edge"],
-    "data.dataset": ["data.dataset=cora"],
+    **by_key("""
+        seed=1 task=edge data.dataset=cora data.split=per_client data.split_seed=3 data.fractions=[0.3,0.3,0.4]
+        data.dtype=float16 data.layout=sparse data.row_normalize=true data.features.kind=degree
+        data.sparsity.features=0.5 data.sparsity.edges=0.5 data.sparsity.labels=0.5 data.inductive=true
+        data.edge_weights=drop data.cross_edges=hops data.newcomers=0.25 partition.method=random partition.clients=5
+        partition.seed=2 partition.imbalance=1.1 partition.domains=[a] propagation.hops=2 propagation.r=0
+        propagation.dtype=float16 propagation.rows=train propagation.max_degree=2 model.init=each model.pretrained=TRACE
+        heterogeneity.rule=blocks heterogeneity.embedding=4 train.optimizer=sgd train.opt_state=reset
+        evaluation.metrics=[f1]
+    """),
     "data.path": ["data.dataset=files", "data.path=TRACE"],
-    "data.split": ["data.split=per_client"],
-    "data.split_seed": ["data.split_seed=3"],
     "data.split_file": ["data.split=file", "data.split_file=TRACE"],
-    "data.fractions": ["data.fractions=[0.3,0.3,0.4]"],
-    "data.dtype": ["data.dtype=float16"],
-    "data.layout": ["data.layout=sparse"],
-    "data.row_normalize": ["data.row_normalize=true"],
     "data.options": ["data.options.nodes=130"],
-    "data.features.kind": ["data.features.kind=degree"],
     "data.features.width": ["data.features={kind: degree, width: 8}"],
     "data.features.seed": ["data.features={kind: random, seed: 2}"],
-    "data.sparsity.features": ["data.sparsity.features=0.5"],
-    "data.sparsity.edges": ["data.sparsity.edges=0.5"],
-    "data.sparsity.labels": ["data.sparsity.labels=0.5"],
     "data.sparsity.seed": ["data.sparsity={labels: 0.5, seed: 3}"],
-    "data.inductive": ["data.inductive=true"],
-    "data.edge_weights": ["data.edge_weights=drop"],
-    "data.cross_edges": ["data.cross_edges=hops"],
     "data.cross_share": ["data.cross_edges=hops", "data.cross_share=0.5"],
     "data.cross_seed": ["data.cross_edges=hops", "data.cross_seed=4"],
     "data.cross_min_neighbours": ["data.cross_edges=hops", "data.cross_min_neighbours=2"],
     "data.cross_hidden": ["data.cross_edges=hops", "data.cross_hidden=true"],
-    "data.newcomers": ["data.newcomers=0.25"],
-    "partition.method": ["partition.method=random"],
-    "partition.clients": ["partition.clients=5"],
-    "partition.seed": ["partition.seed=2"],
     "partition.resolution": ["partition.method=louvain", "partition.resolution=2"],
-    "partition.imbalance": ["partition.imbalance=1.1"],
     "partition.balance": ["partition.method=louvain", "partition.balance=count"],
     "partition.file": ["partition.method=file", "partition.file=TRACE"],
-    "partition.domains": ["partition.domains=[a]"],
     "partition.chunks": ["partition.method=index", "partition.chunks=2"],
     "partition.alpha": ["partition.method=dirichlet", "partition.alpha=2"],
     "partition.options": ["partition.options.a=2"],
-    "propagation.hops": ["propagation.hops=2"],
-    "propagation.r": ["propagation.r=0"],
-    "propagation.dtype": ["propagation.dtype=float16"],
-    "propagation.rows": ["propagation.rows=train"],
-    "propagation.max_degree": ["propagation.max_degree=2"],
     "model.name": ["model=mlp"],
-    "model.init": ["model.init=each"],
-    "model.pretrained": ["model.pretrained=TRACE"],
-    "heterogeneity.rule": ["heterogeneity.rule=blocks"],
     "heterogeneity.seed": ["heterogeneity={rule: random, seed: 2}"],
     "heterogeneity.clients": ["heterogeneity={rule: explicit, clients: [0,0,0,0]}"],
-    "heterogeneity.embedding": ["heterogeneity.embedding=4"],
-    "train.optimizer": ["train.optimizer=sgd"],
     "train.momentum": ["train.optimizer=sgd", "train.momentum=0.5"],
-    "train.opt_state": ["train.opt_state=reset"],
     "schedule.name": ["schedule=fedbuff"],
     "schedule.concurrency": ["schedule=fedbuff", "schedule.concurrency=2"],
     "schedule.buffer": ["schedule=fedbuff", "schedule.buffer=2"],
@@ -153,9 +122,6 @@ WRONG: dict[str, list[str]] = {
     "schedule.a": ["schedule=fedasync", "schedule.a=1"],
     "schedule.b": ["schedule={name: fedasync, staleness: hinge, b: 2}"],
     "schedule.mixing": ["schedule=fedasync", "schedule.mixing=0.5"],
-    "schedule.devices": ["schedule=fedasync", "schedule.devices=hospital"],
-    "schedule.network": ["schedule=fedasync", "schedule.network=none"],
-    "schedule.seed": ["schedule=fedasync", "schedule.seed=2"],
     "privacy.unit": ["privacy.unit=client", "privacy.noise=30"],
     "privacy.where": ["privacy={unit: client, noise: 30, where: client}"],
     "privacy.clip": ["privacy={unit: client, noise: 30, clip: 2}"],
@@ -167,7 +133,6 @@ WRONG: dict[str, list[str]] = {
     "privacy.bands": ["privacy={unit: client, noise: 30, mechanism: banded, bands: 1}", "participation.draw=cyclic"],
     "secure.kind": ["secure=masks"],
     "secure.threshold": ["secure={kind: masks, threshold: 0.9}"],
-    "evaluation.metrics": ["evaluation.metrics=[f1]"],
     "evaluation.newcomer_epochs": ["data.newcomers=0.25", "evaluation.newcomer_epochs=2"],
 }
 RIGHT, WRONG = ({key: words for key, words in table.items() if has_keys(key)} for table in (RIGHT, WRONG))
@@ -208,7 +173,7 @@ def refuses(words: list[str], parent: Path) -> bool:
     return False
 
 
-@pytest.mark.exhaustive(5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("key", RIGHT)
 def test_a_key_that_may_change_parts_a_fork_from_its_round_on(whole: Path, key: str) -> None:
     words = [*words_of(RIGHT, key, whole), f"name={key}"]
@@ -227,7 +192,7 @@ def test_a_key_that_may_change_parts_a_fork_from_its_round_on(whole: Path, key: 
     assert sent == [(one.entry, one.shape) for one, _ in ledger(whole, 1).sent]
 
 
-@pytest.mark.exhaustive(5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("key", WRONG)
 def test_a_key_that_cannot_change_is_refused_in_one_line(whole: Path, key: str) -> None:
     names = {path.name for path in whole.parent.iterdir()}

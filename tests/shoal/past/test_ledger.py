@@ -5,17 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.errors import refused
 from support.needs import has, needs
-from support.small_runs import small_run
+from support.small_runs import run_small
 from typer.testing import CliRunner
 
 from shoal.algorithms.protocol import Reduce
 from shoal.cli.cli import app
-from shoal.engine.config.config import parse_config
+from shoal.engine.config.config import load_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
-from shoal.past.fork import fork
 from shoal.past.ledger import AVERAGED, BY_ROW, HIDDEN, HIDDEN_IN_A_SUM, MIXED, NOISY, OF_CLASSES, ledger
 
 if has("privacy"):
@@ -23,8 +21,7 @@ if has("privacy"):
 
 
 def made(folder: Path, **changes: Any) -> Path:
-    plain = {"participation": {"ratio": 0.5}, "rounds": 4, **changes}
-    return run(parse_config(small_run(folder, **plain), "a small run"))
+    return run_small(folder, **{"participation": {"ratio": 0.5}, "rounds": 4, **changes})
 
 
 @pytest.mark.parametrize(
@@ -97,19 +94,9 @@ def test_command_prints_epsilon_with_its_unit_and_writes_tables(tmp_path: Path) 
 
 
 @needs("privacy")
-def test_a_fork_keeps_what_epsilon_counts(tmp_path: Path) -> None:
-    folder = made(tmp_path, privacy={"unit": "client", "epsilon": 5.0, "delta": 1e-3})
-    for change in ("privacy.clip=2", "participation.ratio=1", "rounds=6"):
-        with refused(change.partition("=")[0], says="cannot change after a round"):
-            fork(folder, 2, [change])
-
-
-@needs("privacy")
 def test_a_longer_run_does_not_go_on_with_the_noise_of_a_shorter_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = {"privacy": {"unit": "client", "epsilon": 5.0, "delta": 1e-3}}
-    made(tmp_path, **keys)
-    plain = small_run(tmp_path, participation={"ratio": 0.5}, rounds=6, **keys)
-    run(parse_config(plain, "a longer run"), resume=True)
+    run(load_config(made(tmp_path, **keys), ["rounds=6"]), resume=True)
     assert "the noise for privacy.epsilon is that of all rounds" in " ".join(capsys.readouterr().err.split())

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from rooms import ROOT
 from support.errors import refused
-from support.small_runs import small_run
+from support.small_runs import small_config
 
 from shoal.engine.records.run_folder import RunFolder
 from shoal.search.search import FAILED, Asked, Search
@@ -52,10 +51,7 @@ print(json.dumps([[status, open(f"{folder}/said-{place}-2").read()] for place, s
 
 
 def config_in(folder: Path, **changes: Any) -> str:
-    folder.mkdir(exist_ok=True)
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(small_run(folder, name="searched", **changes)))
-    return str(path)
+    return small_config(folder, name="searched", **changes)
 
 
 def search_of(config: str) -> Search:
@@ -70,10 +66,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Search:
     return search
 
 
-def test_of_ten_starts_of_a_search_all_that_go_on_are_the_search_of_one(tmp_path: Path, alone: Search) -> None:
+def test_of_several_starts_of_a_search_all_that_go_on_are_the_search_of_one(tmp_path: Path, alone: Search) -> None:
     config = config_in(tmp_path)
     words = ["sweep", config, "--no-report", *Asked(SPACE, 3, seeds=1).words]
-    command = [sys.executable, "-c", STARTER, str(tmp_path), "10", *words]
+    command = [sys.executable, "-c", STARTER, str(tmp_path), "4", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     ended = json.loads(done.stdout)
     assert {status for status, _ in ended} <= {0, 2}, ended

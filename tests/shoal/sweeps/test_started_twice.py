@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.errors import refused
-from support.small_runs import small_run
+from support.small_runs import small_config
 
 from shoal.engine.config.config import load_config
 from shoal.engine.records.run_folder import RunFolder, run_path
@@ -22,10 +21,7 @@ from shoal.sweeps.sweep import Sweep
 
 
 def config_in(folder: Path, **changes: Any) -> str:
-    folder.mkdir(exist_ok=True)
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(small_run(folder, name="searched", **changes)))
-    return str(path)
+    return small_config(folder, name="searched", **changes)
 
 
 @pytest.mark.parametrize("at_once", [1, pytest.param(2, marks=pytest.mark.slow)])

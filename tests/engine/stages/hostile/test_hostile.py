@@ -1,4 +1,4 @@
-"""Rounds with hostile clients against rounds written out; the same bits on any hosts and after a resume."""
+"""Rounds with hostile clients against rounds written out."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 from support.errors import refused
 from support.needs import needs
@@ -17,11 +16,9 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Ask, Reduce, Upload
 from shoal.algorithms.rng import key
-from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.stages.hostile.hostile import Hostile, hostile_clients
@@ -182,40 +179,6 @@ def test_attacks_on_uploads_need_a_mean(start: Start) -> None:
         attack.before(phase_of(Ask("train", {"w": Reduce.MIX})))
     flips.before(phase_of(Ask("train", {"w": Reduce.MIX})))
     assert not flips.whole
-
-
-HARD = {"attack.kind": "gaussian", "attack.share": 0.34, "participation.ratio": 0.5, "evaluation.every": 2, "rounds": 6}
-
-
-@needs("robust", "compression")
-@pytest.mark.parametrize("keys", [
-    {"aggregation.kind": "trimmed", "algorithm.name": "scaffold"},
-    {"aggregation.kind": "geometric_median", "algorithm.name": "fedavg", "communication.upload": "int8"},
-    {"aggregation.kind": "fltrust", "aggregation.root": 1, "participation.ratio": 1.0},
-    {"aggregation.kind": "krum", "aggregation.share": 0.0, "participation.ratio": 0.9, "attack.kind": "label_flip"},
-])  # fmt: skip
-def test_same_bits_on_two_hosts_and_after_a_resume(
-    hosts: list[Any], start: Start, tmp_path: Path, keys: dict[str, Any]
-) -> None:
-    here = start({**HARD, **keys})
-    job = replace(here.job, id=f"{tmp_path}")
-    pool = RayPool(hosts, job, 60.0, 4)
-    pool.require_data(range(6))
-    away = Server(job, here.plan, pool)
-    for _ in range(2):
-        assert here.round()["bytes_up"] == away.round()["bytes_up"]
-    again = start({**HARD, **keys}, state=FederationState.from_tensors(*here.state.to_tensors()))
-    # One host is lost on the way.
-    ray.kill(hosts[0], no_restart=False)
-    for _ in range(2):
-        for server in (here, away, again):
-            server.round()
-    assert torch.equal(here.state.server["w"], away.state.server["w"])
-    require_same(again, here)
-    untouched = start({name: value for name, value in {**HARD, **keys}.items() if not name.startswith("attack")})
-    for _ in range(4):
-        untouched.round()
-    assert not torch.equal(untouched.state.server["w"], here.state.server["w"])
 
 
 @needs("robust")

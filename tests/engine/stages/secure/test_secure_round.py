@@ -4,7 +4,6 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from support.errors import refused
 from support.needs import has, needs
 from support.small_runs import small_run
 from support.stages import phase_of
+from support.toy_method import NAME as TOY
 
-from shoal.algorithms.client import Client
-from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import Ask, Reduce, Tree, Upload
+from shoal.algorithms.protocol import Ask, Reduce
 from shoal.cli.readers import read_run
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.records.metrics import read_metrics
@@ -36,21 +34,9 @@ from shoal.past.rewind import PastRun
 Start = Callable[..., Server]
 MASKED = {"secure.kind": "masks"}
 LATE = {
-    "participation__devices": "phones", "participation__network": "consumer", "participation__over_selection": 1.6,
+    "devices__kind": "phones", "devices__network": "consumer", "participation__over_selection": 1.6,
 }  # fmt: skip
 DROPPING = {**MASKED, "participation.dropout": 0.4, "rounds": 8}
-
-
-@dataclass(frozen=True)
-class Failing(FedAvg):
-    """FedAvg in which clients from `first` on fail when they upload."""
-
-    first: int = 100
-
-    def upload(self, client: Client, received: Tree, phase: str) -> Upload:
-        if client.info.client >= self.first:
-            raise RuntimeError("lost")
-        return super().upload(client, received, phase)
 
 
 def tensors(state: FederationState) -> Any:
@@ -109,7 +95,7 @@ def test_rounds_that_are_read_are_those_of_a_run_without_the_skipped_ones(start:
 
 
 def test_clients_that_fail_count_as_asked_and_a_skipped_round_leaves_all_as_it_was(start: Start) -> None:
-    keys: dict[str, Any] = {"algorithm.name": f"{__file__}:Failing", "engine.on_client_error": "skip", **MASKED}
+    keys: dict[str, Any] = {"algorithm.name": TOY, "algorithm.client": -1, "engine.on_client_error": "skip", **MASKED}
     for first, needed in ((1, 2), (3, 4), (4, 4)):
         keys |= {"secure.threshold": 0.1 if first == 1 else 0.6}
         whole = start(keys)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from shoal.engine.config.config import parse_config
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.schedules.selection import OURS, Known
+from shoal.engine.schedules.selection.selection import OURS, Known, require_choice
 from shoal.storage.shards.view import Cache
 
 Start = Callable[..., Server]
@@ -161,7 +162,7 @@ def test_own_selection_has_its_state_in_checkpoints(start: Start, tmp_path: Path
 
 
 def test_selection_of_the_guide_takes_who_waited_longest(start: Start, tmp_path: Path) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "participation.md").read_text()
+    text = (Path(__file__).parents[4] / "docs" / "participation.md").read_text()
     (tmp_path / "guide.py").write_text(text.split("```python\n")[1].split("```")[0])
     server = start({**PLAIN, "participation.selection": f"{tmp_path / 'guide.py'}:Select"})
     cohorts = [server.round()["cohort"] for _ in range(6)]
@@ -319,3 +320,29 @@ def test_oort_explores_fast_clients_and_avoids_slow_and_old_ones() -> None:
     last[7] = 1.0
     few = drawn("oort", 1, loss=np.full(50, 0.001), last=last)
     assert few[7] == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "key"),
+    [
+        ({"selection": "oort"}, "participation.selection"),
+        ({"selection": "loss", "count": 8}, "participation.selection"),
+        ({"selection": "loss", "count": 4, "over_selection": 1.8}, "participation.selection"),
+        ({"selection": "loss", "count": 4, "over_selection": 1.7}, None),
+        ({"selection": "power_of_choice", "count": 3, "candidates": 2}, "participation.candidates"),
+        ({"selection": "power_of_choice", "count": 3, "candidates": 9}, "participation.candidates"),
+        ({"selection": "power_of_choice", "count": 3, "candidates": 3}, None),
+        ({"selection": "power_of_choice", "count": 3, "candidates": 8}, None),
+        (
+            {"selection": "power_of_choice", "count": 4, "over_selection": 1.5, "candidates": 5},
+            "participation.candidates",
+        ),
+        ({"selection": "mine.py:Mine"}, None),
+    ],
+)
+def test_a_selection_without_a_choice_is_refused(tmp_path: Path, how: dict[str, Any], key: str | None) -> None:
+    drawn = {"devices": {"kind": "phones", "network": "consumer"}} if "over_selection" in how else {}
+    changes = {"participation": how, "partition": {"method": "random", "clients": 8}, **drawn}
+    config = parse_config(small_run(tmp_path, **changes), "a small run")
+    with nullcontext() if key is None else refused(key, says="8"):
+        require_choice(config, 8)

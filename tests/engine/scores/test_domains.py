@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm, Client, Received
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.engine.rounds.domains import Domains, score_graph
-from shoal.engine.rounds.scoring import summarize
 from shoal.engine.rounds.server import Server
+from shoal.engine.scores.counts import summarize
+from shoal.engine.scores.domains import Domains, score_graph
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.shards.shard import Shard
 from shoal.storage.shards.split import Split

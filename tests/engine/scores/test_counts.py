@@ -18,8 +18,8 @@ from support.plain_fedavg import dense_sgc
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Client, Received
-from shoal.engine.rounds.measures import measures_of
-from shoal.engine.rounds.scoring import (
+from shoal.engine.rounds.server import Server
+from shoal.engine.scores.counts import (
     CORRECT,
     PREDICTED,
     SUPPORT,
@@ -30,7 +30,7 @@ from shoal.engine.rounds.scoring import (
     summarize,
     twice_wins,
 )
-from shoal.engine.rounds.server import Server
+from shoal.engine.scores.measures import measures_of
 from shoal.storage.options.split_codes import TEST, VAL
 from shoal.storage.shards.view import View
 

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
+from shoal.engine.config.config import Config
 from shoal.engine.rounds.protocol_checks import require_tree
+from shoal.engine.schedules.participation import count_drawn, is_whole
+from shoal.engine.schedules.selection.section import SELECTION
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import is_own
 from shoal.storage.user_code.user_code import UserCode
 
 KEY = "participation.selection"
@@ -41,6 +44,28 @@ class Known:
     seconds: np.ndarray
     candidates: int | None
     state: Tree
+
+
+def require_choice(config: Config, clients: int) -> None:
+    """Raises a ShoalError, which names the key: a selection takes all clients, or candidates are too few or too many.
+
+    A selection of the user's may give fewer clients than it is asked for.
+    """
+    options = SELECTION.of(config)
+    if is_own(options.selection):
+        return
+    asked = count_drawn(config, config.participation.size(clients))
+    if asked >= clients:
+        raise ShoalError(
+            KEY,
+            f"{options.selection} chooses {asked} of {clients} clients, so all; take a lower participation.ratio or "
+            "count, or selection random",
+        )
+    if options.candidates is not None and not asked <= options.candidates <= clients:
+        raise ShoalError(
+            "participation.candidates",
+            f"{options.candidates} of {clients} clients, of which {asked} are chosen; take {asked} to {clients}",
+        )
 
 
 Select = Callable[[Known, int, np.random.Generator], Iterable[int]]
@@ -96,13 +121,6 @@ OURS: Mapping[str, Select] = {
     "loss": lambda known, count, rng: _largest(known.online, known.loss, count, rng),
     **{"oort": oort, "power_of_choice": power_of_choice},
 }
-
-
-def is_whole(value: object) -> bool:
-    """Returns whether a value is an integer of Python, NumPy or torch, and no truth value."""
-    if isinstance(value, Tensor):
-        return value.ndim == 0 and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def own_selection(code: UserCode) -> Select:

@@ -1,5 +1,6 @@
 """Who is online in which round: periods and sessions by their laws, sessions of a file by hand."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ from support.errors import refused
 from support.small_runs import small_run
 
 from shoal.engine.config.config import parse_config
-from shoal.engine.config.round_sections import AvailabilityOptions
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.schedules.availability import online_of
+from shoal.engine.schedules.availability.availability import online_in, online_of, read_trace
+from shoal.engine.schedules.availability.section import AvailabilityOptions
 
 KINDS = [
     AvailabilityOptions("periodic", 10, 0.3),
@@ -122,3 +123,38 @@ def test_long_weibull_sessions_have_their_mean_and_begin_in_their_share() -> Non
     assert np.mean(lengths) == pytest.approx(300, rel=0.03)
     # A Weibull law of shape 2: its deviation is sqrt(4 / pi - 1) means.
     assert np.std(lengths) == pytest.approx(300 * np.sqrt(4 / np.pi - 1), rel=0.06)
+
+
+def test_trace_file(tmp_path: Path) -> None:
+    trace, gone = str(tmp_path / "trace.npy"), str(tmp_path / "gone.npy")
+    np.save(trace, np.array([[1, 0, 1], [0, 1, 1]]))
+    assert read_trace(trace, 3).tolist() == [[True, False, True], [False, True, True]]
+    with refused(trace, says="all 4 clients"):
+        read_trace(trace, 4)
+    with refused(gone, says="participation.trace cannot be read"):
+        read_trace(gone, 4)
+
+
+@pytest.mark.parametrize(
+    ("at_least", "rounds", "key"),
+    [
+        # Two are online in the second round, none in others.
+        (2, 2, None),
+        (3, 9, "participation.at_least"),
+        (2, 1, "participation.at_least"),
+        (1, 1, "participation.trace"),
+    ],
+)
+def test_rounds_without_enough_clients_online_are_refused(
+    tmp_path: Path, at_least: int, rounds: int, key: str | None
+) -> None:
+    trace = tmp_path / "trace.npy"
+    np.save(trace, np.array([[0, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]]))
+    part = {"trace": str(trace), "at_least": at_least}
+    partition = {"method": "random", "clients": 4}
+    config = parse_config(small_run(tmp_path, rounds=rounds, participation=part, partition=partition), "a small run")
+    with refused(key) if key else nullcontext():
+        online_in(config, ())
+    # A newcomer takes part in no round.
+    with refused("participation.at_least" if at_least > 1 else "participation.trace"):
+        online_in(config, (1, 2))

@@ -21,13 +21,15 @@ import numpy as np
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.protocol import Replies, Tree, Upload
 from shoal.engine.config.config import Config
-from shoal.engine.config.round_sections import TIERS, ParticipationOptions, ScheduleOptions
+from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
 from shoal.engine.rounds.costs import SIMULATED
-from shoal.engine.rounds.sampling import Drawn, MakeSchedule, Plan, Schedule
-from shoal.engine.schedules.events import Timeline, tier_weights, timeline, weight
+from shoal.engine.rounds.sampling import Drawn, Plan, Schedule
+from shoal.engine.schedules.asynchronous.events import Timeline, tier_weights, timeline, weight
+from shoal.engine.schedules.asynchronous.section import ASYNCHRONOUS, FEDASYNC, FEDBUFF, TIERS, StepOptions
 from shoal.engine.schedules.late_uploads import KEY, LateExchange, Visits, staleness_of
+from shoal.engine.schedules.schedules import Chosen
 from shoal.engine.simulation.schedule import DEVICES, Classes, Fleet, read_classes, read_network
 from shoal.engine.simulation.work import work_of
 from shoal.storage.errors import ShoalError
@@ -40,8 +42,8 @@ FLOAT = 4
 class Asynchronous(Schedule):
     """A schedule whose rounds are steps in simulated time; who uploads in which is known before the first."""
 
-    def __init__(self, plan: Plan, clients: int, seed: int, options: ScheduleOptions, time: Timeline, method: str):
-        """Prepares the steps of `time`, by what `ScheduleOptions` say; errors name the method."""
+    def __init__(self, plan: Plan, clients: int, seed: int, options: StepOptions, time: Timeline, method: str):
+        """Prepares the steps of `time`, by what `StepOptions` say; errors name the method."""
         super().__init__(plan, clients, seed)
         self.name, self._options, self._time = options.name, options, time
         self._visits = Visits(time.client, time.start, time.unfinished)
@@ -103,10 +105,10 @@ class Tiers(Asynchronous):
         return replace(replies, entries={"w": sum(others, first).float()})
 
 
-CLASSES: Mapping[str, type[Asynchronous]] = {"fedbuff": FedBuff, "fedasync": FedAsync, TIERS: Tiers}
+CLASSES: Mapping[str, type[Asynchronous]] = {FEDBUFF: FedBuff, FEDASYNC: FedAsync, TIERS: Tiers}
 
 
-def require_enough(options: ScheduleOptions, clients: int, cohort: ParticipationOptions) -> None:
+def require_enough(options: StepOptions, clients: int, cohort: ParticipationOptions) -> None:
     """Raises a ShoalError, which names the key: steps in simulated time take more clients than there are.
 
     `cohort` is that of a tier.
@@ -123,19 +125,23 @@ def require_enough(options: ScheduleOptions, clients: int, cohort: Participation
         )
 
 
-def make_asynchronous(config: Config, participation: ParticipationOptions) -> MakeSchedule:
+def make_asynchronous(config: Config, participation: ParticipationOptions) -> Chosen:
     """Reads the files of devices and links, and returns what makes the schedule; `participation` is that of a tier.
 
     Raises ShoalError: a file is wrong, or there are fewer clients than a key asks for.
     """
-    options = config.schedule
+    options, places = ASYNCHRONOUS.of(config), config.devices.in_steps
     require_enough(options, config.partition.clients, participation)
-    classes = read_classes(options.devices, "devices", DEVICES), read_network(options.network)
-    return partial(_open, options, *classes)
+    assert places.kind is not None
+    assert places.network is not None
+    classes = read_classes(places.kind, "devices", DEVICES), read_network(places.network)
+    cohorts = participation if options.name == TIERS else ParticipationOptions(count=options.in_step)
+    return Chosen(partial(_open, options, places.seed, *classes), cohorts)
 
 
 def _open(
-    options: ScheduleOptions,
+    options: StepOptions,
+    seed: int,
     devices: Classes,
     network: Classes | None,
     plan: Plan,
@@ -147,7 +153,7 @@ def _open(
     """Makes the schedule on the server. Raises ShoalError: the work of a client is not known, or the network has no
     server.
     """
-    work, fleet = work_of(job, store, algorithm, models, KEY), Fleet.of(devices, network, store.clients, options.seed)
+    work, fleet = work_of(job, store, algorithm, models, KEY), Fleet.of(devices, network, store.clients, seed)
     size = FLOAT * len(models[0].flat.w)
     compute = fleet.seconds(work.train) + fleet.seconds(work.upload)
     time = timeline(options, plan.rounds, fleet, compute, (size, size + FLOAT), job.seed, plan.participation)

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
-from shoal.algorithms.method_errors import ProtocolError, raise_named
+from shoal.algorithms.method_errors import ProtocolError, describe, kind, raise_named
 from shoal.engine.config.sections import ACCURACY, CHOSEN_BY, F1, RANKINGS, ROC_AUC, metric_key
-from shoal.engine.rounds.protocol_checks import describe, kind
-from shoal.engine.rounds.state import ScoreTable
+from shoal.engine.scores.table import ScoreTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.shards.view import View
 

@@ -9,7 +9,7 @@ import torch
 from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client, ClientInfo
 from shoal.engine.config.sections import ACCURACY, BOTH, DOMAINS
-from shoal.engine.rounds.scoring import (
+from shoal.engine.scores.counts import (
     CORRECT,
     KINDS,
     NO_MEASURES,
@@ -23,7 +23,7 @@ from shoal.engine.rounds.scoring import (
     summarize,
     twice_wins,
 )
-from shoal.engine.rounds.state import ScoreTable
+from shoal.engine.scores.table import ScoreTable
 from shoal.storage.store.manifest import DomainRecord
 
 PARTS_OF_GRAPHS = (*PARTS, BOTH)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.algorithms.rng import key
-from shoal.engine.config.round_sections import FEDASYNC, TIERS, ParticipationOptions, ScheduleOptions
+from shoal.engine.config.round_sections import ParticipationOptions
+from shoal.engine.schedules.asynchronous.section import FEDASYNC, TIERS, StepOptions
 from shoal.engine.simulation.schedule import Fleet
 
 EVERYBODY = ParticipationOptions()
@@ -55,7 +56,7 @@ def tier_weights(updates: np.ndarray) -> np.ndarray:
 
 
 def timeline(
-    options: ScheduleOptions,
+    options: StepOptions,
     steps: int,
     fleet: Fleet,
     compute: np.ndarray,
@@ -121,7 +122,7 @@ def timeline(
                 return Timeline(client, start, group, seconds, begun[~idle])
 
 
-def weight(options: ScheduleOptions, staleness: int) -> float:
+def weight(options: StepOptions, staleness: int) -> float:
     """Returns the weight of an upload by the steps since its client began, 1 for none (Xie et al., 2019, section 5.2:
     polynomial and hinge; FedBuff's is polynomial with a = 1/2). With fedasync `mixing` times it.
     """

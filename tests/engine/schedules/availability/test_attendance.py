@@ -1,13 +1,13 @@
-"""Rounds that some clients do not finish: schedules worked by hand, the same bits on any hosts and after a resume."""
+"""Rounds that some clients do not finish: schedules worked by hand, and what a longer run does."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 from support.errors import refused
 from support.needs import needs
@@ -15,21 +15,25 @@ from support.small_runs import small_run
 
 import shoal
 from shoal.algorithms.rng import key
-from shoal.engine.cluster.ray_pool import RayPool
+from shoal.clock.report import Asked, clocked
 from shoal.engine.config.config import Config, config_from
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
-from shoal.engine.rounds.sampling import draw_cohort
+from shoal.engine.rounds.sampling import Schedule, draw_cohort
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
+from shoal.engine.schedules.availability.attendance import PartialAttendance
 from shoal.engine.schedules.participation import Participation
+from shoal.engine.sections.sections import SECTIONS
 from shoal.engine.simulation.schedule import Fleet
+from shoal.pages.report import report
 
 Start = Callable[..., Server]
-CLOCK = {"devices": "phones", "network": "consumer"}
+DEVICES = {"kind": "phones", "network": "consumer"}
+CLOCK = {f"devices.{name}": value for name, value in DEVICES.items()}
+SELECTS = any(section.selects for section in SECTIONS)
 
 
 def fleet(seconds: list[float], size: int) -> Fleet:
@@ -40,13 +44,14 @@ def fleet(seconds: list[float], size: int) -> Fleet:
     )
 
 
-def participation(server: Server, seconds: list[float], **keys: Any) -> Participation:
+def participation(server: Server, seconds: list[float], absent: tuple[int, ...] = (), **keys: Any) -> Participation:
     """Of the six clients of a server, whose rounds take so many seconds of messages."""
     store, job = server.job.open_store(), server.job
     made = fleet(seconds, 4 * len(server.state.server["w"]))
-    plan = replace(server.plan, participation=ParticipationOptions(**keys))
+    options = ParticipationOptions(**keys)
     models = job.build_models(store, server.algorithm)["model"]
-    return Participation(made, None, plan, job, store, server.algorithm, models)
+    plan = replace(server.plan, participation=options, absent=absent)
+    return Participation(None, partial(PartialAttendance, options, made), plan, job, store, server.algorithm, models)
 
 
 SGC = {"model.name": "sgc", "propagation.hops": 0}
@@ -90,13 +95,8 @@ def test_those_that_drop_out_are_waited_for_until_the_deadline(start: Start) -> 
 
 def test_newcomers_are_never_drawn_and_those_left_out_are_drawn_in_vain(start: Start) -> None:
     server = start(SGC)
-    made = participation(server, TAKES, count=3, over_selection=1.5, deadline=5.5)
-    of_members = replace(made._plan, newcomers=(1, 4))
-    store, job = server.job.open_store(), server.job
-    models = job.build_models(store, server.algorithm)["model"]
-    members = Participation(made._fleet, None, of_members, job, store, server.algorithm, models)
-    without = replace(of_members, participation=replace(of_members.participation, without=(3,)))
-    left_out = Participation(made._fleet, None, without, job, store, server.algorithm, models)
+    keys = {"absent": (1, 4), "count": 3, "over_selection": 1.5, "deadline": 5.5}
+    members, left_out = (participation(server, TAKES, **keys, without=without) for without in ((), (3,)))
     seen = set()
     for number in range(1, 30):
         drawn = members.draw(number, {})
@@ -129,19 +129,17 @@ def test_round_that_no_client_finishes_changes_nothing(start: Start) -> None:
 
 
 def test_what_cannot_be_is_refused(start: Start) -> None:
-    on = {f"participation.{name}": value for name, value in CLOCK.items()}
     with refused("participation.deadline", says="no client can meet 0.001 s: the fastest takes 0.0"):
-        start({**SGC, **on, "participation.deadline": 0.001})
-    with refused("participation.devices", says="the work of gcn here is not known"):
-        start({**on, "model": {"name": "gcn", "head": "linear", "fanouts": [2, 2]}})
+        start({**SGC, **CLOCK, "participation.deadline": 0.001})
+    with refused("devices.kind", says="the work of gcn here is not known"):
+        start({**CLOCK, "model": {"name": "gcn", "head": "linear", "fanouts": [2, 2]}})
     with refused(Path("mine.csv").absolute(), says="no such file"):
-        start({**SGC, **on, "participation.devices": "mine.csv"})
+        start({**SGC, **CLOCK, "devices.kind": "mine.csv"})
 
 
 def test_default_draw_is_that_without_participation(start: Start) -> None:
     """Devices alone say how long rounds take, and change no number of them."""
-    on = {f"participation.{name}": value for name, value in CLOCK.items()}
-    plain, timed = (start({**SGC, "participation.count": 4, **more}) for more in ({}, on))
+    plain, timed = (start({**SGC, "participation.count": 4, **more}) for more in ({}, CLOCK))
     for number in (1, 2, 3):
         lines = [server.round() for server in (plain, timed)]
         assert lines[0]["cohort"] == lines[1]["cohort"] == draw_cohort(6, plain.plan.participation, 0, number)
@@ -150,53 +148,14 @@ def test_default_draw_is_that_without_participation(start: Start) -> None:
     assert torch.equal(plain.state.server["w"], timed.state.server["w"])
 
 
-HARD = {"rounds": 8, "evaluation.every": 3, "participation.count": 3, "participation.over_selection": 1.4, **SGC}
-HARD |= {f"participation.{name}": value for name, value in CLOCK.items()}
-HARD |= {"participation.dropout": 0.2, "participation.availability.kind": "weibull", "participation.deadline": 0.2}
-HARD |= {"participation.availability.period": 6, "participation.availability.share": 0.8}
-
-
-@pytest.mark.parametrize("keys", [
-    {"algorithm.name": "fedavg", "participation.selection": "oort"},
-    {"algorithm.name": "scaffold", "participation.selection": "loss"},
-    {"algorithm.name": "fedgta"},
-])  # fmt: skip
-def test_same_bits_on_two_hosts_and_after_a_resume(
-    hosts: list[Any], start: Start, tmp_path: Path, keys: dict[str, Any]
-) -> None:
-    here = start({**HARD, **keys})
-    job = replace(here.job, id=f"{tmp_path}")
-    pool = RayPool(hosts, job, 60.0, 4)
-    pool.require_data(range(6))
-    away = Server(job, here.plan, pool)
-    lines = [(here.round(), away.round()) for _ in range(3)]
-    again = start({**HARD, **keys}, state=FederationState.from_tensors(*here.state.to_tensors()))
-    # One host is lost on the way.
-    ray.kill(hosts[0], no_restart=False)
-    for _ in range(3):
-        line = here.round()
-        lines += [(line, away.round()), (line, again.round())]
-    for one, other in lines:
-        assert (one["cohort"], one["participation"]) == (other["cohort"], other["participation"])
-    assert len({tuple(one["cohort"]) for one, _ in lines}) > 2
-    mine, others = here.state.to_tensors()[0], again.state.to_tensors()[0]
-    assert mine.keys() == others.keys()
-    assert all(torch.equal(t, others[name]) for name, t in mine.items())
-    for name, t in here.state.extras["selection"].items():
-        assert torch.equal(t, away.state.extras["selection"][name])
-    for name, t in here.state.server.items():
-        assert torch.equal(t, away.state.server[name])
-
-
 def small(folder: Path, **changes: Any) -> Config:
-    part = {"count": 3, "over_selection": 1.3, "dropout": 0.1, "availability": "periodic", **CLOCK}
+    part = {"count": 3, "over_selection": 1.3, "dropout": 0.1, "availability": "periodic"}
+    changes |= {"devices": DEVICES}
     return config_from(small_run(folder, participation={**part, **changes.pop("participation", {})}, **changes))
 
 
-@pytest.mark.parametrize("selection", ["random", "power_of_choice"])
-def test_longer_run_goes_on_with_the_same_rounds(tmp_path: Path, selection: str) -> None:
-    part: dict[str, Any] = {"selection": selection}
-    part |= {"count": 2} if selection != "random" else {}
+@pytest.mark.parametrize("part", [{}, *[{"selection": "power_of_choice", "count": 2}] * SELECTS])
+def test_longer_run_goes_on_with_the_same_rounds(tmp_path: Path, part: dict[str, Any]) -> None:
     run(small(tmp_path / "a", rounds=3, participation=part))
     longer = run(small(tmp_path / "a", rounds=6, participation=part), resume=True)
     whole = run(small(tmp_path / "b", rounds=6, participation=part))
@@ -208,10 +167,9 @@ def test_longer_run_goes_on_with_the_same_rounds(tmp_path: Path, selection: str)
 
 @needs("clock")
 def test_seconds_are_those_of_the_clock(tmp_path: Path) -> None:
-    from shoal.clock.report import Asked, clocked
-
     """Without who is late, drops out or is surplus, both have the same messages but for a weight of four bytes."""
-    folder = shoal.run(small_run(tmp_path, rounds=4, participation={"count": 3, **CLOCK}, evaluation={"every": 2})).path
+    keys = {"participation": {"count": 3}, "devices": DEVICES, "evaluation": {"every": 2}}
+    folder = shoal.run(small_run(tmp_path, rounds=4, **keys)).path
     lines = read_metrics(folder)
     (((timed,),),) = [clocked([folder], Asked.of("phones", "consumer", None, None, 0)).runs]
     for line, seconds in zip(lines, timed.clock.seconds, strict=True):
@@ -224,10 +182,10 @@ def test_who_was_missing_stands_in_summary_and_page(tmp_path: Path) -> None:
     total = {name: sum(line["participation"][name] for line in lines) for name in lines[0]["participation"]}
     assert read_summary(folder)["participation"] == total
     assert total["dropped"] + total["surplus"] > 0
-    page = shoal.report(folder).read_text()
+    page = report([folder], None, kinds=("svg",)).read_text()
     assert f"{total['drawn']} times a client, of {total['online']} online; {total['dropped']} dropped out" in page
 
 
 def test_plan_of_a_centralized_method_is_plain(tmp_path: Path) -> None:
     plain = small_run(tmp_path, algorithm={"name": "global"}, propagation={"hops": 0})
-    assert not RunPlan.of(config_from(plain)).rounds.participation.simulates
+    assert RunPlan.of(config_from(plain)).rounds.schedule == Schedule.of

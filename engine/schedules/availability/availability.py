@@ -3,6 +3,7 @@ clients.
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,58 @@ import pyarrow as pa
 import pyarrow.csv
 
 from shoal.algorithms.rng import key
-from shoal.engine.config.round_sections import AvailabilityOptions
+from shoal.engine.config.config import Config
+from shoal.engine.schedules.availability.section import AVAILABILITY, AvailabilityOptions
 from shoal.engine.sections.words import is_csv
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
 
 HEADS = ("client", "from", "to")
+
+
+def online_in(config: Config, absent: Sequence[int]) -> np.ndarray | None:
+    """Returns who is online in which round of a run, bool `[T, B]`, repeated from its start; None: all are.
+
+    Raises ShoalError: a file is missing or wrong, or in no round are enough clients online beside those `absent`.
+    """
+    options, clients, rounds = AVAILABILITY.of(config), config.partition.clients, config.rounds
+    if options.trace is not None:
+        online_TB = read_trace(options.trace, clients)
+    elif options.availability.kind != "always":
+        online_TB = online_of(options.availability, clients, rounds, config.devices.seed)
+    else:
+        return None
+    least, clients = config.participation.at_least, clients - len(absent)
+    most = int(np.delete(online_TB[:rounds], absent, axis=1).sum(1).max())
+    if most < least:
+        source = "participation.trace" if options.availability.kind == "always" else "participation.availability"
+        raise ShoalError(
+            "participation.at_least" if least > 1 else source,
+            f"no round would take place: {least} clients must be online, and of {clients} there are {most} at most in "
+            f"the first {min(rounds, len(online_TB))} rounds of {options.trace or source}; change one of them",
+        )
+    return online_TB
+
+
+def read_trace(file: str, clients: int) -> np.ndarray:
+    """Reads `participation.trace`, a `.npy` of 0 and 1, `[rounds, clients]`; raises a ShoalError if it is none."""
+    try:
+        trace = load_npy(file)
+    except NOT_READ as error:
+        raise ShoalError(file, f"participation.trace cannot be read ({reason(error)}); give an .npy array") from error
+    if (
+        trace.dtype.kind not in "fiub"
+        or trace.ndim != 2
+        or trace.shape[1] != clients
+        or not len(trace)
+        or not np.isin(trace, (0, 1)).all()
+    ):
+        raise ShoalError(
+            file,
+            f"participation.trace must hold 0 or 1 for every round and all {clients} clients, "
+            f"found {trace.dtype} {list(trace.shape)}",
+        )
+    return trace.astype(bool)
 
 
 def online_of(options: AvailabilityOptions, clients: int, rounds: int, seed: int) -> np.ndarray:

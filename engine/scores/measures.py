@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from shoal.algorithms.method_errors import describe
 from shoal.engine.config.sections import AVERAGE_PRECISION, ROC_AUC
-from shoal.engine.rounds.protocol_checks import describe
-from shoal.engine.rounds.scoring import Measure, kept_of_own, metrics_beyond_counts, precision_bits, twice_wins
+from shoal.engine.scores.counts import Measure, kept_of_own, metrics_beyond_counts, precision_bits, twice_wins
 from shoal.storage.user_code.user_code import UserCode
 
 KEY = "evaluation.metrics"

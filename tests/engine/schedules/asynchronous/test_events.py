@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import SHIPPED
-from shoal.engine.config.round_sections import ParticipationOptions, ScheduleOptions
-from shoal.engine.schedules.events import Timeline, tier_weights, tiers_of, timeline, weight
+from shoal.engine.config.round_sections import DeviceOptions, ParticipationOptions, ScheduleOptions
+from shoal.engine.schedules.asynchronous.events import Timeline, tier_weights, tiers_of, timeline, weight
 from shoal.engine.simulation.schedule import DEVICES, Fleet, read_classes, read_network, schedule
 
 
@@ -190,12 +190,12 @@ def _last(ids: list[int], compute: list[int]) -> int:
 
 
 def test_files_of_ours_are_known_by_name() -> None:
-    for folder, name in (("devices", "devices"), ("networks", "network")):
+    for folder, name in (("devices", "kind"), ("networks", "network")):
         for path in (SHIPPED / folder).glob("*.csv"):
-            options = ScheduleOptions(name="fedbuff", **{name: path.stem})  # type: ignore[arg-type]
+            options = DeviceOptions(**{name: path.stem}).in_steps  # type: ignore[arg-type]
             assert (getattr(options, name), options.files) == (path.stem, {})
-            devices = read_classes(options.devices, "devices", DEVICES)
-            assert Fleet.of(devices, read_network(options.network), 10, 0).device.shape == (10,)
-    own = ScheduleOptions(name="fedbuff", devices="mine.csv", network="none")
-    assert own.files == {"schedule.devices": str(Path("mine.csv").absolute())}
+            devices = read_classes(str(options.kind), "devices", DEVICES)
+            assert Fleet.of(devices, read_network(str(options.network)), 10, 0).device.shape == (10,)
+    own = DeviceOptions(kind="mine.csv", network="none")
+    assert own.files == {"devices.kind": str(Path("mine.csv").absolute())}
     assert read_network("none") is None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Client, Received, Trainer
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.rng import key
-from shoal.engine.rounds.sampling import draw_newcomers
+from shoal.engine.newcomers.newcomers import draw_newcomers
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
@@ -138,7 +138,6 @@ def test_a_newcomer_that_fails_is_left_out_by_name(start: Start) -> None:
 
 
 def test_newcomers_are_drawn_by_the_seed_alone() -> None:
-    assert draw_newcomers(0.0, 10, 0) == ()
     drawn = [draw_newcomers(0.3, 10, seed) for seed in range(200)]
     assert all(len(set(each)) == 3 and list(each) == sorted(each) for each in drawn)
     counts = np.bincount(np.concatenate(drawn), minlength=10)
