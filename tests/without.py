@@ -90,8 +90,8 @@ TESTS = {
     ),
     "shoal": (
         *COMMON,
+        "tests/shoal/features",
         "tests/shoal/cli/test_cli.py",
-        "tests/shoal/past/test_fork.py",
         "tests/shoal/pages/test_report.py",
         "tests/shoal/sweeps/test_started_twice.py",
     ),
