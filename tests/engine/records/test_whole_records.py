@@ -77,7 +77,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "inversion": lambda run: inversion(run, 1, 0),
     "export": export,
     "predict": lambda run: predict(run, None, 0, None),
-    "report": lambda run: report([run], None),
+    "report": lambda run: report([run], None, kinds=("svg",)),
     "rows of tables": lambda run: rows_of([run]),
     "table": lambda run: shoal.table(str(run)),
     "clock": lambda run: clocked([run], Asked.of("phones", "consumer", None, None, 0)),
