@@ -228,30 +228,6 @@ def test_loss_beyond_the_retries_ends_the_run_or_skips_a_client(pool_of: PoolOf,
     assert outcome.failures[4][0] == "round 1, client 4: lost with host 0, loss 1 (gone)"
 
 
-@pytest.mark.slow
-def test_batched_cell_lost_stays_whole_while_retries_last(pool_of: PoolOf, job_of: MakeJob) -> None:
-    job = job_of(client=3, kind="dies", times=3)
-    pool = pool_of(job, retries=4)
-    found = run(pool, [replace(cell, batched=True) for cell in cells_of([2, 3])])
-    require_local(found, job, cells_of([2, 3]))
-    assert losses_of(pool.events(), [2, 3]) == ["1", "2", "3"]
-
-
-@pytest.mark.slow
-def test_lost_too_often_a_cell_raises_and_a_client_is_skipped(pool_of: PoolOf, job_of: MakeJob) -> None:
-    advice = "look for lack of memory, or raise engine.retries"
-    lost = r"lost with host .*, loss 1 \("
-    with pytest.raises(ShoalError, match=rf"^round 1, clients \[2, 3\]: {lost}.*; {advice}$") as end:
-        run(pool_of(job_of(SKIP, client=3, kind="dies", times=1), retries=0), cells_of([2, 3]))
-    assert end.value.detail.splitlines()[-1] == str(end.value).partition(";")[0]
-    pool = pool_of(job_of(SKIP, client=3, kind="dies", times=1), retries=0)
-    found = run(pool, cells_of([3]))
-    line, what_to_do = found[0].failures[3]
-    assert re.match(rf"round 1, client 3: {lost}", line)
-    assert (what_to_do, found[0].failures.keys(), found[0].ids, found[0].states) == (advice, {3}, [], {})
-    assert pool.retried == 1
-
-
 def test_silent_host_is_replaced(pool_of: PoolOf, job_of: MakeJob) -> None:
     job = job_of(client=3, kind="hangs", times=1)
     pool = pool_of(job)
