@@ -161,7 +161,7 @@ OF_MIXED = [name for name in METHODS if "fedavg" not in name and name not in NO_
 MANY |= {f"list of models {name}": {**METHODS[name], **MIXED} for name in OF_MIXED}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(20)
 @pytest.mark.parametrize("name", MANY)
 def test_methods_and_models(here: Run, run_there: Run, name: str) -> None:
     keys = {**KEYS, **MANY[name]}
@@ -198,7 +198,7 @@ def test_a_clip_that_adapts_there(here: Run, run_there: Run) -> None:
     assert found[0].state.extras["privacy"]["clip"] == found[1].state.extras["privacy"]["clip"] != 1.0
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(20)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_server_there(run: Run, here: Run, other: torch.device, method: str) -> None:
     """The method's server part computes on the device, and leaves its state on the processor."""

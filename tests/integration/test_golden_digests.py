@@ -33,6 +33,13 @@ def test_every_run_is_made_in_one_way_by_default() -> None:
     assert sorted((*IN_PROCESS, *ON_HOSTS, *KILLED, *RESUMED)) == sorted(matrix())
 
 
+@pytest.fixture
+def _unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds are as users run them: methods of ours are checked in their own tests."""
+    monkeypatch.setenv("SHOAL_CHECK_ALWAYS", "0")
+
+
+@pytest.mark.usefixtures("_unchecked")
 @pytest.mark.parametrize("name", cases(IN_PROCESS, slow=matrix()))
 def test_in_this_process(golden_graph: Path, name: str) -> None:
     require_recorded(name, execute(name, golden_graph))

@@ -72,7 +72,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "fork": lambda run: fork(run, 2, ["train.lr=0.2"]),
     "export": export,
     "predict": lambda run: predict(run, None, 0, None),
-    "report": lambda run: report([run], None),
+    "report": lambda run: report([run], None, kinds=("svg",)),
     "rows of tables": lambda run: rows_of([run]),
     "table": lambda run: shoal.table(str(run)),
     "scaling": lambda run: scaling_groups([Row({}, {"rounds": 4.0}, str(run), "finished")]),

@@ -3,46 +3,44 @@
 import contextlib
 import itertools
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import ray
-from integration.golden_digests import config_of, execute, matrix
+from integration.golden_digests import execute, matrix
 from integration.golden_ways import KILLED, KILLED_TOO, ON_HOSTS, Digest, cases, expected_digest
-from integration.server_here import ServerHere
+from integration.server_here import OnHosts
 
 from shoal.engine.records.metrics import read_metrics
 
 
-@pytest.fixture(scope="module")
-def two_hosts(golden_graph: Path) -> Iterator[ServerHere]:
-    session = ServerHere(config_of("hosts", {}, golden_graph, engine__backend="ray", engine__hosts=2))
-    yield session
-    session.close()
+@pytest.fixture
+def two_hosts(hosts: list[Any]) -> OnHosts:
+    return OnHosts(hosts)
 
 
-def execute_on_hosts(name: str, graph: Path, backend: ServerHere, root: str) -> Digest:
+def execute_on_hosts(name: str, graph: Path, backend: OnHosts, root: str) -> Digest:
     more = {"engine__backend": "ray", "engine__hosts": 2, "run__root": str(graph.parent / root)}
     return execute(name, graph, backend, **more)
 
 
 @pytest.mark.parametrize("name", cases(ON_HOSTS, slow=matrix()))
-def test_on_two_hosts(golden_graph: Path, two_hosts: ServerHere, name: str) -> None:
+def test_on_two_hosts(golden_graph: Path, two_hosts: OnHosts, name: str) -> None:
     assert execute_on_hosts(name, golden_graph, two_hosts, "on-hosts") == expected_digest(name, golden_graph)
 
 
-def find_process(backend: ServerHere) -> psutil.Process:
+def find_process(backend: OnHosts) -> psutil.Process:
     """Returns the process of a host; one that was killed before may still be starting."""
-    for host in itertools.islice(itertools.cycle(backend.ray.hosts), 1000):
+    for host in itertools.islice(itertools.cycle(backend.hosts), 1000):
         with contextlib.suppress(ray.exceptions.RayActorError):
             return psutil.Process(ray.get(host.ping.remote(), timeout=60))
     raise AssertionError("no host answers")
 
 
 @pytest.mark.parametrize("name", cases(KILLED, slow=KILLED_TOO))
-def test_host_killed_in_a_round(golden_graph: Path, two_hosts: ServerHere, name: str) -> None:
+def test_host_killed_in_a_round(golden_graph: Path, two_hosts: OnHosts, name: str) -> None:
     host = find_process(two_hosts)
 
     def kill_before_the_third(phase: int) -> None:
@@ -51,11 +49,7 @@ def test_host_killed_in_a_round(golden_graph: Path, two_hosts: ServerHere, name:
             host.wait()
 
     two_hosts.before_phase = kill_before_the_third
-    try:
-        digest = execute_on_hosts(name, golden_graph, two_hosts, "killed")
-    finally:
-        two_hosts.before_phase = lambda phase: None
-    assert digest == expected_digest(name, golden_graph)
+    assert execute_on_hosts(name, golden_graph, two_hosts, "killed") == expected_digest(name, golden_graph)
     (run,) = (golden_graph.parent / "killed").glob("*")
     assert sum(line["retries"] for line in read_metrics(run)) >= 1
     shutil.rmtree(run.parent)
