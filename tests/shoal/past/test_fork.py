@@ -82,7 +82,12 @@ def test_a_fork_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "changes", [["train.lr=0.2", "rounds=6", "name=mine"], ["algorithm=fedprox", "algorithm.mu=0.3"], []]
+    "changes",
+    [
+        ["train.lr=0.2", "rounds=6", "name=mine"],
+        pytest.param(["algorithm=fedprox", "algorithm.mu=0.3"], marks=pytest.mark.slow),
+        pytest.param([], marks=pytest.mark.slow),
+    ],
 )
 def test_the_command_of_a_forks_page_makes_the_fork_again(tmp_path: Path, changes: list[str]) -> None:
     whole = made(tmp_path, algorithm={"name": "fedavg"})
