@@ -119,7 +119,7 @@ print(lines[0])
 
 
 def copy_checkout(to: Path) -> None:
-    """Copies the files of the checkout that git knows, or does not ignore, and the cache of mypy."""
+    """Copies the files of the checkout that git knows, or does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -131,9 +131,6 @@ def copy_checkout(to: Path) -> None:
         if source.is_symlink() or source.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
-    # With it mypy reads again what has changed alone.
-    if (ROOT / MYPY).exists():
-        shutil.copytree(ROOT / MYPY, to / MYPY)
 
 
 def delete_feature(checkout: Path, feature: Feature) -> None:
@@ -190,6 +187,9 @@ def main() -> None:
             packages = dict.fromkeys(Path(name).parts[0] for name in feature.code)
             chosen = dict.fromkeys(name for package in packages for name in TESTS.get(package, COMMON))
             tests = [name for name in chosen if (checkout / name).exists()]
+            # With the cache of the checkout mypy reads again what has changed alone.
+            if (ROOT / MYPY).exists():
+                shutil.copytree(ROOT / MYPY, checkout / MYPY)
             steps["types"] = [sys.executable, "-m", "mypy"]
             steps["tests"] = [sys.executable, *PYTEST, *tests]
         for step, command in steps.items():

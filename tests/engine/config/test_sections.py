@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 import pytest
 from pydantic import ValidationError
 from support.errors import refused
+from support.needs import has_keys
 
 from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.train_options import TrainOptions
@@ -151,7 +152,7 @@ REFUSED: dict[str, list[Any]] = {
 for names, wrong in KINDS:
     for key in names.split():
         REFUSED[key] = [*REFUSED.get(key, []), *wrong]
-REFUSED = {key: values for key, values in REFUSED.items() if key.partition(".")[0] in CLASSES}
+REFUSED = {key: values for key, values in REFUSED.items() if has_keys(key)}
 
 # The ends of what is allowed.
 TAKEN: dict[str, list[Any]] = {
@@ -201,7 +202,7 @@ TAKEN: dict[str, list[Any]] = {
     "resources.gpus_per_host": [0.0, 0.25, 1.0, 2.0],
     "resources.server_gpus": [0.0, 1.0],
 }
-TAKEN = {key: values for key, values in TAKEN.items() if key.partition(".")[0] in CLASSES}
+TAKEN = {key: values for key, values in TAKEN.items() if has_keys(key)}
 
 # What else is chosen where a key has an effect.
 BESIDE: dict[str, dict[str, Any]] = {

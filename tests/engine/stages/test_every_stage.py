@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.needs import needs
 from support.same_bits import assert_same_runs, assert_same_trees
 from support.toy_method import NAME as TOY
 
@@ -171,6 +172,7 @@ def test_round_without_clients_changes_nothing(start: Start, keys: Keys, tmp_pat
     assert run_rounds(server, 1)[0]["cohort"] == list(range(6))
 
 
+@needs("users")
 def test_stages_that_exclude_one_another_are_refused(start: Start, configure: Callable[..., Any]) -> None:
     for keys in (CASES[case] for case in ("masks", "client", "median") if case in CASES):
         with refused("stages", says="take one of them"):
