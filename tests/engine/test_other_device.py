@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.errors import refused
+from support.needs import needs
 from support.other_device.device import load
 from support.other_device.device_cases import GRAPHS, KEYS, METHODS, MIXED, MODELS, NO_DRAWN
 from torch import Tensor, nn
@@ -180,6 +181,7 @@ def test_other_tasks(here: Run, run_there: Run, request: pytest.FixtureRequest, 
     assert_same(run_there(keys), here(keys))
 
 
+@needs("hostile", "robust")
 @pytest.mark.parametrize("attack", ["scaled", "label_flip", "gaussian"])
 @pytest.mark.parametrize("reduction", ["median", "krum", "norm_bound"])
 def test_hostile_clients_there(here: Run, run_there: Run, attack: str, reduction: str) -> None:
@@ -188,6 +190,7 @@ def test_hostile_clients_there(here: Run, run_there: Run, attack: str, reduction
     assert_same(run_there(keys), here(keys))
 
 
+@needs("privacy")
 def test_a_clip_that_adapts_there(here: Run, run_there: Run) -> None:
     keys = {**KEYS, "privacy.unit": "client", "privacy.noise": 0.2, "privacy.quantile": 0.5, "model.name": "sgc"}
     found = [run(keys) for run in (run_there, here)]

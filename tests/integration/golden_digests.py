@@ -228,15 +228,15 @@ def _runs_of_features() -> Iterator[tuple[str, Keys]]:
         "privacy": {"unit": "node", "noise": 0.5, "delta": 1e-3}, "propagation": {"max_degree": 4},
         "model": {**SENT_BY_PARTS, "name": "sgc"},
     }  # fmt: skip
-    timed = {"devices": "phones", "network": "consumer", "seed": 3}
+    timed = {"devices": {"kind": "phones", "network": "consumer", "seed": 3}}
     for name, keys in {
         "fedasync": {"concurrency": 4}, "fedbuff": {"concurrency": 4, "buffer": 2}, "tiers": {"tiers": 2},
     }.items():  # fmt: skip
-        yield f"schedule {name}", {"schedule": {"name": name, **keys, **timed}}
+        yield f"schedule {name}", {"schedule": {"name": name, **keys}, **timed}
     # In these rounds clients drop out, are late, and come when enough have come.
     ends = {"deadline": 0.1, "over_selection": 1.7, "dropout": 0.3, "ratio": 0.5}
     weibull = {"kind": "weibull", "period": 8, "share": 0.8}
-    yield "availability, deadline", {"participation": {**timed, **ends, "availability": weibull}}
+    yield "availability, deadline", {"participation": {**ends, "availability": weibull}, **timed}
     yield "availability periodic", {"participation": {"availability": {"kind": "periodic", "period": 3}, "ratio": 0.5}}
     for name in ("loss", "oort", "power_of_choice"):
         yield f"selection {name}", {"participation": {"ratio": 0.5, "selection": name}}

@@ -71,7 +71,7 @@ def require_its_share_or_why_not(host: Any, configure: Callable[..., Config]) ->
     keys = {"engine.backend": "ray", "resources.gpus_per_host": 0.5}
     config = configure(keys)
     job = make_job(config, prepare(config), "fake")
-    assert (job.device, job.gpu_share) == ("cuda", 0.5)
+    assert (job.compute.device, job.compute.gpu_share) == ("cuda", 0.5)
     with pytest.raises(RayTaskError, match=r"engine.device: cuda: torch .* finds no GPU on this host"):
         ray.get(host.enter.remote(job))
     config = configure({**keys, "engine.device": "cpu"})

@@ -24,7 +24,7 @@ from shoal.engine.cluster.ray_backend import await_hosts, start_hosts
 from shoal.engine.cluster.ray_pool import RayPool, _Call, _Phase, few_cells
 from shoal.engine.cluster.states import _parts
 from shoal.engine.hosts.backend import LocalBackend
-from shoal.engine.messages.cell import Cell, Kept, Outcome
+from shoal.engine.messages.cell import Cell, Kept, Outcome, Training
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.sampling import evaluation_cell
@@ -209,7 +209,7 @@ def test_cell_lost_twice_runs_client_by_client(pool_of: PoolOf, job_of: MakeJob)
 def test_second_loss_splits_no_batch(pool_of: PoolOf, job_of: MakeJob, batched: bool, sizes: list[int]) -> None:
     """The last bits of a batch depend on the clients in it."""
     phase = _Phase(pool_of(job_of()), {})
-    phase._place([replace(cell, batched=batched) for cell in cells_of([2, 3])])
+    phase._place([replace(cell, train=Training(batched=batched)) for cell in cells_of([2, 3])])
     for _ in range(2):
         (task,) = [*phase._queues.empty(0), *phase._queues.empty(1)]
         phase._lose_task(task, 0, "gone")
@@ -285,7 +285,7 @@ def test_a_host_whose_machine_comes_later_joins(hosts: list[Any], job_of: MakeJo
     taken = placement_group([{"CPU": 2}])
     assert taken.wait(60)
     hosts = [*hosts, *start_hosts(1, cpus=1, gpus=0)]
-    job, singles = replace(job_of(), memory_limit=60_000), cells_of(*([i] for i in range(6)))
+    job, singles = job_of(engine__memory_limit=60_000), cells_of(*([i] for i in range(6)))
     with refused("engine.hosts", says="none of 1 started in 0 s; free machines or raise ray.start_timeout"):
         await_hosts(hosts[2:], 0.0)
     late = await_hosts(hosts, 120.0, Patience(0.0))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.needs import needs
 from support.plain_fedavg import sgd_step
 
 from shoal.algorithms.base import Client, Received
@@ -239,6 +240,7 @@ def test_what_is_no_mean_of_equal_clients_is_refused(start: Start) -> None:
     release.require_counted(Ask("train", {"w": Reduce.MEAN}, shared=w, to=[0, 1]), True, 1, [0, 1])
 
 
+@needs("robust")
 def test_what_has_no_epsilon_is_refused_before_data_is_read(
     make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
