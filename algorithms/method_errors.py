@@ -8,6 +8,7 @@ from types import GeneratorType
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
 from shoal.storage.errors import ReaderGone, ShoalError
@@ -51,6 +52,16 @@ def code_of(method: Algorithm, hook: str, before: str = "") -> Iterator[None]:
         yield
     except BaseException as error:
         raise_named(method, hook, error, before)
+
+
+def describe(value: Any) -> str:
+    """Describes a value in an error: None, or what type it has."""
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def kind(tensor: Tensor) -> str:
+    """Returns the type of a tensor's numbers, as `float32`."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def raise_named(method: Algorithm, hook: str, error: BaseException, before: str = "") -> NoReturn:

@@ -22,7 +22,7 @@ import shoal
 from shoal.engine.cluster import ray_pool, roster
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.roster import DataLocality
-from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.messages.cell import Cell, Outcome, Training
 from shoal.engine.messages.job import Job
 from shoal.engine.records.metrics import read_metrics
 
@@ -67,7 +67,9 @@ def seconds(clients: int, size: int, hosts: int, rounds: int = 4) -> float:
     found = []
     for number in range(1, rounds + 1):
         costs = [float(sum(100 + i * 7919 % 50 for i in group)) for group in groups]
-        cells = [Cell(number, g, phase="train", train=True, cost=cost, **nothing) for g, cost in zip(groups, costs)]
+        cells = [
+            Cell(number, g, phase="train", train=Training(), cost=cost, **nothing) for g, cost in zip(groups, costs)
+        ]
         began = time.process_time()
         for _ in pool.run_cells(cells, {}):
             pass

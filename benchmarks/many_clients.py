@@ -32,7 +32,7 @@ from shoal.engine.messages.job import Job
 from shoal.engine.records.client_scores import ClientScores
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import ScoreTable
+from shoal.engine.scores.table import ScoreTable
 from shoal.storage.shards.arrow_file import FileRecord
 from shoal.storage.store.client_table import ClientRecord, Clients, Files, SplitRecord
 from shoal.storage.store.manifest import Manifest

@@ -20,7 +20,7 @@ def shoal() -> dict[str, Steps]:
     import numpy as np
 
     from shoal.engine.config.round_sections import ScheduleOptions
-    from shoal.engine.schedules.events import timeline
+    from shoal.engine.schedules.asynchronous.events import timeline
     from shoal.engine.simulation.schedule import Fleet
 
     count = len(SECONDS)

@@ -21,15 +21,16 @@ PACKAGES = {
     "partition": {"storage"},
     "storage": set(),
 }
-# What a feature declares of itself is below the config, which is composed of all sections.
-SECTIONS = "engine/sections"
+# What a feature declares of itself is below all that reads it: the config, which is composed of all sections, for one.
+DECLARED = {"section.py": "engine/sections", "feature.py": "shoal/features"}
 # The room named after a package is what lies in the folder itself.
 LISTED = {
-    "shoal": "shoal cli clock past pages scaling sweeps kept tables study",
+    "shoal": "attacks clock influence search shoal cli past pages scaling sweeps kept tables study features",
     "engine": """
-        engine runs preparing cluster screen callbacks hosts stages/hostile stages/robust
+        engine runs preparing cluster screen callbacks hosts newcomers stages/hostile stages/robust
         stages/privacy stages/secure stages/compression stages/digests stages/users stages records
-        schedules rounds simulation messages config sections
+        schedules/asynchronous schedules/availability schedules/selection schedules
+        rounds scores simulation messages config sections
     """,
     "algorithms": """
         methods/adafgl methods/fedgpl methods/fedpub methods/fedsage_plus methods/fggp methods/gcfl_plus methods
@@ -78,8 +79,8 @@ def modules() -> dict[str, Path]:
 
 
 def room_of(path: Path) -> str:
-    """The room of a file: its folder, or of the section of a feature that of all sections."""
-    return SECTIONS if path.name == "section.py" else path.parent.as_posix()
+    """Returns the room of a file: its folder, or of what a feature declares of itself that of all these."""
+    return DECLARED.get(path.name, path.parent.as_posix())
 
 
 @cache

@@ -122,7 +122,7 @@ class UploadsOnHosts(Uploads):
 
     def _multiply(self, rows: Tensor, gives: bool) -> list[list[Any]]:
         """Multiplies by block; returns references to rows that it `gives`, else to blocks. Raises ShoalError: NaN."""
-        hosts, threads = sorted(self._pool.roster.ready), self._pool.job.threads
+        hosts, threads = sorted(self._pool.roster.ready), self._pool.job.compute.threads
         blocks = list(zip(*(part.refs for part in self._parts)))
         if not hosts:
             return [self._result([], rows, gives, refs) for refs in blocks]

@@ -324,7 +324,7 @@ class _Phase:
             self._finish(task, Outcome(failures={ids[0]: (line, advice)}))
             return
         # A batch of one client may have other last bits: it stays whole as long as the run can go on with it.
-        whole = self._pool.retries if task.cell.batched else LOSSES_OF_A_WHOLE_CELL
+        whole = self._pool.retries if task.cell.train and task.cell.train.batched else LOSSES_OF_A_WHOLE_CELL
         again = self._as_readable(task) if task.losses < whole else self._assembly.split(task)
         for new in again:
             able = self._roster.hosts_with(new.cell.ids) or [host]

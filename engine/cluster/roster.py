@@ -38,14 +38,14 @@ def local_clients(job: Job, machine: str) -> DataLocality:
     if job.remote is not None:
         # Every machine can fetch every file.
         everyone = range(len(job.model_of) + len(job.domains))
-        return DataLocality(machine, ClientRanges([everyone]), environment(job.device))
+        return DataLocality(machine, ClientRanges([everyone]), environment(job.compute.device))
     clients = _complete(job.store_path, job)
     if job.training:
         clients &= _complete(job.store_path / training_path(job.split), job)
     graphs = _complete(job.store_path / DOMAINS, job) if clients and job.domains else NONE
     before = len(job.model_of)
     numbered = ClientRanges(range(before + numbers.start, before + numbers.stop) for numbers in graphs.ranges)
-    return DataLocality(machine, clients | numbered, environment(job.device))
+    return DataLocality(machine, clients | numbered, environment(job.compute.device))
 
 
 def _complete(store: Path, job: Job) -> ClientRanges:

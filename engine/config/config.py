@@ -22,7 +22,7 @@ from shoal.engine.config.config_text import (
     require_resolvable,
     require_small,
     with_new_keys,
-    with_new_name,
+    with_new_names,
 )
 from shoal.engine.config.effects import NO_OVERRIDES, Overrides, require_effects
 from shoal.engine.config.names import locate_code
@@ -35,7 +35,7 @@ from shoal.engine.config.overrides import (
     sections_of,
     with_long_forms,
 )
-from shoal.engine.config.round_sections import ParticipationOptions, ScheduleOptions
+from shoal.engine.config.round_sections import DeviceOptions, ParticipationOptions, ScheduleOptions
 from shoal.engine.config.sections import (
     DataConfig,
     EngineConfig,
@@ -46,7 +46,7 @@ from shoal.engine.config.sections import (
     RunConfig,
 )
 from shoal.engine.config.sizes import machine_memory
-from shoal.engine.sections.sections import SECTIONS
+from shoal.engine.sections.sections import SECTIONS, add_options
 from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
@@ -60,7 +60,6 @@ ONE, SEVERAL = "one model", "list of models"
 # The limit holds since every host builds them all.
 MOST_MODELS = 1000
 MOST_CALLBACKS = 100
-MOST_STAGES = 20
 Models = Annotated[
     Annotated[ModelSpec, Tag(ONE)]
     | Annotated[tuple[ModelSpec, ...], Field(min_length=1, max_length=MOST_MODELS), Tag(SEVERAL)],
@@ -88,16 +87,22 @@ class ConfigOfRounds(BaseModel):
     algorithm: Named
     participation: ParticipationOptions = ParticipationOptions()
     schedule: ScheduleOptions = ScheduleOptions()
+    devices: DeviceOptions = DeviceOptions()
 
 
 if TYPE_CHECKING:
-    # A section of a feature is read by `Section.of`, which knows its type.
+    # What features add is read by `Section.of`, which knows its type.
     ConfigOfFeatures = ConfigOfRounds
 else:
+    DataConfig, EvaluationConfig, RunConfig = (
+        add_options(options, name, __name__)
+        for name, options in {"data": DataConfig, "evaluation": EvaluationConfig, "run": RunConfig}.items()
+    )
     ConfigOfFeatures = create_model(
         "ConfigOfFeatures",
         __base__=ConfigOfRounds,
-        **{one.name: (one.options, one.options()) for one in SECTIONS if one.options is not None},
+        data=(DataConfig, ...),
+        **{name: kind for section in SECTIONS for name, kind in section.as_field().items()},
     )
 
 
@@ -110,7 +115,6 @@ class Config(ConfigOfFeatures):
         task: `node`, `edge` or `graph`: what is predicted.
         rounds: Rounds.
         algorithm: The method: its name, or a mapping of `name` and options.
-        stages: A list of stages of uploads, `my_file.py:Name`, or mappings of `name` and options.
         callbacks: A list of callbacks: names, or mappings of `name` and options.
     """
 
@@ -118,8 +122,6 @@ class Config(ConfigOfFeatures):
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     ray: RayConfig = RayConfig()
-    # They act in their order, between attacks and all else that acts on uploads.
-    stages: Annotated[tuple[Named, ...], Field(max_length=MOST_STAGES)] = ()
     # They are called at the start, after each round and evaluation, and at the end.
     callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS)] = ()
     # The default is made anew, for its folder is relative to where the process is then.
@@ -199,7 +201,7 @@ def load_config(
         text = read_text(file, MOST_BYTES)
         require_small(text)
         raw = _of_today(OmegaConf.load(io.StringIO(text)))
-        resolved, given = _resolve(raw, [*map(override_of, overrides), *_named_anew(values)])
+        resolved, given = _resolve(raw, _named_anew([*map(override_of, overrides), *_given(values)]))
     except FileNotFoundError:
         names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
         raise ShoalError(file, f"no such config; by name there are {names}") from None
@@ -216,15 +218,20 @@ def load_config(
     return config
 
 
-def _named_anew(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """Returns the keys that a program gave, by the names of today, with their values."""
-    return [(key, *with_new_name(key, value)) for key, value in values.items()]
+def _given(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Returns the keys that a program gave, as a command gives them."""
+    return [(key, key, value) for key, value in values.items()]
+
+
+def _named_anew(given: Sequence[tuple[str, str, Any]]) -> list[tuple[str, str, Any]]:
+    """Returns what the user wrote, keys by the names of today, and their values."""
+    return [(shown, *today) for shown, key, value in given for today in with_new_names(key, value)]
 
 
 def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES) -> Config:
     """Makes a config of plain values, as a file would hold them; arguments and errors are those of `load_config`."""
     try:
-        resolved, given = _resolve(_of_today(OmegaConf.create(dict(plain))), _named_anew(values))
+        resolved, given = _resolve(_of_today(OmegaConf.create(dict(plain))), _named_anew(_given(values)))
     except UNREADABLE as error:
         raise ShoalError(NO_FILE, reason_of(error)) from error
     return parse_config(resolved, NO_FILE, overrides=Overrides(given.keys, given.keys, given.words))

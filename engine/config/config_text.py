@@ -26,19 +26,33 @@ RENAMED: dict[str, tuple[str, dict[str, str]]] = {
     "engine.path": ("engine.trainer", {"loop": "autograd", "closed_form": "analytic", "stacked": "batched"}),
     "evaluation.metric": ("evaluation.metrics", {}),
 }
+# Each earlier key has today's in another section, and its value that needs no key there.
+MOVED: dict[str, tuple[str, Any]] = {
+    "participation.devices": ("devices.kind", None),
+    "participation.network": ("devices.network", None),
+    "participation.seed": ("devices.seed", 0),
+    "schedule.devices": ("devices.kind", "phones"),
+    "schedule.network": ("devices.network", "consumer"),
+    "schedule.seed": ("devices.seed", 0),
+}
 _announced: set[str] = set()
 
 
-def with_new_name(key: str, value: Any) -> tuple[str, Any]:
-    """Renames a dotted key and its value, or a section, to today's names; announces a renamed key once in a process."""
+def with_new_names(key: str, value: Any) -> list[tuple[str, Any]]:
+    """Renames a dotted key and its value, or a section, to today's names, of which a section may need several;
+    announces a renamed key once in a process.
+    """
     if isinstance(value, Mapping):
-        return key, with_new_keys({key: value})[key]
-    if key not in RENAMED:
-        return key, value
-    new, values = RENAMED[key]
+        return list(with_new_keys({key: value}).items())
+    if key in MOVED:
+        new, values = MOVED[key][0], dict[str, str]()
+    elif key in RENAMED:
+        new, values = RENAMED[key]
+    else:
+        return [(key, value)]
     today = values.get(value, value) if isinstance(value, str) else value
     announce(key, f"is now {new}: write {new}: {today}")
-    return new, today
+    return [(new, today)]
 
 
 def announce(key: str, what: str) -> None:
@@ -56,8 +70,29 @@ def with_new_keys(plain: dict[Any, Any]) -> dict[Any, Any]:
         if isinstance(holder, Mapping) and name in holder:
             if today in holder:
                 raise ValueError(f"{old} is now {new}, and both are there; remove {old}")
-            value = with_new_name(old, holder[name])[1]
+            ((_, value),) = with_new_names(old, holder[name])
             plain = {**plain, section: {today if key == name else key: v for key, v in holder.items()} | {today: value}}
+    return _with_moved_keys(plain)
+
+
+def _with_moved_keys(plain: dict[Any, Any]) -> dict[Any, Any]:
+    """Moves keys to today's sections; of two for the same key, that of the section that the schedule read counts."""
+    schedule, moved = plain.get("schedule"), dict[str, dict[str, Any]]()
+    word = schedule.get("name", "synchronous") if isinstance(schedule, Mapping) else schedule or "synchronous"
+    sections = ("participation", "schedule") if word != "synchronous" else ("schedule", "participation")
+    for old in sorted(MOVED, key=lambda old: sections.index(old.partition(".")[0])):
+        (section, _, name), (new, standard) = old.partition("."), MOVED[old]
+        if isinstance(holder := plain.get(section), Mapping) and name in holder:
+            plain = {**plain, section: {key: value for key, value in holder.items() if key != name}}
+            if holder[name] != standard:
+                section, _, key = new.partition(".")
+                moved.setdefault(section, {})[key] = with_new_names(old, holder[name])[0][1]
+    for section, values in moved.items():
+        today = plain.get(section, {})
+        if not isinstance(today, Mapping) or today.keys() & values.keys():
+            names = [old for old, (new, _) in MOVED.items() if new.partition(".")[2] in values]
+            raise ValueError(f"{names[0]} is now {MOVED[names[0]][0]}, and both are there; remove {names[0]}")
+        plain = {**plain, section: {**today, **values}}
     return plain
 
 

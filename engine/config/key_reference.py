@@ -41,8 +41,8 @@ def config_keys() -> Iterator[Key]:
     """Yields all keys of a config in its order, those at the top first; without the options of what a key names."""
     meanings, hints = attributes(Config), get_type_hints(Config, include_extras=True)
     for name, field in Config.model_fields.items():
-        if name in meanings:
-            yield Key(name, in_yaml(field.default), meanings[name], hints[name])
+        if meaning := field.description or meanings.get(name):
+            yield Key(name, in_yaml(field.default), meaning, hints[name])
     for name, options in sections().items():
         yield from keys_of(name, options)
 

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 from yaml import YAMLError
 
-from shoal.engine.config.config_text import announce, require_small, with_new_name
+from shoal.engine.config.config_text import announce, require_small
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import Named
 
@@ -178,7 +178,7 @@ def override_of(text: str) -> tuple[str, str, Any]:
         plain = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))["value"]  # type: ignore[call-overload,index]
     except UNREADABLE as error:
         raise ShoalError(text, f"cannot be set: {reason_of(error)}") from error
-    return text, *with_new_name(key, plain)
+    return text, key, plain
 
 
 def reason_of(error: Exception) -> str:

@@ -1,43 +1,20 @@
-"""Sections of a config about its rounds: who takes part, and when."""
+"""Sections of a config about its rounds: who takes part, when, and on which devices; features have more keys there."""
 
 import os
-from typing import Annotated, ClassVar, Literal
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from shoal.engine.sections.words import Table, word_or_own
-from shoal.storage.options.types import (
-    CLOSED,
-    Count,
-    FilePath,
-    Name,
-    Number,
-    Positive,
-    Seed,
-    Whole,
-    WithShortForm,
-)
+from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL
+from shoal.engine.sections.rules import OWN, Rule, one_of
+from shoal.engine.sections.sections import SECTIONS, add_options
+from shoal.engine.sections.words import word_or_own
+from shoal.storage.options.types import CLOSED, FilePath, Name, Number, Positive, Seed, Whole, WithShortForm, is_own
 
-
-@dataclass(frozen=True, config=CLOSED)
-class AvailabilityOptions(WithShortForm):
-    """The times at which clients are online (`shoal.engine.schedules.availability`). A kind alone stands for the
-    section.
-
-    Attributes:
-        kind: In all rounds (`always`); each client in the same part of every period, from a place of its own on
-            (`periodic`); in drawn sessions (`weibull`); or in those of `my_file.csv` with the columns `client`, `from`
-            and `to`, rounds from 1, both of them included.
-        period: Rounds from one session to the next; of `weibull` the mean.
-        share: Of the period that a client is online.
-        shape: Of the Weibull distribution of sessions and of the pauses between them; 1 is exponential.
-    """
-
-    kind: Annotated[Table, word_or_own("always", "periodic", "weibull", table=True)] = "always"
-    period: Positive = 24
-    share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
-    shape: Annotated[Number, Field(ge=0.2, le=20)] = 1.0
+# A name of ours is no path.
+IN_ORDER = Field(union_mode="left_to_right")
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -51,36 +28,15 @@ class ParticipationOptions:
             (`poisson`), so that their number varies and may be 0; or drawn groups of at most so many, equal but for
             one client, that take part by turns (`cyclic`).
         at_least: A round with fewer clients online does not take place.
-        trace: `.npy` of 0 and 1, `[rounds, clients]`: which client is online in which round, repeated from its start.
         without: Clients that never answer: each is drawn as the others are, and left out of its rounds, so that the
             rounds of others stay as they are. They are still evaluated.
-        availability: When clients are online, without a trace.
-        devices: What clients compute with, as of `shoal clock`: `phones`, `hospital` or a CSV.
-        network: Their links, as of `shoal clock`: `consumer`, `institutions` or a CSV.
-        seed: Of availability, devices and links, which runs of another `seed` share.
-        deadline: Seconds of simulated time after which the server waits for no upload.
-        over_selection: So many times the clients are drawn, rounded up; those that finish first take part.
-        dropout: Chance that a drawn client drops out of the round.
-        selection: How clients are drawn: uniformly (`random`), by `loss`, `oort`, `power_of_choice`, or by
-            `my_file.py:Select`; see `shoal.engine.schedules.selection`.
-        candidates: Clients among which `power_of_choice` chooses; null: twice as many as it chooses.
     """
 
     ratio: Annotated[Number, Field(gt=0, le=1)] = 1.0
     count: Positive | None = None
     draw: Literal["fixed", "poisson", "cyclic"] = "fixed"
     at_least: Positive = 1
-    trace: FilePath | None = None
     without: tuple[Whole, ...] = ()
-    availability: AvailabilityOptions = AvailabilityOptions()
-    devices: Table | None = None
-    network: Table | None = None
-    seed: Seed = 0
-    deadline: Annotated[Number, Field(gt=0)] | None = None
-    over_selection: Annotated[Number, Field(ge=1, le=100)] = 1.0
-    dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
-    selection: Annotated[Name, word_or_own("random", "loss", "oort", "power_of_choice")] = "random"
-    candidates: Positive | None = None
 
     def size(self, clients: int) -> int:
         """Counts the clients that take part in a round where all are online; of groups, in the largest."""
@@ -93,16 +49,10 @@ class ParticipationOptions:
     def _count_asked(self, clients: int) -> int:
         return self.count or max(1, int(clients * self.ratio + 1e-9))
 
-    @property
-    def simulates(self) -> bool:
-        """Returns whether anything but the uniform draw, and a trace, says who takes part, or when a round ends."""
-        usual = self.selection == "random" and not self.dropout and self.devices is None
-        return not usual or self.availability.kind != "always"
 
-
-FEDASYNC, TIERS = "fedasync", "tiers"
-# A name of ours is no path.
-IN_ORDER = Field(union_mode="left_to_right")
+SYNCHRONOUS = "synchronous"
+# The schedules of features have these names.
+OTHERS = tuple(name for section in SECTIONS for name in section.schedules)
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -113,44 +63,74 @@ class ScheduleOptions(WithShortForm):
         name: With the uploads of a cohort, round by round (`synchronous`), with every upload (`fedasync`), with every
             `buffer` uploads (`fedbuff`), or with those of a cohort of one of `tiers`, which come in simulated time; or
             as `my_file.py:Mine` says.
-        concurrency: Clients that train at a time.
-        buffer: Uploads of a step of `fedbuff`.
-        tiers: Groups of clients of about one speed, the fastest first; sizes differ by one client at most.
-        staleness: Weight of an upload by its staleness s, the steps of the server since its client began: 1
-            (`constant`), (1 + s)^-a (`polynomial`), or 1 up to s = b and 1 / (a (s - b) + 1) from there (`hinge`).
-        a: See `staleness`.
-        b: See `staleness`.
-        mixing: Weight of an upload of `fedasync` that is not stale.
-        devices: What clients compute with, `phones`, `hospital` or a CSV as of `shoal clock`.
-        network: Their links, `consumer`, `institutions` or such a CSV; with `none` messages take no time.
-        seed: Of the device and the link of each client.
     """
 
     short: ClassVar[str] = "name"
-    name: Annotated[Name, word_or_own("synchronous", "fedasync", "fedbuff", TIERS, own="MySchedule")] = "synchronous"
-    concurrency: Positive = 10
-    buffer: Positive = 10
-    tiers: Positive = 5
-    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
-    a: Annotated[Number, Field(gt=0)] = 0.5
-    b: Count = 4
-    mixing: Annotated[Number, Field(gt=0, le=1)] = 0.6
-    devices: Annotated[Literal["phones", "hospital"] | FilePath, IN_ORDER] = "phones"
-    network: Annotated[Literal["none", "consumer", "institutions"] | FilePath, IN_ORDER] = "consumer"
-    seed: Seed = 0
+    name: Annotated[Name, word_or_own(SYNCHRONOUS, *OTHERS, own="MySchedule")] = SYNCHRONOUS
 
     @property
     def synchronous(self) -> bool:
         """Returns whether rounds follow one another."""
-        return self.name == "synchronous"
+        return self.name == SYNCHRONOUS
+
+
+if not TYPE_CHECKING:
+    # A feature reads its keys by `Section.of`, which knows their types.
+    ParticipationOptions = add_options(ParticipationOptions, "participation", __name__)
+    ScheduleOptions = add_options(ScheduleOptions, "schedule", __name__)
+
+
+@dataclass(frozen=True, config=CLOSED)
+class DeviceOptions:
+    """The devices and links of clients, by which rounds take simulated time.
+
+    Attributes:
+        kind: What clients compute with, as of `shoal clock`: `phones`, `hospital` or a CSV; null: rounds take no time,
+            those of `fedasync`, `fedbuff` and `tiers` that of `phones`.
+        network: Their links, as of `shoal clock`: `consumer`, `institutions` or a CSV; or `none` with these schedules:
+            messages take no time. Null: as `kind`, with these schedules `consumer`.
+        seed: Of the device, the link and the availability of each client, which runs of another `seed` share.
+    """
+
+    kind: Annotated[Literal["phones", "hospital"] | FilePath, IN_ORDER] | None = None
+    network: Annotated[Literal["none", "consumer", "institutions"] | FilePath, IN_ORDER] | None = None
+    seed: Seed = 0
 
     @property
-    def in_step(self) -> int:
-        """Returns how many uploads make a step, which does not wait for a tier."""
-        return 1 if self.name == FEDASYNC else self.buffer
+    def in_steps(self) -> "DeviceOptions":
+        """Returns the options as schedules in simulated time read them."""
+        return replace(self, kind=self.kind or "phones", network=self.network or "consumer")
 
     @property
     def files(self) -> dict[str, str]:
-        """Lists files of the user's own, by key."""
-        named = {"schedule.devices": self.devices, "schedule.network": self.network}
-        return {key: place for key, place in named.items() if os.path.isabs(place)}
+        """Lists files of the user's, by key."""
+        named = {"devices.kind": self.kind, "devices.network": self.network}
+        return {key: place for key, place in named.items() if place is not None and os.path.isabs(place)}
+
+
+def _keys_of(section: str, options: type) -> list[str]:
+    """Lists dotted keys of a section; in place of sections inside it, which have a word, the keys of these words."""
+    keys = {field.name: f"{section}.{field.name}" for field in fields(options)}
+    inner = {field.name: getattr(type(field.default), "short", None) for field in fields(options)}
+    return [key if inner[name] is None else f"{key}.{inner[name]}" for name, key in keys.items()]
+
+
+# Whether rounds that follow one another may end in simulated time.
+END_IN_TIME = any(section.attends for section in SECTIONS)
+PARTICIPATION = _keys_of("participation", ParticipationOptions)
+DEVICES = _keys_of("devices", DeviceOptions)
+RULES = (
+    Rule(
+        (*PARTICIPATION, *DEVICES), "algorithm.name", "with several clients", lambda c: c.algorithm.name != "global",
+    ),
+    Rule(("participation.ratio",), "participation.count", "null", lambda c: c.participation.count is None),
+    Rule(
+        tuple(key for key in PARTICIPATION if key not in ("participation.ratio", "participation.count")),
+        "schedule.name", SYNCHRONOUS, lambda c: c.schedule.synchronous,
+    ),
+    Rule(
+        ("schedule.name",), "algorithm.name", f"{', '.join(AVERAGE_ONE_MODEL)} or {OWN}",
+        lambda c: c.algorithm.name in AVERAGE_ONE_MODEL or is_own(c.algorithm.name) or is_own(c.schedule.name),
+    ),
+    one_of(" ".join(DEVICES), "schedule.name", *([SYNCHRONOUS] if END_IN_TIME else []), *OTHERS),
+)  # fmt: skip

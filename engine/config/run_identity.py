@@ -10,6 +10,7 @@ from typing import Any
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.names import BACKBONES
 from shoal.engine.config.config import usual
+from shoal.engine.config.round_sections import OTHERS, DeviceOptions
 from shoal.storage.options.types import is_own
 
 # It is raised with every change of a default or of an arithmetic: earlier runs then have other names.
@@ -25,6 +26,9 @@ BUT_THESE = (
     *("engine.cell_size", "engine.device", "engine.trainer", "engine.precision", "engine.threads"),
     "resources.server_gpus",
 )
+# Keys of devices, by their names in the section; and what schedules in simulated time read without them.
+DEVICES = {f"devices.{field.name}": field.name for field in fields(DeviceOptions)}
+STANDARD = DeviceOptions().in_steps
 # These callbacks only record a run; others may end it.
 LOGGERS = ("csv", "mlflow", "tensorboard", "wandb")
 
@@ -66,6 +70,8 @@ def identity_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
     if len(metrics) == 1 and not is_own(metrics[0]):
         # Runs by one metric have the names that they had when there could only be one.
         values["evaluation.metric"] = values.pop("evaluation.metrics")[0]
+    if values.get("schedule.name") in OTHERS:
+        values |= {key: getattr(STANDARD, name) for key, name in DEVICES.items() if values.get(key) is None}
     for number, callback in enumerate(steering(values.pop("callbacks", ()))):
         values |= flatten(callback, f"callbacks.{number}.")
     return values
@@ -80,8 +86,13 @@ def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
         inputs: Digests of the files that keys name, which replace the values of these keys.
     """
     usual = {**defaults(), **option_defaults(plain["algorithm"]["name"], plain["model"])}
-    values = {key: v for key, v in identity_keys(plain).items() if key not in usual or v != usual[key]}
-    return fingerprint_of({**values, **inputs, "numbers": NUMBERS})
+    values, section = identity_keys(plain), "participation"
+    if values.get("schedule.name") in OTHERS:
+        section, usual = "schedule", usual | {key: getattr(STANDARD, name) for key, name in DEVICES.items()}
+    changed = {**{key: v for key, v in values.items() if key not in usual or v != usual[key]}, **inputs}
+    # Runs have the names that they had when each section had keys of devices.
+    before = {key: f"{section}.{'devices' if name == 'kind' else name}" for key, name in DEVICES.items()}
+    return fingerprint_of({**{before.get(key, key): v for key, v in changed.items()}, "numbers": NUMBERS})
 
 
 def option_defaults(method: str, model: Any) -> dict[str, Any]:

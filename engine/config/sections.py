@@ -47,10 +47,10 @@ TAKEN = frozenset(
         *("part", "roc_auc", "round", "rows", "scope", *chain.from_iterable(feature.metrics for feature in SECTIONS)),
     )
 )
-# Clients that never take part have these scopes: what they are given, and after their local training.
-NEWCOMERS, NEWCOMERS_TRAINED = "newcomers", "newcomers_trained"
 # Whole graphs have this scope and part: validation and test rows together are what some papers score.
 DOMAINS, BOTH = "domains", "both"
+# Metrics and summaries have scopes in this order, after a resume too.
+SCOPES = ("trained", "deployed", "global", DOMAINS, *(scope for feature in SECTIONS for scope in feature.scopes))
 # A line, and a round of a summary, has by this key how many clients were evaluated, where it was not all.
 EVALUATED = "evaluated"
 # These seconds of a round the simulator scored models itself, which no server of a federation does.
@@ -190,8 +190,6 @@ class DataConfig(SplitOptions, DatasetPlaces):
         cross_min_neighbours: Fewest neighbours at one client for whose sum it sends; fewer count as cut.
         cross_hidden: A client reads the sum over its neighbours at all other clients alone, as secure aggregation would
             give it. `cross_min_neighbours` counts these.
-        newcomers: Share of all clients that never take part, rounded down, drawn by `seed`; what the method gives to
-            such a client is scored as `newcomers`, and after its local training as `newcomers_trained`.
     """
 
     dtype: Literal["float32", "float16"] = "float32"
@@ -208,7 +206,6 @@ class DataConfig(SplitOptions, DatasetPlaces):
     cross_seed: Seed = 0
     cross_min_neighbours: Positive = 1
     cross_hidden: Flag = False
-    newcomers: Annotated[Number, Field(ge=0, lt=1)] = 0.0
 
     @property
     def split_name(self) -> str:
@@ -249,7 +246,6 @@ class EvaluationConfig:
         metrics: One or several, of each client's items among themselves; the first chooses the best round, the one
             with its largest value. `accuracy`, which is always there; `f1`, macro-F1; for two classes `roc_auc` or
             `auc`, the area under the ROC curve, and `average_precision`; and functions of your own, `my_file.py:ECE`.
-        newcomer_epochs: Epochs of local training of newcomers (`data.newcomers`); null: those of `train.epochs`.
     """
 
     every: Positive = 5
@@ -257,7 +253,6 @@ class EvaluationConfig:
     last: Literal["all", "sample", "none"] = "all"
     domains: Flag = True
     metrics: Metrics = (ACCURACY,)
-    newcomer_epochs: Positive | None = None
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -391,8 +386,6 @@ class RunConfig:
         keep_records: Keep, of evaluated rounds, what the method records for `shoal report`: matrices of mixing, which
             are a number for every pair of clients, and prototypes.
         client_scores: Keep the scores of every client at every evaluation, in `clients.arrows`.
-        keep_digests: Keep a digest of each upload, 16 bytes for a client and phase, in `uploads.arrows`, with which
-            `shoal replay` compares.
         tensorboard: Write TensorBoard events.
         log_format: Of `run.log`: `text`, or `json`, an object a line with time, level, run, round, host, client and
             message.
@@ -407,7 +400,6 @@ class RunConfig:
     keep_best: Flag = False
     keep_records: Flag = False
     client_scores: Flag = True
-    keep_digests: Flag = False
     tensorboard: Flag = True
     log_format: Literal["text", "json"] = "text"
     max_seconds: Annotated[Number, Field(gt=0)] | None = None

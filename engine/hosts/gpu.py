@@ -27,7 +27,7 @@ from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.messages.cell import Cell
 from shoal.engine.rounds.costs import working_clock
 from shoal.engine.rounds.reduction import require_numbers
-from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, metrics_beyond_counts, require_winner, scores_in_form
+from shoal.engine.scores.counts import KINDS, PARTS, class_label, metrics_beyond_counts, require_winner, scores_in_form
 from shoal.storage.shards.cache import PASSING_SHARE, Cache
 
 # The device holds so many bytes of results; more are fetched before the end of a cell.
@@ -367,7 +367,7 @@ def predict_parts(algorithm: Algorithm, client: Client, received: Received) -> l
 def batched_counts(parts_J: Sequence[Predicted], classes: int) -> Tensor:
     """Counts the predictions of J parts at once, int64 `[J, 4, C]`.
 
-    Kinds are those of `shoal.engine.rounds.scoring`, by class, and `LOST`, whose first number counts items whose
+    Kinds are those of `shoal.engine.scores.counts`, by class, and `LOST`, whose first number counts items whose
     best score is not finite.
     """
     label_S, class_S, best_S = (torch.cat(parts) for parts in zip(*parts_J))

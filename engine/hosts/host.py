@@ -27,7 +27,6 @@ from shoal.engine.hosts.opened_job import OpenedJob
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import working_clock
-from shoal.engine.rounds.domains import score_graph
 from shoal.engine.rounds.protocol_checks import (
     MethodFault,
     ReadOnly,
@@ -38,8 +37,9 @@ from shoal.engine.rounds.protocol_checks import (
     require_unwritten,
 )
 from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes
-from shoal.engine.rounds.scoring import score
 from shoal.engine.rounds.stage import AtClient
+from shoal.engine.scores.counts import score
+from shoal.engine.scores.domains import score_graph
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.shards.cache import OpenViews
 from shoal.storage.shards.view import Cache, View
@@ -137,7 +137,7 @@ class Visit:
         return sent, state | at.kept
 
     def score(self) -> np.ndarray:
-        """Counts the client's predictions; see `shoal.engine.rounds.scoring`, of a whole graph `domains`."""
+        """Counts the client's predictions; see `shoal.engine.scores.counts`, of a whole graph `domains`."""
         opened = self._opened
         with opened.creating:
             scored, received = self.scored, self.received_to_score()
@@ -366,9 +366,9 @@ class Host:
         if self._opened is not None and self._opened.job.id == job.id:
             self._share_memory(job, self._opened.device)
             return
-        torch.set_num_threads(job.threads)
+        torch.set_num_threads(job.compute.threads)
         keep_freed_memory()
-        device = take_device(job.device, job.gpu_share, job.precision)
+        device = take_device(job.compute.device, job.compute.gpu_share, job.compute.precision)
         if self._opened is not None and self._opened.device != device:
             self._cache = Cache(0)
         self._share_memory(job, device)
@@ -376,8 +376,8 @@ class Host:
 
     def _share_memory(self, job: Job, device: torch.device) -> None:
         # Half the memory is for what hosts cache, the rest for states, models and Ray.
-        on_processor = (job.memory_limit or machine_memory()) // (2 * self.hosts_here())
-        self._cache.limit = cache_bytes(device, job.gpu_share, on_processor)
+        on_processor = (job.compute.memory_limit or machine_memory()) // (2 * self.hosts_here())
+        self._cache.limit = cache_bytes(device, job.compute.gpu_share, on_processor)
 
     def hosts_here(self) -> int:
         """Counts the hosts that share the memory of this machine."""

@@ -21,9 +21,9 @@ from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
 from shoal.engine.messages.trainers import ANALYTIC, BATCHED
-from shoal.engine.rounds.measures import measures_of
 from shoal.engine.rounds.protocol_checks import checks_always
 from shoal.engine.rounds.stage import make_stages
+from shoal.engine.scores.measures import measures_of
 from shoal.storage.shards.cache import SMALL, OpenViews, most_views
 from shoal.storage.shards.view import Cache, View
 from shoal.storage.store.manifest import NAME

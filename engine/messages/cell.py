@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -68,6 +68,18 @@ class OfStages:
 NO_STAGES = OfStages()
 
 
+class Training(NamedTuple):
+    """The way in which the clients of a cell are trained.
+
+    Attributes:
+        batched: In one batch, so that the last bits depend on which clients are in the cell.
+        epochs: Epochs of local training; None: as the job has them.
+    """
+
+    batched: bool = False
+    epochs: int | None = None
+
+
 @dataclass(frozen=True)
 class Cell:
     """A group of clients to visit, and what they are given.
@@ -75,17 +87,16 @@ class Cell:
     Attributes:
         ids: Clients, ascending.
         phase: Phase of the method; empty for a mere evaluation.
+        train: How they are trained; None: they are not.
         private: Download of single clients beside the shared one.
         states: What the clients kept.
         inboxes: Results of mixing addressed to them.
         score: Clients to evaluate after training, or all of a mere evaluation.
         cost: Estimated work, for balance only.
         score_with: What is applied to these before they are evaluated after training.
-        batched: Clients train in one batch, so that the last bits depend on which clients are in the cell.
         again: Client whose visit is made twice, with the same result; None: nobody's.
         first_loss: The largest loss of the phase's first round; infinite in that round.
         kept: States that are in a cluster's memory, by client; a host has them in `states`.
-        epochs: Of their local training; None: as the job has them.
         stages: What stages ask of the hosts.
         places: Of the clients, in the tree by which means are added up; behind them may be empty ones.
     """
@@ -94,19 +105,17 @@ class Cell:
     ids: Sequence[int]
     phase: str
     up: Mapping[str, Reduce]
-    train: bool
+    train: Training | None
     private: Mapping[int, Tree]
     states: Mapping[int, Tree]
     inboxes: Mapping[int, Tree]
     score: frozenset[int]
     cost: float
     score_with: Tree = field(default_factory=dict)
-    batched: bool = False
     again: int | None = None
     first_loss: float = math.inf
     kept: Mapping[int, Kept] = field(default_factory=dict)
     places: range = range(0)
-    epochs: int | None = None
     stages: OfStages = NO_STAGES
 
     @property
@@ -117,7 +126,8 @@ class Cell:
     def train_options(self, train: TrainOptions) -> TrainOptions:
         """Returns the options that clients train with; raises a ShoalError if the schedule gives the round no rate."""
         options = train if train.schedule is None else train.in_round(self.round)
-        return options if self.epochs is None else replace(options, epochs=self.epochs)
+        epochs = None if self.train is None else self.train.epochs
+        return options if epochs is None else replace(options, epochs=epochs)
 
 
 @dataclass
@@ -151,7 +161,7 @@ class Outcome:
         tensors: `Reduce.STACK` and `Reduce.MIX` entries, stacked; so those of `Reduce.MEAN` of cells with `rows`.
         blocks: `Reduce.MIX` entries that are in a cluster's memory.
         lists: `Reduce.GATHER` entries, one tensor a client; weights of `Reduce.MEAN` entries of cells with `rows`.
-        scores: Counts of the evaluated clients, int64 `[2, 3, C]` and more (see `shoal.engine.rounds.scoring`).
+        scores: Counts of the evaluated clients, int64 `[2, 3, C]` and more (see `shoal.engine.scores.counts`).
         bytes_up: Bytes that each client sent.
         seconds: Time by step: `train`, `upload`, `evaluate`.
         kernels: Seconds in which a host in a process of its own made kernels ready, which are in no other.

@@ -40,6 +40,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Compute:
+    """The resources that hosts compute with, and how.
+
+    Attributes:
+        threads: Threads of the mathematics in every process.
+        memory_limit: Bytes that the run may use on a machine, its models among them; None: the machine's memory.
+        trainer: How clients are trained: `autograd`, `batched`, `analytic`, or as fits the device (`auto`).
+        device: `cpu` or `cuda`.
+        gpu_share: Share of a GPU that a host may use.
+        precision: `float32` or `bfloat16`.
+    """
+
+    threads: int
+    memory_limit: int | None
+    trainer: str = "autograd"
+    device: str = "cpu"
+    gpu_share: float = 1.0
+    precision: str = "float32"
+
+
+@dataclass(frozen=True)
 class Job:
     """A run as its hosts see it.
 
@@ -52,10 +73,7 @@ class Job:
         hops: K.
         model_of: Number of every client's model.
         embedding: Width of all embeddings; None: that of the first of several models, or a single model's own.
-        memory_limit: Bytes that the run may use on a machine, its models among them; None: the machine's memory.
-        trainer: How clients are trained: `autograd`, `batched`, `analytic`, or as fits the device (`auto`).
-        device: `cpu` or `cuda`.
-        gpu_share: Of a GPU, that a host may use.
+        compute: What hosts compute with.
         first_read: Check every file of the store when a process opens it for the first time.
         skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
         domains: Names of the domains whose whole graphs are evaluated: under numbers that follow those of clients.
@@ -84,12 +102,7 @@ class Job:
     embedding: int | None
     train: TrainOptions
     seed: int
-    threads: int
-    memory_limit: int | None
-    trainer: str = "autograd"
-    device: str = "cpu"
-    gpu_share: float = 1.0
-    precision: str = "float32"
+    compute: Compute
     first_read: bool = True
     skip_failed_clients: bool = False
     domains: tuple[str, ...] = ()
@@ -114,6 +127,10 @@ class Job:
     def without_stage(self, name: str) -> "Job":
         """Returns the same job without a stage of uploads."""
         return replace(self, stages={key: options for key, options in self.stages.items() if key != name})
+
+    def on_processor(self) -> "Job":
+        """Returns the same job on processors, in single precision."""
+        return replace(self, compute=replace(self.compute, device="cpu", precision="float32"))
 
     @property
     def store_path(self) -> Path:
@@ -182,7 +199,9 @@ class Job:
         """
         shape = self._shape(store)
         return self._fitting(
-            require_fitting(algorithm, self.models, self.embedding, self.memory_limit or machine_memory(), **shape)
+            require_fitting(
+                algorithm, self.models, self.embedding, self.compute.memory_limit or machine_memory(), **shape
+            )
         )
 
     def trainers(
@@ -193,8 +212,8 @@ class Job:
         `device` is the type of a host's device; None: that of the job.
         """
         clients = Clients(self.infos(self.open_training(store)), store.manifest.features, self.in_round)
-        path = self.trainer if self.clipped_rows is None else AUTOGRAD
-        return trainers_of(path, device or self.device, algorithm, models, self.train, clients)
+        path = self.compute.trainer if self.clipped_rows is None else AUTOGRAD
+        return trainers_of(path, device or self.compute.device, algorithm, models, self.train, clients)
 
     def _shape(self, store: Store) -> dict[str, Any]:
         manifest = store.manifest
@@ -203,7 +222,7 @@ class Job:
             "classes": manifest.classes,
             "hops": self.hops,
             "dropout": self.train.dropout,
-            "bfloat16": self.precision == "bfloat16",
+            "bfloat16": self.compute.precision == "bfloat16",
             "sparse": manifest.layout == "sparse",
             "task": manifest.task,
             "texts": self.texts,
@@ -320,12 +339,14 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         embedding=config.heterogeneity.embedding,
         train=config.train,
         seed=config.seed,
-        threads=config.engine.threads,
-        memory_limit=config.engine.memory_limit,
-        trainer=config.engine.trainer,
-        device=device_choice(config),
-        gpu_share=config.resources.gpus_per_host or 1.0,
-        precision=config.engine.precision,
+        compute=Compute(
+            config.engine.threads,
+            config.engine.memory_limit,
+            config.engine.trainer,
+            device_choice(config),
+            config.resources.gpus_per_host or 1.0,
+            config.engine.precision,
+        ),
         first_read=config.engine.verify == "first-read",
         skip_failed_clients=config.engine.on_client_error == "skip",
         domains=domains,
@@ -352,9 +373,9 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
 
 def _options_of_stages(config: Config) -> dict[str, Any]:
     options = {
-        section.called or section.name: load_place(section.on_hosts)(config) if section.on_hosts else section.of(config)
+        section.feature: load_place(section.on_hosts)(config) if section.on_hosts else section.of(config)
         for section in SECTIONS
-        if section.is_on(config)
+        if (section.stages or section.on_hosts) and section.is_on(config)
     }
     return {name: of_hosts for name, of_hosts in options.items() if of_hosts is not None}
 

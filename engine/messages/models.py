@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from shoal.algorithms.base import NEWCOMERS, TASKS, Algorithm
+from shoal.algorithms.base import TASKS, Algorithm
 from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.context import ModelInfo
 from shoal.algorithms.method_errors import ProtocolError, code_of
@@ -222,11 +222,6 @@ def require_supported(config: Config, algorithm: Algorithm) -> None:
             "algorithm.cross_edges",
             "labels propagate over all edges that hops run over, by sums of each other client; set "
             "data.cross_min_neighbours to 1, data.cross_hidden to false and propagation.rows to all",
-        )
-    if config.data.newcomers and NEWCOMERS not in algorithm.supports:
-        raise ShoalError(
-            "data.newcomers",
-            f"{config.algorithm.name} has nothing to give to a client that comes later; set 0, or take another method",
         )
     if config.task not in algorithm.supports:
         tasks = " and ".join(sorted(algorithm.supports & TASKS))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from shoal.engine.config.config import Config
 from shoal.engine.records.checkpoint import newest_inputs
+from shoal.engine.sections.sections import files_of
 from shoal.storage.datasets.registry import fingerprint
 from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.datasets.user.files import contents, graph_at, is_gone
@@ -62,7 +63,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
         made=data.features,
         edge_weights=data.edge_weights,
         labels=config.task != "edge",
-        beside=tuple(file for file in (data.split_file, config.partition.file, config.participation.trace) if file),
+        beside=tuple(file for file in (data.split_file, config.partition.file, *files_of(config).values()) if file),
         **options,
     )
     if isinstance(data.dataset, str):

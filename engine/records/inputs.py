@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 
 from shoal.algorithms.methods.registry.names import require_method_name
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import read_all
 from shoal.engine.config.run_identity import steering
-from shoal.engine.sections.words import is_csv
+from shoal.engine.sections.sections import files_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest, text_digest
 from shoal.storage.options.types import is_own
@@ -38,13 +37,7 @@ def contents(config: Config) -> dict[str, str]:
         "data.path": partial(digest_of_graphs, config),
         "data.split_file": lambda: _of_file(data.split_file if data.split == "file" else None),
         "partition.file": lambda: _of_file(partition.file if partition.method == "file" else None),
-        "participation.trace": lambda: _of_file(config.participation.trace),
-        **{
-            f"participation.{key}": partial(_of_file, name)
-            for key in ("availability.kind", "devices", "network")
-            if is_csv(name := attrgetter(key)(config.participation))
-        },
-        **{key: partial(_of_file, file) for key, file in config.schedule.files.items()},
+        **{key: partial(_of_file, file) for key, file in {**files_of(config), **config.devices.files}.items()},
     }
     of_callbacks = {
         f"callbacks.{number}.name": read_user_code("callbacks", callback["name"]).identity

@@ -23,6 +23,7 @@ from shoal.engine.config.sections import (
     current_scopes,
 )
 from shoal.engine.messages.environment import environment
+from shoal.engine.sections.sections import changes_cohorts
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import present
 from shoal.storage.files.checksummed_json import unsealed
@@ -107,7 +108,7 @@ def scopes_apart(summary: Mapping[str, Any], config: Config) -> tuple[float, str
     taking_part = config.participation
     of_client, of_all = (f", {text}" if text else "" for text in beside_parameters(config.algorithm.name))
     some = taking_part.ratio < 1 if taking_part.count is None else taking_part.count < summary["clients"]
-    missed = some or taking_part.trace is not None or taking_part.simulates or not config.schedule.synchronous
+    missed = some or changes_cohorts(config) or not config.schedule.synchronous
     missed = missed or summary.get("left_out", {}).get("visits")
     return points, (
         f"deployed is the model that each client downloaded in its own last round{of_client}; "

@@ -3,7 +3,7 @@
 A scope holds the newest counts of every client: `trained` those from the end of its last local training, `deployed`
 those of what it would deploy now, `global` those of the server's model, `domains` those of that model on the whole
 graphs that clients come from. A model that is the one of the last evaluation, to the bit, is not evaluated again.
-Newcomers, which never take part, have the scopes `newcomers` and `newcomers_trained` alone (`Server`).
+Clients that never take part have scopes of their features alone (`Section.scopes`).
 
 Where an evaluation is of some clients, the counts of others wait as they are: those of `global` are of one model.
 """
@@ -17,15 +17,14 @@ import pyarrow as pa
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import ClientInfo, ClientTable
 from shoal.algorithms.protocol import Tree, only_trains
-from shoal.engine.config.sections import ACCURACY, DOMAINS, MACRO_F1, NEWCOMERS, NEWCOMERS_TRAINED
-from shoal.engine.rounds.domains import Domains
-from shoal.engine.rounds.scoring import PARTS, by_client, summarize
-from shoal.engine.rounds.state import FederationState, ScoreTable, tree_digest
+from shoal.engine.config.sections import ACCURACY, DOMAINS, MACRO_F1, SCOPES
+from shoal.engine.rounds.state import FederationState, tree_digest
+from shoal.engine.scores.counts import PARTS, by_client, summarize
+from shoal.engine.scores.domains import Domains
+from shoal.engine.scores.table import ScoreTable
 
-# Metrics and summaries have scopes in this order, after a resume too.
-SCOPES = ("trained", "deployed", "global", DOMAINS, NEWCOMERS, NEWCOMERS_TRAINED)
 # An evaluation of a sample has these scopes whole.
-WHOLE = (DOMAINS, NEWCOMERS, NEWCOMERS_TRAINED)
+WHOLE = SCOPES[SCOPES.index(DOMAINS) :]
 
 
 class Scorer(Protocol):
@@ -47,15 +46,15 @@ class Evaluator:
         infos: Sequence[ClientInfo],
         domains: Domains | None = None,
         metrics: Sequence[str] = (ACCURACY,),
-        newcomers: Sequence[int] = (),
+        absent: Sequence[int] = (),
     ) -> None:
         """Evaluates a method on clients of these sizes, which may come from several domains, by the metrics of the run.
 
-        Newcomers are evaluated apart.
+        Clients that never take part (`absent`) are not evaluated here.
         """
         self._keeps_model = algorithm.client_models != "global"
         self._items_N = ClientTable.of(infos).items
-        self._everyone = np.delete(np.arange(len(infos)), newcomers)
+        self._everyone = np.delete(np.arange(len(infos)), absent)
         self._domains, self._metrics = domains, metrics
 
     def evaluate(self, exchange: Scorer, global_model: Tree, only: Sequence[int] | None = None) -> dict[str, Any]:

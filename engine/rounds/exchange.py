@@ -10,12 +10,13 @@ from torch import Tensor
 
 from shoal.algorithms.client import ClientTable
 from shoal.algorithms.protocol import Ask, Mix, Replies, Tree
-from shoal.engine.messages.cell import NO_STAGES, Cell, OfStages, Outcome
+from shoal.engine.messages.cell import NO_STAGES, Cell, OfStages, Outcome, Training
 from shoal.engine.rounds.costs import Meter, Pool, working_clock
 from shoal.engine.rounds.reduction import Sums, Uploads, combine, require_finite
 from shoal.engine.rounds.sampling import Group, evaluation_cell, form_cells
 from shoal.engine.rounds.stage import Phase, Round, SkipRound, Stage, ToHosts
-from shoal.engine.rounds.state import IN_BLOCK, FederationState, ScoreTable
+from shoal.engine.rounds.state import FederationState
+from shoal.engine.scores.table import IN_BLOCK, ScoreTable
 from shoal.storage.errors import ShoalError
 
 TreeT = TypeVar("TreeT")
@@ -166,12 +167,13 @@ class Exchange:
     def _cell(self, ask: Ask, number: int, group: Group, score: frozenset[int], again: int | None) -> Cell:
         """Makes the cell of clients to ask in round `number`; `score` are evaluated, and `again` is visited twice."""
         next_state, ids = self.next_state, group.ids
+        training = Training(self._federation.batched, self.epochs) if ask.train else None
         return Cell(
-            number, ids, ask.phase, ask.up, ask.train, _pick(ask.private, ids), _pick(next_state.clients, ids),
+            number, ids, ask.phase, ask.up, training, _pick(ask.private, ids), _pick(next_state.clients, ids),
             _pick(next_state.inboxes, ids), score & frozenset(ids), self._cost(ids),
-            score_with=ask.score_with if score & frozenset(ids) else {}, batched=self._federation.batched and ask.train,
-            again=again, first_loss=next_state.first_losses.get(ask.phase, math.inf),
-            kept=_pick(next_state.kept, ids), places=group.places, epochs=self.epochs, stages=self._of_stages,
+            score_with=ask.score_with if score & frozenset(ids) else {}, again=again,
+            first_loss=next_state.first_losses.get(ask.phase, math.inf),
+            kept=_pick(next_state.kept, ids), places=group.places, stages=self._of_stages,
         )  # fmt: skip
 
     def _take(self, ask: Ask, ids: Sequence[int], outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.method_errors import OURS, ProtocolError
+from shoal.algorithms.method_errors import OURS, ProtocolError, describe, kind
 from shoal.algorithms.protocol import Ask, Mix, Reduce, Tree, Upload
 from shoal.storage.errors import ShoalError
 from shoal.storage.shards.view import View
@@ -111,11 +111,6 @@ def require_same(one: Tree, other: Tree, where: str) -> None:
             )
 
 
-def describe(value: Any) -> str:
-    """Describes a value in an error: None, or what type it has."""
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
 def _require_ask(ask: Ask, clients: int) -> None:
     if not isinstance(ask.phase, str) or not ask.phase:
         raise ProtocolError(f"Ask(phase={ask.phase!r}), expected the name of a phase")
@@ -200,11 +195,6 @@ def require_parameters(name: str, w: Tensor, shape: torch.Size) -> None:
         raise ProtocolError(
             f"gives {name!r} as {kind(w)} {list(w.shape)}, the model's parameters are float32 {list(shape)}"
         )
-
-
-def kind(tensor: Tensor) -> str:
-    """Returns the type of a tensor's numbers, as `float32`."""
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _require_weight(entry: str, weight: Any, shape: torch.Size) -> None:

@@ -17,8 +17,6 @@ from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
 from shoal.engine.messages.trainers import BATCHED
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
-from shoal.storage.options.types import is_own
 from shoal.storage.store.store import Store
 
 # It makes a schedule from the plan, the job, its store, the method, and the models that clients train.
@@ -35,51 +33,40 @@ def cell_size_of(size: int | str, trainers: Sequence[str]) -> int | str:
     return SMALL_IN_BATCHES if size == ONE_BY_ONE and BATCHED in trainers else size
 
 
-def draw_newcomers(share: float, clients: int, seed: int) -> tuple[int, ...]:
-    """Draws clients that never take part, `share` of all rounded down, uniform, ascending, keyed by the run's seed.
-
-    Raises ShoalError: the share is less than one client.
-    """
-    if not share:
-        return ()
-    count = int(share * clients + 1e-9)
-    if not count:
-        raise ShoalError("data.newcomers", f"{share:g} of {clients} clients is less than one; take more")
-    rng = np.random.default_rng(key(seed, "newcomers"))
-    return tuple(sorted(rng.choice(clients, size=count, replace=False).tolist()))
-
-
 def draw_cohort(
     clients: int,
     options: ParticipationOptions,
     seed: int,
     round_number: int,
     online: np.ndarray | None = None,
-    newcomers: Sequence[int] = (),
+    absent: Sequence[int] = (),
+    count: int | None = None,
 ) -> list[int]:
     """Draws `count`, or max(1, floor(clients * ratio)) clients, uniform without replacement among those online.
 
     With `options.draw: poisson` each takes part with the probability of such a cohort. With `cyclic` each is in one
     group, keyed by the seed alone, and groups take part by turns: each client once in any `options.groups` rounds.
 
-    Newcomers are none of these clients. Of those that are drawn, `options.without` are left out.
+    Clients that never take part (`absent`) are none of these. Of those that are drawn, `options.without` are left out.
+
+    `count` is the size of such a cohort where it is known; None: it follows from the options.
 
     Returns them ascending. Keyed by (seed, round); rounds count from 1. Fewer clients online than asked for are all
     drawn, fewer than `at_least` none. `online` is bool `[rounds, clients]`, repeated from its start; None: all are.
     """
-    size, present = options.size(clients - len(newcomers)), np.arange(clients)
+    size, present = count or options.size(clients - len(absent)), np.arange(clients)
     if online is not None:
         present = np.flatnonzero(online[(round_number - 1) % len(online)])
-    if newcomers:
-        present = present[~np.isin(present, newcomers)]
+    if absent:
+        present = present[~np.isin(present, absent)]
     if len(present) < options.at_least:
         return []
     drawn = present
     if options.draw == "poisson":
         rng = np.random.default_rng(key(seed, round_number, "cohort"))
-        drawn = present[rng.random(len(present)) < size / (clients - len(newcomers))]
+        drawn = present[rng.random(len(present)) < size / (clients - len(absent))]
     elif options.draw == "cyclic":
-        groups = options.groups(clients - len(newcomers))
+        groups = options.groups(clients - len(absent))
         order = np.random.default_rng(key(seed, "groups")).permutation(present)
         # The cohort of the first round, by which runs are checked, is one of the smallest.
         drawn = np.sort(order[-round_number % groups :: groups])
@@ -90,10 +77,9 @@ def draw_cohort(
     return (drawn[~np.isin(drawn, options.without)] if options.without else drawn).tolist()
 
 
-def require_cohorts(options: ParticipationOptions, clients: int, rounds: int, online: np.ndarray | None = None) -> None:
-    """Raises a ShoalError, which names the key: more clients are asked for than there are, or in no round is any.
-
-    `clients` are those that may take part, and `online`, as in `draw_cohort`, has a column for each of them.
+def require_cohorts(options: ParticipationOptions, clients: int) -> None:
+    """Raises a ShoalError, which names the key: more than the `clients` that may take part are asked for, or less than
+    one.
     """
     if options.count is not None and options.count > clients:
         raise ShoalError("participation.count", f"{options.count} of {clients} clients; choose from 1 to {clients}")
@@ -103,37 +89,6 @@ def require_cohorts(options: ParticipationOptions, clients: int, rounds: int, on
             "participation.ratio",
             f"{options.ratio:g} of {clients} clients is less than one; take {1 / clients:.2g} or more, or "
             "participation.count",
-        )
-    if online is None:
-        return
-    most = int(online[:rounds].sum(1).max())
-    if most < options.at_least:
-        source = "participation.trace" if options.availability.kind == "always" else "participation.availability"
-        raise ShoalError(
-            "participation.at_least" if options.at_least > 1 else source,
-            f"no round would take place: {options.at_least} clients must be online, and of {clients} there are {most} "
-            f"at most in the first {min(rounds, len(online))} rounds of {options.trace or source}; change one of them",
-        )
-
-
-def require_selection(options: ParticipationOptions, clients: int) -> None:
-    """Raises a ShoalError, which names the key: a selection takes all clients, or candidates are too few or too many.
-
-    A selection of the user's may give fewer clients than it is asked for.
-    """
-    if options.selection == "random" or is_own(options.selection):
-        return
-    asked = math.ceil(options.size(clients) * options.over_selection - 1e-9)
-    if asked >= clients:
-        raise ShoalError(
-            "participation.selection",
-            f"{options.selection} chooses {asked} of {clients} clients, so all; take a lower participation.ratio or "
-            "count, or selection random",
-        )
-    if options.candidates is not None and not asked <= options.candidates <= clients:
-        raise ShoalError(
-            "participation.candidates",
-            f"{options.candidates} of {clients} clients, of which {asked} are chosen; take {asked} to {clients}",
         )
 
 
@@ -162,27 +117,6 @@ def require_evaluated(last: str, every: int, rounds: int) -> None:
             "evaluation.last",
             f"none, and no round is evaluated: rounds is {rounds}, evaluation.every {every}; lower that, or set all",
         )
-
-
-def read_trace(file: str, clients: int) -> np.ndarray:
-    """Reads `participation.trace`, a `.npy` of 0 and 1, `[rounds, clients]`; raises a ShoalError if it is none."""
-    try:
-        trace = load_npy(file)
-    except NOT_READ as error:
-        raise ShoalError(file, f"participation.trace cannot be read ({reason(error)}); give an .npy array") from error
-    if (
-        trace.dtype.kind not in "fiub"
-        or trace.ndim != 2
-        or trace.shape[1] != clients
-        or not len(trace)
-        or not np.isin(trace, (0, 1)).all()
-    ):
-        raise ShoalError(
-            file,
-            f"participation.trace must hold 0 or 1 for every round and all {clients} clients, "
-            f"found {trace.dtype} {list(trace.shape)}",
-        )
-    return trace.astype(bool)
 
 
 @dataclass(frozen=True)
@@ -232,7 +166,7 @@ class Schedule:
     def __init__(self, plan: "Plan", clients: int, seed: int) -> None:
         """Prepares the schedule of a run with so many clients."""
         self._plan, self.clients, self.rounds, self.seed = plan, clients, plan.rounds, seed
-        self._members = np.delete(np.arange(clients), plan.newcomers)
+        self._members = np.delete(np.arange(clients), plan.absent)
         self.count = plan.participation.size(len(self._members))
         # This is the newest round that was drawn, and what came of it.
         self._newest = 0, Drawn([])
@@ -248,7 +182,8 @@ class Schedule:
     def draw(self, number: int, known: Tree) -> Drawn:
         """Draws the clients of a round; `known` is what the draw of the round before kept, empty at first."""
         plan = self._plan
-        return Drawn(draw_cohort(self.clients, plan.participation, self.seed, number, plan.online, plan.newcomers))
+        rest = plan.online, plan.absent, self.count
+        return Drawn(draw_cohort(self.clients, plan.participation, self.seed, number, *rest))
 
     def starts(self, number: int) -> Mapping[int, int]:
         """Returns the clients of a round, each with the round whose model it trains from; 0: the initial one."""
@@ -337,8 +272,7 @@ class Plan:
         keep_records: Whether evaluated rounds come with what the method records for a report.
         evaluated: Clients of an evaluation before the last round: `all`, those of the round (`cohort`), or how many.
         last: How the last round is evaluated: `all` clients, a `sample` as before, or `none`, as any other round.
-        newcomers: Clients that never take part, ascending, and are evaluated apart.
-        newcomer_epochs: Epochs of their local training, which is for evaluation alone; None: as of others.
+        absent: Clients that never take part, ascending.
         schedule: Makes the schedule on the server, as `Schedule.of`.
     """
 
@@ -349,8 +283,7 @@ class Plan:
     online: np.ndarray | None = None
     keep_records: bool = False
     evaluated: int | str = "all"
-    newcomers: tuple[int, ...] = ()
-    newcomer_epochs: int | None = None
+    absent: tuple[int, ...] = ()
     last: str = "all"
     schedule: MakeSchedule = Schedule.of
 
@@ -372,7 +305,7 @@ def evaluation_cell(
         ids,
         phase="",
         up={},
-        train=False,
+        train=None,
         private={i: private[i] for i in ids if i in private},
         states=models,
         inboxes={i: inboxes[i] for i in ids if i in inboxes},

@@ -21,7 +21,6 @@ from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import model_of
 from shoal.engine.messages.trainers import BATCHED
 from shoal.engine.rounds.costs import MISSING, Meter, Pool, Watch, unwatched
-from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.evaluation import Columns, Evaluator, client_scores, newest
 from shoal.engine.rounds.exchange import Exchange, Federation
 from shoal.engine.rounds.protocol_checks import (
@@ -36,8 +35,13 @@ from shoal.engine.rounds.reduction import require_finite
 from shoal.engine.rounds.sampling import Plan, cell_size_of
 from shoal.engine.rounds.stage import SkipRound, make_stages
 from shoal.engine.rounds.state import SELECTION, FederationState
+from shoal.engine.scores.domains import Domains
+from shoal.engine.sections.section import load
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.errors import ShoalError
 
+# A feature changes the scores of the next state in it, and adds what that cost to the meter of the round.
+FurtherEvaluation = Callable[["Server", FederationState, Meter], None]
 # The line of a round has by this key, among missing clients, those that answered in vain.
 UNREAD = "unread"
 
@@ -80,12 +84,17 @@ class Server:
         records = store.manifest.domains
         domains = Domains(records, self.graphs, job.metrics) if records else None
         self._scored = job.infos(store)
-        self._evaluator = Evaluator(self.algorithm, self._scored, domains, job.metrics, plan.newcomers)
+        self._evaluator = Evaluator(self.algorithm, self._scored, domains, job.metrics, plan.absent)
+        self._further: list[FurtherEvaluation] = [
+            load(section.evaluates)(job.stages[section.feature], plan.absent)
+            for section in SECTIONS
+            if section.evaluates and section.feature in job.stages
+        ]
         stages = make_stages(job, plan)
         self._hides_sizes = any(stage.hides_sizes for stage in stages)
         self._acts_alone = any(stage.empty_rounds for stage in stages)
-        # Methods must not see newcomers, so their sizes are left out; nor any sizes where a stage hides them.
-        self._known = self.infos.without_training(plan.newcomers) if plan.newcomers else self.infos
+        # Methods must not see clients that never take part, nor any sizes where a stage hides them.
+        self._known = self.infos.without_training(plan.absent) if plan.absent else self.infos
         self._known = self._known.without_sizes() if self._hides_sizes else self._known
         # Errors name this hook of the method, which runs now; empty: none does.
         self._hook = self._where = ""
@@ -111,7 +120,7 @@ class Server:
             ShoalError: A client failed, the method's code did, asked for what cannot be, or made NaN on the server.
         """
         # OpenMP keeps this number for every thread apart, and an actor may call from any.
-        torch.set_num_threads(self.job.threads)
+        torch.set_num_threads(self.job.compute.threads)
         number = self.state.round + 1
         self._where = f"round {number}: {type(self.algorithm).__name__}"
         try:
@@ -146,12 +155,8 @@ class Server:
             sample = self.schedule.sample(number)
             due = self.schedule.evaluates(number) and sample != []
             with meter.scoring():
-                if due and self.plan.newcomers:
-                    from shoal.engine.rounds.newcomers import score_newcomers
-
-                    context, plan = replace(self.context(number), clients=self.infos), self.plan
-                    of_plan = plan.newcomers, plan.newcomer_epochs
-                    score_newcomers(self.run_method, context, self.federation, *of_plan, next_state, meter)
+                for evaluate in self._further if due else ():
+                    evaluate(self, next_state, meter)
                 scopes = self._evaluator.evaluate(exchange, model, sample) if due else None
             # 5. The new state is committed.
             next_state.extras[SELECTION] = self.schedule.note(number, drawn.state, meter.losses, exchange.cohort)

@@ -215,7 +215,7 @@ def make_stages(job: Job, plan: "Plan | None" = None) -> list[Stage]:
 
     Raises ShoalError: as the stages do.
     """
-    named = [(section.called or section.name, section) for section in SECTIONS]
+    named = [(section.feature, section) for section in SECTIONS]
     on = [(name, section) for name, section in named if name in job.stages]
     places = sorted((rank, name, place) for name, section in on for rank, place in section.stages)
     stages = list[Stage]()

@@ -59,7 +59,7 @@ class Driver:
         self.config = config = plan.config
         self.folder, self.backend, self.inputs, self.trainers = folder, backend, inputs, list(trainers)
         self.job, self.store, self.plan = job, store, plan.rounds
-        self.environment = environment(job.device)
+        self.environment = environment(job.compute.device)
         plain = config.plain()
         running = Running(folder.path, plain, identity_keys(plain), config.rounds, _lines=lambda: folder.metrics.lines)
         self._calls = Calls(plan.callbacks, running, say)
@@ -121,7 +121,7 @@ class Driver:
             lines = self.folder.metrics.lines
             parent = parent_of(self.folder.path)
             shared = parent["round"] if parent else 0
-            summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device, shared)
+            summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.compute.device, shared)
             summary["seconds"]["checkpoint"] += self._seconds_of_checkpoints
             kernel: Any = self.config.kernel()
             if kernel.boundaries:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,9 @@ from shoal.engine.records.outputs import BESIDE, MODELS, OF_DOMAINS, PREDICTIONS
 from shoal.engine.records.run_folder import CHECKPOINTS, read_summary
 from shoal.engine.records.tensors import write_tensors
 from shoal.engine.rounds.sampling import evaluation_cell
-from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.scores.counts import scores_of
 from shoal.engine.screen.progress import progress
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
@@ -131,7 +131,7 @@ def reopen(run: Path, best: str | None) -> Reopened:
         raise ShoalError(run, f"{', '.join(changed)} changed since this run started; restore the content")
     host = Host()
     # Export runs on any machine, whatever device trained the run.
-    host.open(replace(job, device="cpu", precision="float32"))
+    host.open(job.on_processor())
     with code_of(algorithm, "global_model"):
         global_model = algorithm.global_model({name: t.clone() for name, t in state.server.items()})
     # A part of a model predicts nothing for a client without the other part.

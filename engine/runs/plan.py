@@ -5,35 +5,30 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.engine.callbacks.callback import Callback
 from shoal.engine.callbacks.calls import load_callbacks
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import own_among
-from shoal.engine.config.round_sections import FEDASYNC, ParticipationOptions
+from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path, run_place
-from shoal.engine.rounds.measures import measures_of
 from shoal.engine.rounds.sampling import (
     IN_BATCHES,
     ONE_BY_ONE,
     Plan,
     draw_cohort,
-    draw_newcomers,
-    read_trace,
     require_cohorts,
     require_evaluated,
     require_sample,
-    require_selection,
     require_without,
 )
-from shoal.engine.schedules import choose_schedule
+from shoal.engine.schedules.schedules import choose_schedule
+from shoal.engine.scores.measures import measures_of
 from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.store.store import Store
@@ -109,33 +104,28 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     """Plans the rounds of a config; the single client of a centralized method takes part in every round."""
     participation = ParticipationOptions() if centralized else config.participation
     clients = config.partition.clients
-    newcomers = () if centralized else draw_newcomers(config.data.newcomers, clients, config.seed)
-    online = None if participation.trace is None else read_trace(participation.trace, clients)
-    if participation.availability.kind != "always":
-        from shoal.engine.schedules.availability import online_of
-
-        online = online_of(participation.availability, clients, config.rounds, participation.seed)
+    features = [] if centralized else [section for section in SECTIONS if section.is_on(config)]
+    absent = tuple(i for feature in features if feature.absent for i in load_place(feature.absent)(config))
+    online = None
     if not centralized:
         require_without(participation.without, clients)
-        clients -= len(newcomers)
-        members = online if online is None else np.delete(online, newcomers, axis=1)
-        require_cohorts(participation, clients, config.rounds, members)
-        require_selection(participation, clients)
+        clients -= len(absent)
+        require_cohorts(participation, clients)
+        saying = (load_place(feature.online)(config, absent) for feature in features if feature.online)
+        online = next((rounds for rounds in saying if rounds is not None), None)
         require_sample(config.evaluation.clients, clients)
-        if features := [section for section in SECTIONS if section.checks and section.is_on(config)]:
-            cohort = len(draw_cohort(config.partition.clients, participation, config.seed, 1, None, newcomers))
-            for feature in features:
-                load_place(feature.checks)(config, cohort)
+        if checking := [feature.checks for feature in features if feature.checks]:
+            cohort = len(draw_cohort(config.partition.clients, participation, config.seed, 1, None, absent))
+            for place in checking:
+                load_place(place)(config, cohort)
     size: int | str = config.engine.cell_size
     if size == "auto":
         batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
         size = IN_BATCHES if batches else ONE_BY_ONE
     evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
-    schedule = choose_schedule(config, participation)
-    if config.schedule.name in (FEDASYNC, "fedbuff"):
-        participation = ParticipationOptions(count=config.schedule.in_step)
+    schedule, participation = choose_schedule(config, participation, None if centralized else clients)
     keeps = config.run.keep_records
     return Plan(
-        config.rounds, participation, evaluation.every, size, online, keeps, sample, newcomers,
-        evaluation.newcomer_epochs, evaluation.last, schedule,
+        config.rounds, participation, evaluation.every, size, online, keeps, sample, absent,
+        evaluation.last, schedule,
     )  # fmt: skip

@@ -13,8 +13,8 @@ from shoal.engine.config.config import Config, load_config
 from shoal.engine.hosts.host import Visit
 from shoal.engine.preparing.checks import require_weights_used
 from shoal.engine.rounds.sampling import evaluation_cell
-from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.runs.export import Reopened, reopen
+from shoal.engine.scores.counts import scores_of
 from shoal.storage.datasets.features.features import check_finite, made_features, row_normalized
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import weights_among

@@ -119,7 +119,7 @@ def run(
         # Models that do not fit the memory must be an error before any actor starts.
         models = [built.flat for built in job.sketch_models(store, plan.algorithm)[MODEL]]
         trainers = job.trainers(store, plan.algorithm, models)
-        if config.resources.gpus_per_host and job.device == "cpu":
+        if config.resources.gpus_per_host and job.compute.device == "cpu":
             say("engine.device: cpu: shares of GPUs are reserved, but only a custom method can use them")
         if of_samples := _chosen_on_samples(config):
             say(of_samples)

@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 
 from shoal.algorithms.base import Algorithm
+from shoal.algorithms.method_errors import describe
 from shoal.algorithms.protocol import Replies, Tree, Upload
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import own_among, shown_name
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
-from shoal.engine.rounds.protocol_checks import describe, require_tree, same_bits
-from shoal.engine.rounds.sampling import Drawn, MakeSchedule, Plan, Schedule
+from shoal.engine.rounds.protocol_checks import require_tree, same_bits
+from shoal.engine.rounds.sampling import Drawn, Plan, Schedule
 from shoal.engine.schedules.late_uploads import KEY, LateExchange, Visits, staleness_of
-from shoal.engine.schedules.selection import is_whole
+from shoal.engine.schedules.participation import is_whole
+from shoal.engine.schedules.schedules import Chosen
 from shoal.storage.store.store import Store
 from shoal.storage.user_code.user_code import UserCode
 
@@ -163,8 +165,8 @@ def load_schedule(code: UserCode) -> type[Schedule]:
     return cls
 
 
-def make_own(config: Config, participation: ParticipationOptions) -> MakeSchedule:
+def make_own(config: Config, participation: ParticipationOptions) -> Chosen:
     """Reads the user's file, and returns what makes the schedule. Raises ShoalError: as `load_schedule`."""
     (code,) = own_among(KEY, [config.schedule.name]).values()
     load_schedule(code)
-    return partial(OwnSchedule, code)
+    return Chosen(partial(OwnSchedule, code), participation)

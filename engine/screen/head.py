@@ -6,10 +6,10 @@ from pathlib import Path
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import shown_name
-from shoal.engine.config.round_sections import TIERS
 from shoal.engine.screen.progress import say
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.options.dataset_names import NOT_IN_MEMORY
-from shoal.storage.options.types import is_address, is_own
+from shoal.storage.options.types import is_address
 
 MADE = tuple(name for module, names in NOT_IN_MEMORY if module.startswith("synthetic.") for name in names)
 
@@ -69,17 +69,11 @@ def _data(config: Config, cohort: bool = True) -> str:
     clients = f"{graph}{made}: {part.clients:,} clients by {shown_name(part.method)}"
     if not cohort:
         return clients
+    said = "".join(section.takes_part(config) for section in SECTIONS if section.is_on(config))
     if not config.schedule.synchronous:
-        schedule = config.schedule
-        if is_own(schedule.name):
-            return f"{clients}, {shown_name(schedule.name)}"
-        grouped = f"in {schedule.tiers:,}" if schedule.name == TIERS else f"{schedule.concurrency:,} at a time,"
-        return f"{clients}, {grouped} {schedule.name}"
-    taking_part = config.participation
-    count = taking_part.size(part.clients)
-    some = taking_part.trace or taking_part.availability.kind != "always"
-    online = " of those online" if some else ""
-    return f"{clients}, {'all' if count == part.clients else f'{count:,}'}{online} in each round"
+        return f"{clients}, {said or shown_name(config.schedule.name)}"
+    count = config.participation.size(part.clients)
+    return f"{clients}, {'all' if count == part.clients else f'{count:,}'}{said} in each round"
 
 
 def _where(config: Config) -> str:

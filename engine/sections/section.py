@@ -1,7 +1,7 @@
 """A section of a config that belongs to a feature, and all that the feature declares of itself."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
@@ -16,10 +16,10 @@ class Section(Generic[OptionsT]):
 
     Attributes:
         name: Key of the section in a config.
-        options: Class of its options, a pydantic dataclass whose defaults leave the feature off; None: the section is
-            one of the engine's, of which the feature has one key.
+        options: Class of its options, a pydantic dataclass whose defaults leave the feature off; None: there is none.
         switch: The option that turns it on; empty: the section is one value.
         off: That option, or that value, without the feature.
+        on: Whether a config turns it on, where no single option does.
         rules: When keys of the section have an effect.
         stages: What makes its stages of uploads, `(job, plan) -> list[Stage]`, each with its rank among all: lower
             ones act first on hosts. Ranks are part of the numbers.
@@ -39,15 +39,35 @@ class Section(Generic[OptionsT]):
         scores: Whether they do with these options.
         of_all_rounds: Why numbers of a round depend on how many rounds there are; empty: they do not.
         skipped: Why the round of a line was skipped, `(line) -> str`; empty: it was not.
+        epsilon: Epsilon of a run after some of its rounds, `(config, rounds) -> float`; empty: it bounds nothing.
+        bound: A sentence that says what epsilon is of, `(config, rounds) -> str`.
         copies: Copies of the model that a client keeps between rounds, and that the server holds in a round, for the
             estimate of memory.
-        called: Name of the feature among the stages of a job; empty: that of the section.
+        absent: Clients that never take part in a round, `(config) -> tuple[int, ...]`, ascending.
+        evaluates: Makes what every evaluation does beside that of its clients, `(options, absent) ->
+            FurtherEvaluation`, from options as hosts have them; see `shoal.engine.rounds.server`.
+        scopes: Scopes of these scores; they hold all their clients, in evaluations of a sample, too.
+        adds: Options that the feature adds to sections of the engine, by their name.
+        value: Type, with a description, of a section that is one value; without it and `options` the section is one of
+            the engine's.
+        called: Name of the feature; empty: that of the section.
+        online: Who is online in which round, `(config, absent) -> bool [rounds, clients] | None`, None for all.
+        selects: How clients of a round are chosen among so many, `(config, clients) -> MakeSelection`; see
+            `shoal.engine.schedules.participation`.
+        attends: Which of them take part to the end, `(config) -> MakeAttendance | None`; see there.
+        schedules: Names of schedules, which `make_schedule` makes, `(config, participation) -> Chosen`; see
+            `shoal.engine.schedules.schedules`.
+        takes_part: Who takes part, in the head of a run, `(config) -> text`: with a schedule of its own all of it, or
+            else words behind the number of clients.
+        files: Files of the user's that keys name, `(config) -> mapping` by key.
+        facts: What the head of a page has of a summary, `(summary) -> mapping` by subject.
     """
 
     name: str
     options: type[OptionsT] | None
     switch: str
     off: Any
+    on: Callable[[Any], bool] | None = None
     rules: tuple[Rule, ...] = ()
     stages: tuple[tuple[int, str], ...] = ()
     own: str = ""
@@ -63,8 +83,34 @@ class Section(Generic[OptionsT]):
     scores: Callable[[OptionsT], bool] = lambda options: False
     of_all_rounds: Callable[[OptionsT], str] = lambda options: ""
     skipped: str = ""
+    epsilon: str = ""
+    bound: str = ""
     copies: Callable[[OptionsT], tuple[int, int]] = lambda options: (0, 0)
+    absent: str = ""
+    evaluates: str = ""
+    scopes: tuple[str, ...] = ()
+    adds: Mapping[str, type] = field(default_factory=dict)
+    value: Any = None
     called: str = ""
+    online: str = ""
+    selects: str = ""
+    attends: str = ""
+    schedules: tuple[str, ...] = ()
+    make_schedule: str = ""
+    takes_part: Callable[[Any], str] = lambda config: ""
+    files: Callable[[Any], Mapping[str, str]] = lambda config: {}
+    facts: str = ""
+
+    def as_field(self) -> dict[str, Any]:
+        """Returns the field of a config by its name: type and default; none where the section is the engine's."""
+        if self.options is not None:
+            return {self.name: (self.options, self.options())}
+        return {} if self.value is None else {self.name: (self.value, self.off)}
+
+    @property
+    def feature(self) -> str:
+        """Returns the name of the feature."""
+        return self.called or self.name
 
     def of(self, config: Any) -> OptionsT:
         """Returns the options of a config."""
@@ -73,6 +119,8 @@ class Section(Generic[OptionsT]):
 
     def is_on(self, config: Any) -> bool:
         """Returns whether a config turns the feature on."""
+        if self.on is not None:
+            return self.on(config)
         value: Any = self.of(config)
         return bool((getattr(value, self.switch) if self.switch else value) != self.off)
 

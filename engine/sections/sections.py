@@ -3,6 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic.dataclasses import dataclass
+
+from shoal.engine.newcomers.section import NEWCOMERS
+from shoal.engine.schedules.asynchronous.section import ASYNCHRONOUS
+from shoal.engine.schedules.availability.section import AVAILABILITY
+from shoal.engine.schedules.selection.section import SELECTION
 from shoal.engine.sections.rules import Rule
 from shoal.engine.sections.section import Section, load
 from shoal.engine.stages.compression.section import COMPRESSION
@@ -12,20 +18,58 @@ from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.engine.stages.robust.section import ROBUST
 from shoal.engine.stages.secure.section import SECURE
 from shoal.engine.stages.users.section import USERS
+from shoal.storage.options.types import CLOSED
 
 # Sections have the order that they have in a config.
-SECTIONS: tuple[Section[Any], ...] = (COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS)
+SECTIONS: tuple[Section[Any], ...] = (
+    *(AVAILABILITY, SELECTION, ASYNCHRONOUS),
+    *(COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS, NEWCOMERS),
+)
 
 
 def list_rules() -> list[Rule]:
     """Lists the rules of effect of all features, but those that name a feature that is not there."""
-    names = {section.name for section in SECTIONS}
+    names = {section.feature for section in SECTIONS} | {section.name for section in SECTIONS}
     return [rule for section in SECTIONS for rule in section.rules if not rule.beside or rule.beside in names]
 
 
 def options_of(config: Any, name: str) -> Any | None:
-    """Returns the options of a section whose feature a config turns on; None: it is off, or there is none."""
-    return next((section.of(config) for section in SECTIONS if section.name == name and section.is_on(config)), None)
+    """Returns the options of a feature by its name, where a config turns it on; None: it is off, or there is none."""
+    return next((section.of(config) for section in SECTIONS if section.feature == name and section.is_on(config)), None)
+
+
+def add_options(options: type, section: str, module: str) -> Any:
+    """Returns the class of a section of the engine with the options that features add to it, to be named in a module
+    as it is.
+    """
+    added = [feature.adds[section] for feature in SECTIONS if section in feature.adds]
+    # Fields of the last class come first.
+    whole = type(options.__name__, (*reversed(added), options), {"__module__": module, "__doc__": options.__doc__})
+    return dataclass(frozen=True, config=CLOSED)(whole) if added else options
+
+
+def changes_cohorts(config: Any) -> bool:
+    """Returns whether a feature says who takes part, and rounds have other clients than the uniform draw."""
+    saying = (section for section in SECTIONS if section.online or section.selects or section.attends)
+    return any(section.is_on(config) for section in saying)
+
+
+def files_of(config: Any) -> dict[str, str]:
+    """Returns files of the user's that keys of features name, by key."""
+    return {key: file for section in SECTIONS for key, file in section.files(config).items()}
+
+
+def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what the head of a page has of what features counted, by subject."""
+    facts: dict[str, str] = {}
+    for section in SECTIONS:
+        facts |= load(section.facts)(summary) if section.facts else {}
+    return facts
+
+
+def find_bounding(config: Any) -> Section[Any] | None:
+    """Returns the section that bounds by epsilon what uploads of a run say of clients; None: nothing does."""
+    return next((section for section in SECTIONS if section.epsilon and section.is_on(config)), None)
 
 
 def why_skipped(config: Any, line: Mapping[str, Any]) -> str:

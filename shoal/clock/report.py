@@ -22,6 +22,7 @@ from shoal.engine.records.graphs import remote_of
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.rounds.costs import CLIENT_BYTES, MISSING, SIMULATED
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.sections.sections import options_of
 from shoal.engine.simulation.schedule import (
     DEVICES,
     Classes,
@@ -222,9 +223,10 @@ def client_work(run: Path) -> ClientWork:
 
 def _is_timed(run: Path, lines: Sequence[Line]) -> bool:
     """Returns whether simulated time changed the run: it is not synchronous, or some of its clients came too late."""
-    participation = load_config(run).participation
-    waits = participation.devices is not None and (
-        participation.deadline is not None or participation.over_selection > 1
+    config = load_config(run)
+    ends = options_of(config, "availability")
+    waits = (
+        ends is not None and config.devices.kind is not None and (ends.deadline is not None or ends.over_selection > 1)
     )
     return SIMULATED in lines[0] or (waits and any(MISSING in line for line in lines))
 
@@ -232,18 +234,17 @@ def _is_timed(run: Path, lines: Sequence[Line]) -> bool:
 def _require_own_fleet(run: Path, fleet: Fleet, asked: Asked) -> None:
     """Raises ShoalError: a run that simulated time decided is of other devices, or a deadline is asked for."""
     config = load_config(run)
-    section = config.participation if config.participation.devices is not None else config.schedule
+    in_steps = not config.schedule.synchronous
+    section = config.devices.in_steps if in_steps else config.devices
     if asked.deadline < math.inf:
-        kind = getattr(section, "name", "its participation")
+        kind = config.schedule.name if in_steps else "its participation"
         raise ShoalError(run, "--deadline", f"the run's own times, of {kind}, decided its steps; leave it out")
-    assert section.devices is not None
+    assert section.kind is not None
     assert section.network is not None
-    assert section.devices is not None
-    assert section.network is not None
-    classes = read_classes(section.devices, "devices", DEVICES), read_network(section.network)
+    classes = read_classes(section.kind, "devices", DEVICES), read_network(section.network)
     its = Fleet.of(*classes, len(fleet.device), section.seed)
     if any(not np.array_equal(getattr(its, column.name), getattr(fleet, column.name)) for column in fields(Fleet)):
-        given = f"--devices {section.devices} --network {section.network} --seed {section.seed}"
+        given = f"--devices {section.kind} --network {section.network} --seed {section.seed}"
         raise ShoalError(run, f"its steps depend on its devices and links; give {given}")
 
 

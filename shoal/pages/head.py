@@ -13,9 +13,11 @@ from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import Config, load_config, usual
 from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.run_identity import flatten
+from shoal.engine.config.sections import SCOPES
 from shoal.engine.records.run_folder import name_of_parent, parent_of, read_summary
 from shoal.engine.records.summary import SAMPLED
 from shoal.engine.runs.remote_run import copies_of
+from shoal.engine.sections.sections import facts_of
 from shoal.pages.looks import Looks
 from shoal.pages.page import Head
 from shoal.scaling.scaling import CLIENTS, HOSTS, LINK, NODES, REPEAT, SCALE, WARMUP
@@ -23,7 +25,7 @@ from shoal.storage.files.reading import read_text
 from shoal.storage.options.types import is_address
 from shoal.study.figure_data import manifest_of
 from shoal.study.groups import Group, Row, spread_of
-from shoal.study.means import SCOPES, is_of_sample
+from shoal.study.means import is_of_sample
 from shoal.study.plain_names import METHOD, MODEL, value_names
 from shoal.study.study import is_seed
 from shoal.study.sweep_folder import is_sweep, sweep_of
@@ -147,11 +149,8 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
         facts["Hosts"] += f", {environment.get('cpu', device) if device == 'cpu' else device}"
     took = [row.figures["seconds.rounds"] for row in rows if "seconds.rounds" in row.figures]
     facts["Duration"] = f"{_time(sum(took))} in rounds" + (f" of {len(took)} runs" if len(took) > 1 else "")
-    if len(rows) == 1 and (visits := summary.get("participation")):
-        out = f"{visits['dropped']:,} dropped out, {visits['late']:,} late, {visits['surplus']:,} not needed"
-        facts["Drawn"] = f"{visits['drawn']:,} times a client, of {visits['online']:,} online; {out}"
-    if len(rows) == 1 and (sums := summary.get("secure", {})).get("skipped"):
-        facts["Skipped"] = f"{sums['skipped']:,} of {sums['rounds']:,} rounds, with too few answers to a hidden sum"
+    if len(rows) == 1:
+        facts |= facts_of(summary)
     if len(rows) == 1 and (parent := parent_of(rows[0].path)):
         facts["Fork of"] = f"{name_of_parent(parent)}, after round {parent['round']}"
     named = (*METHOD, *MODEL, "data.dataset", "name")

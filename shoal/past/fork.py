@@ -29,7 +29,7 @@ UNCOUNTED = (
     *("callbacks", "engine", "resources"),
 )
 CHANGEABLE = (
-    *("rounds", "algorithm", "participation", "communication", "attack", "aggregation", "stages"),
+    *("rounds", "algorithm", "participation", "devices", "communication", "attack", "aggregation", "stages"),
     *LOCAL,
     *UNCOUNTED,
 )
@@ -88,7 +88,8 @@ def list_changeable(config: Config) -> tuple[str, ...]:
     """Returns the keys and sections that a fork of a run may change: with privacy those that epsilon does not count."""
     private = options_of(config, "privacy")
     if private is None:
-        return CHANGEABLE
+        # Devices decide the steps of other schedules, from whose models clients still train.
+        return tuple(key for key in CHANGEABLE if key != "devices" or config.schedule.synchronous)
     rounds = ("rounds",) if private.epsilon is None else ()
     # Each step of a client hides its nodes.
     return (*rounds, *(LOCAL if private.unit == "client" else ()), *UNCOUNTED)

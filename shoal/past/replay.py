@@ -25,7 +25,7 @@ from shoal.engine.messages.cell import Cell, one_by_one
 from shoal.engine.messages.job import Job, make_job
 from shoal.engine.records.client_scores import read_upload_digests
 from shoal.engine.rounds.costs import unwatched
-from shoal.engine.rounds.scoring import scores_of
+from shoal.engine.scores.counts import scores_of
 from shoal.engine.screen.progress import say
 from shoal.past.fork import plan_fork
 from shoal.past.reader import Reading
@@ -115,7 +115,8 @@ class _Visits(Recorder):
         # comes from the way that the run trained.
         self._watched = Host()
         train = replace(job.train.in_round(number), schedule=None)
-        self._watched.open(replace(job, id=f"{job.id} watched", trainer="autograd", train=train))
+        compute = replace(job.compute, trainer="autograd")
+        self._watched.open(replace(job, id=f"{job.id} watched", compute=compute, train=train))
         self.visits: list[Visited] = []
 
     def before(self, host: Recording, cell: Cell, shared: Tree) -> None:
@@ -137,7 +138,7 @@ class _Visits(Recorder):
         visit.upload()
         after = _confusion(visit, "after")
         # Clients that train in one batch share last bits, so the whole cell is run.
-        outcome = host.run_alone(cell if cell.batched else alone, shared)
+        outcome = host.run_alone(cell if cell.train and cell.train.batched else alone, shared)
         if self._client in outcome.failures:
             line, detail = outcome.failures[self._client]
             raise ShoalError(line, detail=detail)

@@ -145,6 +145,6 @@ class PastRun:
                     f"round {line['round']}, trained once more, has another {' and '.join(changed)} than was logged; "
                     "use the machine and the software of the run, or keep more checkpoints (run.keep)",
                 )
-        recorded = checkpoint.environment if checkpoint else environment(job.device)
+        recorded = checkpoint.environment if checkpoint else environment(job.compute.device)
         self._reached = Checkpoint(backend.state(), recorded, {**old, **read}, read_log(self.path, number))
         return self._reached

@@ -114,8 +114,8 @@ def client_numbers(run: Path, scope: str) -> ClientNumbers | None:
     # These modules load torch, which takes seconds.
     from safetensors import safe_open
 
-    from shoal.engine.rounds.scoring import PARTS, by_client
     from shoal.engine.rounds.state import read_scores
+    from shoal.engine.scores.counts import PARTS, by_client
 
     with safe_open(sound_tensors(run / CHECKPOINTS, newest), framework="np") as file:
         table = read_scores({name: file.get_tensor(name) for name in file.keys() if name.startswith("score")})  # noqa: SIM118

@@ -6,13 +6,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from shoal.engine.config.sections import EVALUATED, NEWCOMERS, NEWCOMERS_TRAINED
+from shoal.engine.config.sections import DOMAINS, EVALUATED, SCOPES
 from shoal.engine.records.metrics import numbers_of, read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.records.summary import NODES, POOLED, best_round, chosen, numbers_in
 from shoal.study.groups import Key, Row, group_runs, others_of
 
-SCOPES = ("trained", "deployed", "global", "domains", NEWCOMERS, NEWCOMERS_TRAINED)
 MOMENTS = ("best", "final")
 PARTS = ("val", "test")
 Mean = Literal["nodes", "rows", "clients"]
@@ -56,7 +55,7 @@ def is_of_sample(figure: str, figures: Mapping[str, float]) -> bool:
 def is_short(figure: str) -> bool:
     """Returns whether a figure is the short name of a number; the table chooses its mean."""
     scope, _, rest = figure.partition(".")
-    return scope in SCOPES and scope != "domains" and rest in [f"{m}.{part}" for m in MOMENTS for part in PARTS]
+    return scope in SCOPES and scope != DOMAINS and rest in [f"{m}.{part}" for m in MOMENTS for part in PARTS]
 
 
 def several_clients(rows: Sequence[Row]) -> list[int]:

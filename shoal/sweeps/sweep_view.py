@@ -9,12 +9,12 @@ from statistics import fmean
 from rich.text import Text
 
 from shoal.engine.config.names import shown_name
+from shoal.engine.config.sections import SCOPES
 from shoal.engine.screen import progress
 from shoal.engine.screen.live_view import FIRST_SCOPE
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.progress import say, shows_bars, standing
 from shoal.study.groups import Key, Row, group_runs, others_of, varied_in
-from shoal.study.means import SCOPES
 from shoal.study.plain_names import key_names, value_names, with_value
 from shoal.study.study import is_seed
 

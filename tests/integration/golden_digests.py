@@ -20,7 +20,7 @@ import pyarrow as pa
 import torch
 from safetensors.numpy import load_file
 
-from shoal.engine.config.config import Config, load_config, parse_config
+from shoal.engine.config.config import Config, parse_config
 from shoal.engine.hosts.backend import Backend
 from shoal.engine.messages.environment import environment
 from shoal.engine.records.metrics import read_metrics
@@ -228,15 +228,15 @@ def _runs_of_features() -> Iterator[tuple[str, Keys]]:
         "privacy": {"unit": "node", "noise": 0.5, "delta": 1e-3}, "propagation": {"max_degree": 4},
         "model": {**SENT_BY_PARTS, "name": "sgc"},
     }  # fmt: skip
-    timed = {"devices": "phones", "network": "consumer", "seed": 3}
+    timed = {"devices": {"kind": "phones", "network": "consumer", "seed": 3}}
     for name, keys in {
         "fedasync": {"concurrency": 4}, "fedbuff": {"concurrency": 4, "buffer": 2}, "tiers": {"tiers": 2},
     }.items():  # fmt: skip
-        yield f"schedule {name}", {"schedule": {"name": name, **keys, **timed}}
+        yield f"schedule {name}", {"schedule": {"name": name, **keys}, **timed}
     # In these rounds clients drop out, are late, and come when enough have come.
     ends = {"deadline": 0.1, "over_selection": 1.7, "dropout": 0.3, "ratio": 0.5}
     weibull = {"kind": "weibull", "period": 8, "share": 0.8}
-    yield "availability, deadline", {"participation": {**timed, **ends, "availability": weibull}}
+    yield "availability, deadline", {"participation": {**ends, "availability": weibull}, **timed}
     yield "availability periodic", {"participation": {"availability": {"kind": "periodic", "period": 3}, "ratio": 0.5}}
     for name in ("loss", "oort", "power_of_choice"):
         yield f"selection {name}", {"participation": {"ratio": 0.5, "selection": name}}
@@ -327,7 +327,7 @@ def digest_of(folder: Path) -> dict[str, Any]:
     with pa.OSFile(str(exported / "predictions.arrow")) as file:
         predictions = pa.ipc.open_file(file).get_batch(0)
     lines = lines_of(folder)
-    if load_config(folder).secure.kind == "homomorphic":
+    if "kind: homomorphic" in (folder / "config.yaml").read_text():
         # Ciphertexts are drawn by their library without a seed, and pressed: their sizes vary by a thousandth.
         lines = [{key: value for key, value in line.items() if key not in ("bytes_up", "scalars_up")} for line in lines]
     sha = hashlib.sha256()

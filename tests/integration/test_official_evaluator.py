@@ -11,9 +11,9 @@ from support.small_runs import small_run
 
 from shoal.engine.config.config import parse_config
 from shoal.engine.records.run_folder import read_summary
-from shoal.engine.rounds.scoring import precision_bits, twice_wins, values_of
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
+from shoal.engine.scores.counts import precision_bits, twice_wins, values_of
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.synthetic.ogb_layout import write_ogb_layout
 from shoal.storage.datasets.synthetic.twin import Twin

@@ -40,7 +40,7 @@ def equations_3_to_5(view: View, predicted: np.ndarray, options: Mapping[str, An
     y_log_y = (rows * np.log(np.where(rows > 0, rows, 1))).sum(1)
     h = {
         "paper": d @ (rows.shape[1] / np.e + y_log_y),
-        "normalized": d @ (1 + y_log_y / np.log(rows.shape[1])),
+        "normalized": d @ (1 + y_log_y / np.log(max(rows.shape[1], 2))),
         "uniform": 1.0,
     }[options["confidence"]]
     counts = len(view.train) > 0

@@ -16,7 +16,9 @@ import pytest
 import ray
 import torch
 import yaml
+from integration.golden_digests import write_graph
 from rooms import ROOT
+from support import toy_method
 from support.other_device.device import load
 from support.small_runs import small_run
 from support.unpacked import contents_of, unpack
@@ -227,44 +229,17 @@ def shoal(status: Callable[..., int]) -> Callable[..., None]:
     return run
 
 
-METHOD = """
-import os
-import threading
-from dataclasses import dataclass
-from pathlib import Path
-
-import torch
-from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import Upload
-
-@dataclass(frozen=True)
-class Harmful(FedAvg):
-    '''FedAvg that says which process a client was in, and does one of its clients harm so many times.'''
-    client_models = "personal"
-    client: int = -1
-    kind: str = "raises"
-    times: int = 10**9
-    folder: str = ""
-
-    def upload(self, client, received, phase):
-        if client.info.client == self.client and (before := len(os.listdir(self.folder))) < self.times:
-            (Path(self.folder) / str(before)).touch()
-            if self.kind == "raises":
-                raise RuntimeError("no luck")
-            if self.kind == "hangs":
-                threading.Event().wait()
-            if self.kind != "prints":
-                os._exit(1)
-            print("here I am")
-        sent = super().upload(client, received, phase)
-        return Upload({**sent.entries, "process": torch.tensor(os.getpid())}, sent.weight)
-"""
+@pytest.fixture(scope="session")
+def golden_graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the graph of golden runs, whose stores and runs come to lie beside it."""
+    return write_graph(tmp_path_factory.mktemp("golden") / "graph")
 
 
 # Files that take them come last, see `pytest_collection_modifyitems`: there is one Ray in a process at a time.
 @pytest.fixture(scope="session")
 def hosts() -> Iterator[list[Any]]:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    # Ray merely counts the GPUs: no host of this session has one.
+    ray.init(address="local", num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
     share_tensors()
     actors = start_hosts(2, cpus=1, gpus=0)
     await_hosts(actors, 120)
@@ -279,10 +254,9 @@ def job_of(start: Callable[..., Server], tmp_path: Path) -> Callable[..., Job]:
 
     def job_of(keys: dict[str, Any] | None = None, **harm: Any) -> Job:
         number = next(numbers)
-        file, marks = tmp_path / "harmful.py", tmp_path / f"marks{number}"
-        file.write_text(METHOD)
+        marks = tmp_path / f"marks{number}"
         marks.mkdir()
-        options = {"name": f"{file}:Harmful", "folder": str(marks), **harm}
+        options = {"name": f"{toy_method.__file__}:Shown", "client": -1, "folder": str(marks), **harm}
         job = start({**{f"algorithm.{name}": value for name, value in options.items()}, **(keys or {})}).job
         return replace(job, id=f"{tmp_path.name}-{number}")
 

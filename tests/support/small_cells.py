@@ -8,7 +8,7 @@ import torch
 
 from shoal.algorithms.protocol import Reduce, Tree
 from shoal.engine.hosts.host import Host
-from shoal.engine.messages.cell import Cell, Outcome, PartialSum
+from shoal.engine.messages.cell import Cell, Outcome, PartialSum, Training
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.reduction import Sums
@@ -19,7 +19,7 @@ def cell_of(ids: Sequence[int], up: dict[str, Reduce] | None = None, **more: Any
     """A cell of round 1 that trains and has nothing kept; more of it by keyword."""
     empty: dict[str, Any] = {"private": {}, "states": {}, "inboxes": {}, "score": frozenset(), "cost": 1.0}
     empty["places"] = range(len(ids))
-    return Cell(**{"round": 1, "ids": ids, "phase": "train", "up": up or {}, "train": True, **empty, **more})
+    return Cell(**{"round": 1, "ids": ids, "phase": "train", "up": up or {}, "train": Training(), **empty, **more})
 
 
 def run_cells(job: Job, cells: Sequence[Cell], shared: Tree | None = None, host: Host | None = None) -> list[Outcome]:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rooms import ROOT
@@ -10,11 +11,14 @@ from rooms import ROOT
 # Forks a process for each command, all at once, after it has imported everything; prints their statuses and messages.
 STARTER = """
 import json, os, sys
-import optuna, scipy.sparse
-import shoal.cli.cli, shoal.engine.runs.run, shoal.sweeps.search
+from importlib import import_module
+import scipy.sparse
+import shoal.cli.cli, shoal.engine.runs.run
 from shoal.cli.main import main
 
-folder, number, words = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+folder, number, words, modules = map(json.loads, sys.argv[1:])
+for module in modules:
+    import_module(module)
 children = []
 for place in range(number):
     child = os.fork()
@@ -37,11 +41,14 @@ print(json.dumps([[status, open(f"{folder}/said-{place}-2").read()] for place, s
 """
 
 
-def start_at_once(folder: Path, number: int, *words: str) -> list[tuple[int, str]]:
+def start_at_once(
+    folder: Path, number: int, words: Sequence[str], modules: Sequence[str] = ()
+) -> list[tuple[int, str]]:
     """Runs `shoal` with the words so many times at once; gives the status and the messages of each.
 
-    What they print lies in the folder.
+    What they print lies in the folder; `modules` are what the command imports besides.
     """
-    command = [sys.executable, "-c", STARTER, str(folder), str(number), *words]
+    arguments = [json.dumps(argument) for argument in (str(folder), number, words, modules)]
+    command = [sys.executable, "-c", STARTER, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     return [(status, said) for status, said in json.loads(done.stdout)]

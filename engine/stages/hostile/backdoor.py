@@ -8,8 +8,8 @@ import numpy as np
 
 from shoal.algorithms.base import Received
 from shoal.algorithms.client import Client, ClientModel
-from shoal.engine.rounds.scoring import PARTS, kept_of_own, scores_of
 from shoal.engine.rounds.stage import Opened
+from shoal.engine.scores.counts import PARTS, kept_of_own, scores_of
 from shoal.engine.stages.hostile.section import BACKDOOR
 
 if TYPE_CHECKING:

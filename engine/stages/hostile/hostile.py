@@ -15,12 +15,12 @@ from torch import Tensor
 
 from shoal.algorithms.base import Received
 from shoal.algorithms.client import Client
+from shoal.algorithms.method_errors import describe
 from shoal.algorithms.protocol import Reduce, Upload
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import own_among, shown_name
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.protocol_checks import describe
 from shoal.engine.rounds.stage import AtClient, Opened, Phase, Stage, require_means
 from shoal.engine.sections.sections import options_of
 from shoal.engine.stages.changes import changes_of

@@ -49,7 +49,7 @@ HOSTILE = Section(
         one_of("attack.share", "attack.kind", "label_flip", "backdoor", "sign_flip", "gaussian", "scaled", OWN),
         one_of("attack.target attack.poison attack.nodes", "attack.kind", "backdoor"),
         one_of("attack.scale", "attack.kind", "sign_flip", "gaussian", "scaled", OWN),
-        one_of("data.newcomers", "attack.kind", "none"),
+        one_of("data.newcomers", "attack.kind", "none")._replace(beside="newcomers"),
     ),
     stages=((10, "shoal.engine.stages.hostile.hostile:make"),),
     own="kind",

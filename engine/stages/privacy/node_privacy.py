@@ -14,6 +14,7 @@ from shoal.algorithms.base import Algorithm, trains_plainly
 from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL, TO_COMPARE
 from shoal.algorithms.models.names import READ_HOPS
 from shoal.engine.config.config import Config
+from shoal.engine.sections.sections import options_of
 from shoal.engine.stages.privacy.accounting import epsilon_after, noise_of, require_noise
 from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.storage.errors import ShoalError
@@ -53,7 +54,7 @@ def require_bounded(config: Config, method: Algorithm) -> None:
         ),
         ("train.batch_size", config.train.batch_size is None, "all rows are read in every step; take null"),
         ("engine.trainer", config.engine.trainer in ("auto", "autograd"), "rows are clipped by autograd; take auto"),
-        ("participation.selection", config.participation.selection == "random", "losses choose clients; take random"),
+        ("participation.selection", options_of(config, "selection") is None, "losses choose clients; take random"),
         (DEGREE, not hops or config.propagation.max_degree is not None, "a node reaches any row; set a small number"),
     ):
         if not bounded:
@@ -76,7 +77,7 @@ def require_small_delta(config: Config, nodes: Sequence[int] | np.ndarray) -> No
 
 
 def clipped_rows_of(config: Config, store: Store) -> tuple[float | None, float] | None:
-    """Returns clip and noise of training rows of a run that hides nodes; None: it hides clients.
+    """Returns the clip of gradients of training rows, and the noise of a step, where privacy is of nodes; else None.
 
     Raises ShoalError: as `require_small_delta` and `noise_of_node`.
     """

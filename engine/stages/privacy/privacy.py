@@ -27,7 +27,7 @@ from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import ParticipationOptions
-from shoal.engine.sections.sections import options_of
+from shoal.engine.sections.sections import changes_cohorts, options_of
 from shoal.engine.stages.privacy import adaptive_clip
 from shoal.engine.stages.privacy.accounting import epsilon_after, noise_at_clients, noise_of, releases, require_noise
 from shoal.engine.stages.privacy.hidden_uploads import norms_of
@@ -96,19 +96,23 @@ def require_possible(config: Config, cohort: int) -> None:
     if options.unit != "client":
         return
     method, at_clients = load(describe(config.algorithm.name, config.algorithm.options)), options.where == "client"
-    secure = options_of(config, "secure") is not None
+    secure, availability = options_of(config, "secure") is not None, options_of(config, "availability")
     require_noise(options)
     if options.delta * clients >= 1:
         raise ShoalError("privacy.delta", f"{options.delta:g} of {clients} clients; take less than {1 / clients:g}")
     for place, idle, why in (
-        ("participation.trace", config.participation.trace is None, "who is online is not drawn; take null"),
+        (
+            "participation.trace",
+            availability is None or availability.trace is None,
+            "who is online is not drawn; take null",
+        ),
         (
             "participation",
-            not config.participation.simulates,
+            not changes_cohorts(config),
             "availability, devices, dropout and selection draw others",
         ),
         ("participation.without", not config.participation.without, "clients are left out; take an empty list"),
-        ("data.newcomers", not config.data.newcomers, "newcomers are never drawn; take 0"),
+        ("data.newcomers", options_of(config, "newcomers") is None, "newcomers are never drawn; take 0"),
         ("aggregation.kind", options_of(config, "aggregation") is None, "privacy.unit bounds means; take mean"),
         (
             "participation",

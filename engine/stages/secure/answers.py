@@ -43,6 +43,14 @@ class Answers(NamedTuple):
             raise SkipRound(self.columns)
 
 
+def describe_skipped(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what the head of a page has of skipped rounds, for a run with some."""
+    sums = summary.get(SECURE, {})
+    if not sums.get("skipped"):
+        return {}
+    return {"Skipped": f"{sums['skipped']:,} of {sums['rounds']:,} rounds, with too few answers to a hidden sum"}
+
+
 def why_skipped(line: Mapping[str, Any]) -> str:
     """Returns why a round was skipped, from its line; empty: it was not."""
     answers = line.get(SECURE)

@@ -4,7 +4,6 @@ Asked are all clients that were drawn: those that drop out, are late, not needed
 of them answer is skipped: it changes nothing, as one without clients, and the run goes on.
 """
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from shoal.algorithms.protocol import Replies
 from shoal.engine.config.config import Config
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.stage import Phase, Round, Stage, ToHosts, require_means
+from shoal.engine.schedules.participation import count_drawn
 from shoal.engine.stages.secure.answers import Answers
 from shoal.engine.stages.secure.homomorphic import Homomorphic, KeyHolder, require_tenseal
 from shoal.engine.stages.secure.masks import Masks
@@ -30,7 +30,7 @@ def require_possible(config: Config, cohort: int) -> None:
         require_tenseal()
     clients, participation = config.partition.clients, config.participation
     size = min(participation.size(clients), clients)
-    drawn = min(math.ceil(size * participation.over_selection - 1e-9), clients)
+    drawn = min(count_drawn(config, size), clients)
     most = min(size, clients - len(participation.without))
     if most < 2:
         raise ShoalError("secure.kind", "a sum hides a client among others, found one alone; raise participation")

@@ -40,10 +40,11 @@ SECURE = Section(
         ),
         one_of("secure.kind", "aggregation.kind", "mean")._replace(beside="aggregation"),
         one_of("communication.upload", "secure.kind", "none")._replace(beside="communication"),
-        one_of("data.newcomers", "secure.kind", "none"),
-        one_of("run.keep_digests", "secure.kind", "none"),
+        one_of("data.newcomers", "secure.kind", "none")._replace(beside="newcomers"),
+        one_of("run.keep_digests", "secure.kind", "none")._replace(beside="digests"),
     ),
     stages=((60, "shoal.engine.stages.secure.hidden_sums:make"),),
     skipped="shoal.engine.stages.secure.answers:why_skipped",
     checks="shoal.engine.stages.secure.hidden_sums:require_possible",
+    facts="shoal.engine.stages.secure.answers:describe_skipped",
 )

@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from shoal.algorithms.method_errors import describe
 from shoal.algorithms.protocol import Replies, Tree, Upload, stage_key
 from shoal.engine.config.config import Config
 from shoal.engine.config.names import shown_name
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.protocol_checks import describe, require_tree
+from shoal.engine.rounds.protocol_checks import require_tree
 from shoal.engine.rounds.stage import AtClient, Phase, Round, Stage, ToHosts
+from shoal.engine.stages.users.section import USERS
 from shoal.storage.errors import ShoalError
 from shoal.storage.user_code.option_fields import field_values, require_all
 from shoal.storage.user_code.user_code import UserCode, read_user_code
@@ -138,7 +140,7 @@ class UserStage(Stage):
 
 def read_stages(config: Config) -> tuple[Source, ...]:
     """Reads the files of a config's stages. Raises ShoalError: one cannot be read."""
-    return tuple(Source(read_user_code(KEY, stage.name), stage.options) for stage in config.stages)
+    return tuple(Source(read_user_code(KEY, stage.name), stage.options) for stage in USERS.of(config))
 
 
 def require_stages(config: Config, cohort: int) -> None:

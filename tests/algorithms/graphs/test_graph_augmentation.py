@@ -72,15 +72,15 @@ def test_added_pairs_are_drawn_evenly() -> None:
     graphs, _ = drawn((5, 6), seed=2)
     rng = np.random.default_rng(3)
     before = edges_of(graphs)[1]
-    views = [edges_of(with_other_edges(graphs, 0.3, rng))[1] for _ in range(1500)]
+    views = [edges_of(with_other_edges(graphs, 0.3, rng))[1] for _ in range(500)]
     new = Counter(edge for view in views for edge in view - before)
     possible = [pair for pair in combinations(range(6), 2) if pair not in before]
     assert sorted(new) == possible
-    each = int(0.3 * len(before)) * 1500 / 15
+    each = int(0.3 * len(before)) * 500 / 15
     assert all(abs(count - each) < 6 * each**0.5 for count in new.values())
     kept = Counter(edge for view in views for edge in view & before)
     low, high = min(kept.values()), max(kept.values())
-    assert high - low < 0.1 * high
+    assert high - low < 0.2 * high
 
 
 def test_graphs_without_edges() -> None:

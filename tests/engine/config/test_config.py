@@ -24,7 +24,8 @@ from shoal.algorithms.models.build import backbone
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS
 from shoal.engine.config import config_text
 from shoal.engine.config.config import Config, config_from, device_choice, load_config, parse_config, require_names
-from shoal.engine.config.config_text import MOST_VALUES, RENAMED, require_small, with_seal
+from shoal.engine.config.config_text import MOST_VALUES, MOVED, RENAMED, require_small, with_seal
+from shoal.engine.config.round_sections import DeviceOptions
 from shoal.engine.config.run_identity import flatten, identity_keys
 from shoal.engine.config.sizes import size
 from shoal.partition.methods.options import Methods
@@ -179,7 +180,7 @@ def _unannounced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_renamed_every_key_of_today_is_in_a_config() -> None:
     known = flatten(Config.model_validate(OLD).plain())
-    assert all(new in known and old not in known for old, (new, _) in RENAMED.items())
+    assert all(new in known and old not in known for old, (new, _) in {**RENAMED, **MOVED}.items())
 
 
 @pytest.mark.usefixtures("_unannounced")
@@ -213,6 +214,45 @@ def test_renamed_key_of_a_sweep_is_announced_once(tmp_path: Path, capsys: pytest
         load_config(file)
     with refused("engine.trainer", says="found 'fast'"):
         config_from({**OLD, "engine": {"path": "fast"}})
+
+
+@pytest.mark.usefixtures("_unannounced")
+@pytest.mark.parametrize("source", ["file", "override", "section", "program"])
+def test_moved_keys_are_read_in_their_section(tmp_path: Path, capsys: Capture, source: str) -> None:
+    file, part = tmp_path / "config.yaml", {"devices": "phones", "network": "institutions", "deadline": 9.0}
+    file.write_text(TEXT + (f"participation: {json.dumps(part)}\n" if source == "file" else ""))
+    config = {
+        "file": lambda: load_config(file),
+        "override": lambda: load_config(file, [f"participation.{key}={value}" for key, value in part.items()]),
+        "section": lambda: load_config(file, ["participation={devices: phones, network: institutions, deadline: 9.0}"]),
+        "program": lambda: shoal.load_config(OLD, participation=part),
+    }[source]()
+    assert config.devices == DeviceOptions("phones", "institutions")
+    assert config.participation.deadline == 9.0
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "shoal: participation.devices is now devices.kind: write devices.kind: phones",
+        "shoal: participation.network is now devices.network: write devices.network: institutions",
+    ]
+
+
+@pytest.mark.usefixtures("_unannounced")
+def test_moved_keys_of_a_resolved_config_are_those_that_its_schedule_read(capsys: Capture) -> None:
+    standard = {"devices": "phones", "network": "consumer", "seed": 0}
+    of_rounds = {"devices": "hospital", "network": "institutions", "seed": 3}
+    config = config_from({**OLD, "participation": of_rounds, "schedule": standard})
+    assert config.devices == DeviceOptions("hospital", "institutions", 3)
+    nothing = {"devices": None, "network": None, "seed": 0}
+    late = {"participation": nothing, "schedule": {"name": "fedbuff", **of_rounds}}
+    assert config_from({**OLD, **late}).devices == config.devices
+    late = {"participation": of_rounds, "schedule": {"name": "fedbuff", **of_rounds, "seed": 5}}
+    assert config_from({**OLD, **late}).devices.seed == 5
+    capsys.readouterr()
+    # What needs no key is no news.
+    assert config_from({**OLD, "participation": nothing, "schedule": standard}).devices == DeviceOptions()
+    assert not capsys.readouterr().err
+    with refused("config", says="participation.devices is now devices.kind, and both are there"):
+        config_from({**OLD, "participation": {"devices": "phones"}, "devices": {"kind": "phones"}})
 
 
 QUICKSTART = "configs/quickstart.yaml"

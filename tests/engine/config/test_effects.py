@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from support.errors import refused
+from support.needs import has_keys, needs
 from support.small_runs import small_run
 
 from shoal.engine.config.config import config_from, load_config
@@ -78,7 +79,11 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("participation.availability.period", 8, "participation.availability.kind", "s.csv", "periodic"),
     ("participation.availability.share", 0.3, "participation.availability.kind", "always", "weibull"),
     ("participation.availability.shape", 0.5, "participation.availability.kind", "periodic", "weibull"),
-    ("participation.devices", "phones", "participation.network", None, "consumer"),
+    ("devices.kind", "phones", "devices.network", None, "consumer"),
+    *(
+        (key, value, "schedule.name", "mine.py:Mine", "fedbuff")
+        for key, value in (("devices.kind", "hospital"), ("devices.network", "none"), ("devices.seed", 1))
+    ),
     ("participation.selection", "loss", "algorithm", "global", "fedavg"),
     ("participation.dropout", 0.1, "algorithm", "global", "fedavg"),
     ("participation.candidates", 9, "participation.selection", "loss", "power_of_choice"),
@@ -119,9 +124,6 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
             ("schedule.concurrency", 3),
             ("schedule.staleness", "constant"),
             ("schedule.a", 1.0),
-            ("schedule.seed", 1),
-            ("schedule.devices", "hospital"),
-            ("schedule.network", "none"),
             ("schedule.mixing", 0.5),
         ]
     ),
@@ -153,10 +155,11 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("ray.address", "auto", "engine.backend", "local", "ray"),
     ("ray.runtime_env", {"env_vars": {"A": 1}}, "engine.backend", "local", "ray"),
 ]
+CASES = [case for case in CASES if has_keys(case[0], case[2])]
 
 
 # Of keys that need devices and their network, or the network devices: these are given.
-FLEET = {"participation__devices": "phones", "participation__network": "consumer"}
+FLEET = {"devices__kind": "phones", "devices__network": "consumer"}
 
 
 def with_keys(**values: Any) -> dict[str, Any]:
@@ -209,12 +212,18 @@ def test_layers_that_cannot_read_edges_between_clients_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("deadline", 9.0), ("over_selection", 1.5), ("seed", 1), ("network", "consumer")]
+    ("section", "key", "value"),
+    [
+        ("participation", "deadline", 9.0),
+        ("participation", "over_selection", 1.5),
+        ("devices", "seed", 1),
+        ("devices", "network", "consumer"),
+    ],
 )
-def test_keys_of_the_clock_need_devices_and_a_network(key: str, value: Any) -> None:
-    with refused("config", f"participation.{key}", says="is for participation.devices given, "):
-        config_from(with_keys(**{f"participation__{key}": value}))
-    config_from(with_keys(**{**FLEET, f"participation__{key}": value}))
+def test_keys_of_the_clock_need_devices_and_a_network(section: str, key: str, value: Any) -> None:
+    with refused("config", f"{section}.{key}", says="is for devices.kind given, "):
+        config_from(with_keys(**{f"{section}__{key}": value}))
+    config_from(with_keys(**{**FLEET, f"{section}__{key}": value}))
 
 
 def test_an_end_without_evaluation_is_for_a_last_round_that_is_evaluated_as_the_last_alone() -> None:
@@ -224,6 +233,7 @@ def test_an_end_without_evaluation_is_for_a_last_round_that_is_evaluated_as_the_
     config_from(with_keys(**keys, rounds=101))
 
 
+@needs("privacy")
 def test_banded_noise_is_for_clients_by_turns() -> None:
     keys = {"privacy__unit": "client", "participation__draw": "cyclic", "privacy__mechanism": "banded"}
     config_from(with_keys(**keys, privacy__bands=2))
@@ -258,8 +268,8 @@ def test_no_hops_are_needed_where_layers_read_sums() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    of_clock = {*(f"participation.{key}" for key in ("deadline", "over_selection", "seed", "network")), "schedule.b"}
-    of_noise = {"privacy.mechanism", "privacy.bands"}
+    of_clock = {*(f"participation.{key}" for key in ("deadline", "over_selection")), "schedule.b"}
+    of_noise = {key for key in ("privacy.mechanism", "privacy.bands") if has_keys(key)}
     assert {key for rule in RULES for key in rule.keys} - {case[0] for case in CASES} == of_clock | of_noise
 
 

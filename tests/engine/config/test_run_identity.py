@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.recorded_defaults import RECORDED, REMEDY, all_defaults
 
-from shoal.engine.config.config import load_config, parse_config
+from shoal.engine.config.config import config_from, load_config, parse_config
 from shoal.engine.config.run_identity import NUMBERS, changes_numbers, defaults, flatten, identity_keys, name_digits
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.records.run_folder import run_path
@@ -106,6 +106,44 @@ def test_name_digits_other_values_change_the_name() -> None:
         {"callbacks": [{"name": "early_stopping", "patience": 3}]},
     ]
     assert len({named(keys) for keys in others}) == len(others)
+
+
+FILE = str(Path("/d.csv"))
+
+
+# These names had such runs when participation and schedule had keys of devices each.
+@pytest.mark.parametrize(
+    ("old", "inputs", "new", "name"),
+    [
+        (
+            {"participation": {"devices": "phones", "network": "consumer", "seed": 3, "deadline": 5.0}}, {},
+            {"participation": {"deadline": 5.0}, "devices": {"kind": "phones", "network": "consumer", "seed": 3}},
+            "c5b4d9c4",
+        ),
+        (
+            {"participation": {"devices": FILE, "network": "consumer"}}, {"devices.kind": "1"},
+            {"devices": {"kind": FILE, "network": "consumer"}}, "c63ee277",
+        ),
+        (
+            {"participation": {"availability": "weibull", "seed": 2}, "schedule": {"devices": "phones"}}, {},
+            {"participation": {"availability": "weibull"}, "devices": {"seed": 2}}, "4a5a643b",
+        ),
+        ({"schedule": {"name": "fedbuff", "devices": "phones"}}, {}, {"schedule": "fedbuff"}, "b3bc78c4"),
+        ({"schedule": "fedbuff"}, {}, {"schedule": "fedbuff", "devices": {"kind": "phones", "network": "consumer"}},
+         "b3bc78c4"),
+        (
+            {"schedule": {"name": "fedbuff", "devices": FILE, "network": "none", "seed": 4}}, {"devices.kind": "1"},
+            {"schedule": "fedbuff", "devices": {"kind": FILE, "network": "none", "seed": 4}}, "e1dbad32",
+        ),
+    ],
+)  # fmt: skip
+def test_runs_on_devices_keep_their_names(
+    old: dict[str, Any], inputs: dict[str, str], new: dict[str, Any], name: str
+) -> None:
+    base = {**PLAIN, "name": "n"}
+    before, now = (config_from({**base, **keys}).plain() for keys in (old, new))
+    assert name_digits(before, inputs) == name_digits(now, inputs) == name
+    assert identity_keys(before) == identity_keys(now)
 
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"

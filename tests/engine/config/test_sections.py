@@ -11,13 +11,9 @@ from support.errors import refused
 
 from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.config import round_sections, sections
+from shoal.engine.config import config, round_sections, sections
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.stages.compression.section import CommunicationOptions
-from shoal.engine.stages.hostile.section import AttackOptions
-from shoal.engine.stages.privacy.section import PrivacyOptions
-from shoal.engine.stages.robust.section import AggregationOptions
-from shoal.engine.stages.secure.section import SecureOptions
+from shoal.engine.sections.sections import SECTIONS
 from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import PropagationOptions
@@ -27,7 +23,7 @@ PLAIN = {"name": "table", "data": {"dataset": "sbm"}, "algorithm": {"name": "fed
 NAN, INF = math.nan, math.inf
 
 CLASSES: dict[str, type] = {
-    "data": sections.DataConfig,
+    "data": config.DataConfig,
     "partition": PartitionOptions,
     "propagation": PropagationOptions,
     "model": ModelSpec,
@@ -35,23 +31,20 @@ CLASSES: dict[str, type] = {
     "train": TrainOptions,
     "participation": round_sections.ParticipationOptions,
     "schedule": round_sections.ScheduleOptions,
-    "communication": CommunicationOptions,
-    "attack": AttackOptions,
-    "aggregation": AggregationOptions,
-    "privacy": PrivacyOptions,
-    "secure": SecureOptions,
-    "evaluation": sections.EvaluationConfig,
+    "devices": round_sections.DeviceOptions,
+    **{section.name: section.options for section in SECTIONS if section.options is not None},
+    "evaluation": config.EvaluationConfig,
     "engine": sections.EngineConfig,
     "resources": sections.ResourcesConfig,
     "ray": sections.RayConfig,
-    "run": sections.RunConfig,
+    "run": config.RunConfig,
 }
 
 # Wrong values of keys of one kind, which stand beside those of `REFUSED`.
 KINDS: list[tuple[str, list[Any]]] = [
     (
         "data.root data.store data.cache data.overlay data.path data.split_file partition.file model.pretrained "
-        "participation.trace run.root schedule.devices schedule.network",
+        "participation.trace run.root devices.kind devices.network",
         [3, "a" * 256, "a/" * 2100, "a\0b", "\ud800"],
     ),
     (
@@ -80,7 +73,7 @@ KINDS: list[tuple[str, list[Any]]] = [
         [0, -1, 2.5, "4", True],
     ),
     (
-        "data.split_seed data.cross_seed partition.seed heterogeneity.seed participation.seed schedule.seed schedule.b",
+        "data.split_seed data.cross_seed partition.seed heterogeneity.seed devices.seed schedule.b",
         [-1, 0.5, 2**63, "3", True],
     ),
     (
@@ -134,8 +127,6 @@ REFUSED: dict[str, list[Any]] = {
     "evaluation.metrics": ["roc", [], ["f1", "f1"], ["f1", "a.py:f1"], ["a.py:A", "b.py:A"], ["a.py"], [3], 3],
     "participation.without": [3, [True], ["0"], [0.5]],
     "participation.availability": [0.5, None, ["weibull"]],
-    "participation.devices": [3, True],
-    "participation.network": [3, True],
     "participation.over_selection": [0.9, 101.0, NAN, True, "2"],
     "attack.target": [-1, 0.5, "0", True],
     "aggregation.root": [-1, 0.5, "0", True],
@@ -160,6 +151,7 @@ REFUSED: dict[str, list[Any]] = {
 for names, wrong in KINDS:
     for key in names.split():
         REFUSED[key] = [*REFUSED.get(key, []), *wrong]
+REFUSED = {key: values for key, values in REFUSED.items() if key.partition(".")[0] in CLASSES}
 
 # The ends of what is allowed.
 TAKEN: dict[str, list[Any]] = {
@@ -198,8 +190,8 @@ TAKEN: dict[str, list[Any]] = {
     "attack.nodes": [1, 100],
     "aggregation.share": [0.0, 0.49],
     "schedule.name": ["synchronous", "fedbuff"],
-    "schedule.devices": ["phones", "/mine.csv"],
-    "schedule.network": ["none", "/mine.csv"],
+    "devices.kind": ["phones", "/mine.csv"],
+    "devices.network": ["none", "/mine.csv"],
     "schedule.b": [0],
     "schedule.mixing": [1.0],
     "evaluation.metrics": [("accuracy",), ("f1", "/my.py:ECE", "roc_auc")],
@@ -209,7 +201,7 @@ TAKEN: dict[str, list[Any]] = {
     "resources.gpus_per_host": [0.0, 0.25, 1.0, 2.0],
     "resources.server_gpus": [0.0, 1.0],
 }
-
+TAKEN = {key: values for key, values in TAKEN.items() if key.partition(".")[0] in CLASSES}
 
 # What else is chosen where a key has an effect.
 BESIDE: dict[str, dict[str, Any]] = {
@@ -218,18 +210,17 @@ BESIDE: dict[str, dict[str, Any]] = {
     "partition.resolution": {"method": "louvain"},
     "data.name": {"dataset": "files"},
     "train.momentum": {"optimizer": "sgd"},
-    "participation.over_selection": {"devices": "phones", "network": "consumer"},
     "participation.candidates": {"selection": "power_of_choice"},
     "communication.ratio": {"upload": "topk"},
     "attack.share": {"kind": "scaled"},
     **{f"attack.{key}": {"kind": "backdoor"} for key in ("target", "poison", "nodes")},
     "aggregation.share": {"kind": "krum"},
     "aggregation.root": {"kind": "fltrust"},
-    "schedule.devices": {"name": "fedbuff"},
-    "schedule.network": {"name": "fedbuff"},
     "schedule.b": {"name": "fedbuff", "staleness": "hinge"},
     "schedule.mixing": {"name": "fedasync"},
     "schedule.tiers": {"name": "tiers"},
+    "devices.kind": {"network": "consumer"},
+    "devices.network": {"kind": "phones"},
     "secure.threshold": {"kind": "masks"},
     **{f"privacy.{key}": {"unit": "client"} for key in ("where", "clip", "quantile", "noise", "epsilon", "delta")},
 }
@@ -347,7 +338,8 @@ def test_a_missing_key() -> None:
 @pytest.mark.parametrize(("key", "value"), rows(TAKEN))
 def test_the_ends_are_taken(key: str, value: Any) -> None:
     section, name, values = given(key, value)
-    config = parse_config({**PLAIN, section: values}, "x.yaml")
+    on_devices = {"devices": {"kind": "phones", "network": "consumer"}} if name == "over_selection" else {}
+    config = parse_config({**PLAIN, **on_devices, section: values}, "x.yaml")
     assert getattr(getattr(config, section), name) == value
     assert getattr(config, section) == CLASSES[section](**values)
 

@@ -149,7 +149,7 @@ def test_what_is_sent_stays_as_it_is(job_of: MakeJob) -> None:
 
 def test_a_download_wins_over_what_was_kept_and_the_clients_own_over_the_shared(job_of: MakeJob, w: Tensor) -> None:
     job = job_of()
-    sent = cell([0, 1], train=False, states={0: {"model.w": w + 5}, 1: {"model.w": w + 6}}, private={1: {"w": w + 2}})
+    sent = cell([0, 1], train=None, states={0: {"model.w": w + 5}, 1: {"model.w": w + 6}}, private={1: {"w": w + 2}})
     with_download = run_cells(job, [sent], {"w": w + 1})[0]
     assert torch.equal(with_download.tensors["models"], torch.stack([w + 1, w + 2]))
     assert np.isnan(with_download.losses).all()
@@ -163,7 +163,7 @@ def test_hosts_of_a_machine_share_half_of_its_memory(job_of: MakeJob, monkeypatc
         monkeypatch.setattr(Host, "hosts_here", lambda self, beside=beside: beside)
         monkeypatch.setattr(host_module, "machine_memory", lambda: 8000)
         host = Host()
-        host.open(replace(job_of(), memory_limit=memory_limit))
+        host.open(job_of(engine__memory_limit=memory_limit))
         limits.append(host._cache.limit)
     assert limits == [4500, 1500, 2000]
 
@@ -208,7 +208,7 @@ def test_a_client_that_fails_ends_the_call_or_leaves_nothing(job_of: MakeJob, wh
 
 
 def test_an_upload_with_nan_is_a_failure_of_its_client(job_of: MakeJob, bad: dict[int, Tree]) -> None:
-    (outcome,) = run_cells(job_of(skip=True), [cell([1, 2], private=bad, train=False)])
+    (outcome,) = run_cells(job_of(skip=True), [cell([1, 2], private=bad, train=None)])
     assert outcome.ids == [1]
     assert outcome.failures[2][0].startswith("round 1, client 2: upload() gives NaN or infinity in 'w'")
 
@@ -225,7 +225,7 @@ def test_a_loss_that_is_nan_is_a_failure_of_its_client(job_of: MakeJob, bad: dic
 @pytest.mark.parametrize("score", [True, False])
 def test_predictions_that_are_nan_are_not_counted(job_of: MakeJob, bad: dict[int, Tree], score: bool) -> None:
     ids = frozenset({1, 2} if score else {1})
-    sent = cell([1, 2], private=bad, phase="", up={}, train=False, score=ids)
+    sent = cell([1, 2], private=bad, phase="", up={}, train=None, score=ids)
     (outcome,) = run_cells(job_of(skip=True), [sent])
     assert outcome.scores.keys() == {1}
     if score:

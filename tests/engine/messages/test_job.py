@@ -46,14 +46,14 @@ def job_of(configure: Callable[..., Config]) -> MakeJob:
 
 def test_what_a_config_says(job_of: MakeJob, configure: Callable[..., Config]) -> None:
     job = job_of(seed=5, algorithm__weight="train", model__init="own", engine__threads=2)
-    assert (job.id, job.seed, job.threads, job.hops, job.model_of) == ("job", 5, 2, 2, (0,) * 6)
+    assert (job.id, job.seed, job.compute.threads, job.hops, job.model_of) == ("job", 5, 2, 2, (0,) * 6)
     assert (job.method.name, job.method.options) == ("fedavg", {"weight": "train"})
     assert job.models == configure({"model.init": "own"}).models()
     assert (job.propagation, job_of(propagation__hops=0).propagation) == ("r0.5-k2-float32", None)
     assert [job_of(engine__on_client_error=what).skip_failed_clients for what in ("fail", "skip")] == [False, True]
-    assert [one.gpu_share for one in (job, job_of(resources__gpus_per_host=0.25))] == [1.0, 0.25]
+    assert [one.compute.gpu_share for one in (job, job_of(resources__gpus_per_host=0.25))] == [1.0, 0.25]
     assert Path(job.store).is_absolute()
-    assert (job.memory_limit, job_of(engine__memory_limit=9000).memory_limit) == (None, 9000)
+    assert (job.compute.memory_limit, job_of(engine__memory_limit=9000).compute.memory_limit) == (None, 9000)
     own = job_of(algorithm__name=f"{__file__}:nothing")
     assert own.method.source == Path(__file__).read_text()
     assert pickle.loads(pickle.dumps(own)) == own

@@ -20,8 +20,9 @@ from shoal.engine.records.checkpoint import BEST, FORMAT, PLAIN, TENSORS, Checkp
 from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import SUMMARY
-from shoal.engine.rounds.state import FederationState, ScoreTable
+from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.run import run
+from shoal.engine.scores.table import ScoreTable
 from shoal.storage.files.checksummed_json import sealed
 from shoal.storage.files.digest import digest
 

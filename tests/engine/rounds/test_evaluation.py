@@ -13,9 +13,10 @@ from shoal.algorithms.base import Algorithm, Client, Context, Mix, Received, Req
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.rounds.evaluation import newest
-from shoal.engine.rounds.scoring import summarize
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState, ScoreTable
+from shoal.engine.rounds.state import FederationState
+from shoal.engine.scores.counts import summarize
+from shoal.engine.scores.table import ScoreTable
 from shoal.storage.shards.view import View
 
 Start = Callable[..., Server]

@@ -6,8 +6,6 @@ from contextlib import nullcontext
 from fractions import Fraction
 from heapq import heapreplace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ from support.small_cells import cell_of
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.config.round_sections import ParticipationOptions
-from shoal.engine.messages.cell import one_by_one
+from shoal.engine.messages.cell import Training, one_by_one
 from shoal.engine.rounds.sampling import (
     IN_BATCHES,
     Plan,
@@ -28,14 +26,11 @@ from shoal.engine.rounds.sampling import (
     draw_cohort,
     evaluation_cell,
     form_cells,
-    read_trace,
     require_cohorts,
     require_sample,
-    require_selection,
 )
 
 W = torch.ones(2)
-OF_FIVE = {"selection": "power_of_choice", "count": 5}
 
 
 @given(st.integers(1, 60), st.fractions(Fraction(1, 99), 1, max_denominator=99), st.integers(0, 9))
@@ -70,58 +65,18 @@ def test_count_wins_over_ratio_and_only_those_online_take_part() -> None:
     assert draw_cohort(10, ParticipationOptions(ratio=0.3, at_least=2), 0, 2, online) == []
 
 
-def test_trace_file(tmp_path: Path) -> None:
-    trace, gone = str(tmp_path / "trace.npy"), str(tmp_path / "gone.npy")
-    np.save(trace, np.array([[1, 0, 1], [0, 1, 1]]))
-    assert read_trace(trace, 3).tolist() == [[True, False, True], [False, True, True]]
-    with refused(trace, says="all 4 clients"):
-        read_trace(trace, 4)
-    with refused(gone, says="participation.trace cannot be read"):
-        read_trace(gone, 4)
-
-
-@pytest.mark.parametrize(
-    ("how", "rounds", "key"),
-    [
-        ({"count": 4}, 9, None),
-        ({"count": 5}, 9, "participation.count"),
-        ({"ratio": 0.25}, 9, None),
-        ({"ratio": 0.24}, 9, "participation.ratio"),
-        # Two are online in the second round, nobody in others.
-        ({"at_least": 2}, 2, None),
-        ({"at_least": 3}, 9, "participation.at_least"),
-        ({"at_least": 2}, 1, "participation.at_least"),
-        ({}, 1, "participation.trace"),
-    ],
-)
-def test_cohorts_that_cannot_be_are_refused(how: dict[str, float], rounds: int, key: str | None) -> None:
-    online = np.array([[0, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]], dtype=bool)
-    with refused(key) if key else nullcontext():
-        require_cohorts(ParticipationOptions(**how), 4, rounds, online)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("how", "key"),
     [
-        ({"selection": "oort"}, "participation.selection"),
-        ({"selection": "loss", "count": 8}, "participation.selection"),
-        ({"selection": "loss", "count": 4, "over_selection": 1.8}, "participation.selection"),
-        ({"selection": "loss", "count": 4, "over_selection": 1.7}, None),
-        ({"selection": "power_of_choice", "count": 3, "candidates": 2}, "participation.candidates"),
-        ({"selection": "power_of_choice", "count": 3, "candidates": 9}, "participation.candidates"),
-        ({"selection": "power_of_choice", "count": 3, "candidates": 3}, None),
-        ({"selection": "power_of_choice", "count": 3, "candidates": 8}, None),
-        (
-            {"selection": "power_of_choice", "count": 4, "over_selection": 1.5, "candidates": 5},
-            "participation.candidates",
-        ),
-        ({"selection": "mine.py:Mine"}, None),
-        ({}, None),
+        ({"count": 4}, None),
+        ({"count": 5}, "participation.count"),
+        ({"ratio": 0.25}, None),
+        ({"ratio": 0.24}, "participation.ratio"),
     ],
 )
-def test_a_selection_without_a_choice_is_refused(how: dict[str, Any], key: str | None) -> None:
-    with nullcontext() if key is None else refused(key, says="8"):
-        require_selection(ParticipationOptions(**how), 8)
+def test_cohorts_that_cannot_be_are_refused(how: dict[str, float], key: str | None) -> None:
+    with refused(key) if key else nullcontext():
+        require_cohorts(ParticipationOptions(**how), 4)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("evaluated", [3, 8, "cohort", "all"])
@@ -219,7 +174,7 @@ def test_what_only_trains_stays_behind_at_an_evaluation() -> None:
     assert {i: set(tree) for i, tree in cell.states.items()} == {1: {"model.w", "c"}, 2: set()}
     assert set(cell.inboxes) == {2}
     assert cell.score == {1, 2, 4}
-    assert (cell.phase, cell.train) == ("", False)
+    assert (cell.phase, cell.train) == ("", None)
 
 
 def test_clients_of_a_cell_one_by_one() -> None:
@@ -233,7 +188,7 @@ def test_clients_of_a_cell_one_by_one() -> None:
         (client,) = single.ids
         own = {name: {i: tree for i, tree in whole.items() if i == client} for name, whole in kept.items()}
         assert {name: getattr(single, name) for name in kept} == own
-        assert (single.round, single.phase, single.up, single.train) == (1, "train", {"w": Reduce.MEAN}, True)
+        assert (single.round, single.phase, single.up, single.train) == (1, "train", {"w": Reduce.MEAN}, Training())
 
 
 def test_poisson_cohorts_have_each_client_on_its_own() -> None:

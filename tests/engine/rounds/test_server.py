@@ -20,9 +20,10 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds import state as state_module
-from shoal.engine.rounds.scoring import summarize
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState, ScoreTable, read_scores
+from shoal.engine.rounds.state import FederationState, read_scores
+from shoal.engine.scores.counts import summarize
+from shoal.engine.scores.table import ScoreTable
 from shoal.storage.shards.view import View
 
 Start = Callable[..., Server]

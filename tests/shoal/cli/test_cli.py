@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from rooms import ROOT
-from support.failing_method import failing
+from support.needs import needs
 from support.shards import flip
 from support.small_runs import small_run
+from support.toy_method import NAME as TOY
 from typer.testing import CliRunner
 
 from shoal.cli import cli
@@ -123,6 +124,7 @@ def test_options_of_a_search_or_forecast_alone_are_refused(
     assert not (tiny.parent / "runs").exists()
 
 
+@needs("search")
 def test_a_search_says_its_plan_and_needs_optuna(
     tiny: Path, printed: Callable[..., str], refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,12 +148,12 @@ def test_debug_shows_the_traceback(tiny: Path, status: Status, capsys: Capture, 
 
 
 def test_debug_shows_the_error_of_a_client(tiny: Path, status: Status, capsys: Capture) -> None:
-    assert status("--debug", "run", tiny, f"algorithm.name={failing(tiny.parent)}") == 2
+    assert status("--debug", "run", tiny, f"algorithm.name={TOY}") == 2
     errors = capsys.readouterr().err
     assert "RuntimeError: no luck" in errors
     last, _, log = errors.splitlines()[-1].rpartition("; more in ")
     assert last.startswith("shoal: round 1, client 2: ")
-    assert last.endswith("failing.py, line 19, in upload(): RuntimeError: no luck")
+    assert re.search(r"toy_method\.py, line \d+, in upload\(\): RuntimeError: no luck$", last)
     assert 'raise RuntimeError("no luck")\n' in Path(log).read_text()
 
 

@@ -430,8 +430,9 @@ def test_those_that_do_not_count_take_their_places_but_no_time_of_the_server() -
 
 
 def test_clients_that_were_drawn_and_dropped_are_in_the_clock(tmp_path: Path) -> None:
-    own = {"count": 2, "over_selection": 2, "dropout": 0.4, "devices": "phones", "network": "consumer", "seed": 3}
-    run = shoal.run(small_run(tmp_path, rounds=6, participation=own)).path
+    own = {"count": 2, "over_selection": 2, "dropout": 0.4}
+    on_devices = {"kind": "phones", "network": "consumer", "seed": 3}
+    run = shoal.run(small_run(tmp_path, rounds=6, participation=own, devices=on_devices)).path
     lines, work, asked = read_metrics(run), client_work(run), Asked.of("phones", "consumer", None, None, 3)
     (((timed,),),) = [clocked([run], asked).runs]
     seen = set[str]()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.needs import needs
 from support.small_runs import small_config, small_run
 
 from shoal.engine.config.config import Config, parse_config
@@ -27,9 +28,7 @@ from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import scratch_path
 from shoal.study.study import Study
 from shoal.sweeps.forecast import forecast
-from shoal.sweeps.search import Asked, Search
 from shoal.sweeps.sweep import Sweep
-from shoal.tables.influences import Influences
 
 METHOD = """
 from dataclasses import dataclass
@@ -85,6 +84,8 @@ def full_run(
     export(made, "deployed")
     report([made], None)
     printed("clock", made)
+    from shoal.influence.influences import Influences
+
     Influences("deployed", 2, (), ()).write(made)
     newest = made / CHECKPOINTS / "round-000002"
     for aside in ("round-000002.unusable", "round-000002.unusable1", "round-000003.unfinished"):
@@ -96,6 +97,7 @@ def full_run(
     return made
 
 
+@needs("clock", "influence")
 def test_nothing_of_a_run_remains(full_run: Path) -> None:
     files = files_in(full_run)
     # It has one of each kind, or this says nothing.
@@ -141,6 +143,7 @@ def test_nothing_of_a_store_remains(config_of: Callable[..., Config], tmp_path: 
     assert files_in(store) == mine
 
 
+@needs("clock", "search")
 def test_nothing_of_a_study_remains(
     tmp_path: Path, printed: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +156,8 @@ def test_nothing_of_a_study_remains(
     output.write_text("what its process printed")
     report([sweep.folder], None, kinds=("svg",))
     printed("clock", sweep.folder)
+    from shoal.search.search import Asked, Search
+
     search = Search(Study(config, ()), Asked(("train.lr=0.1,0.2",), trials=2, sampler="grid", seeds=1))
     assert search.go()
     report([search.folder], None, kinds=("svg",))

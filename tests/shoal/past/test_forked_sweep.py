@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from support.errors import refused
+from support.needs import needs
 from support.same_runs import require_same_runs
 from support.small_runs import small_config, stopped_after
 
@@ -25,6 +26,8 @@ from shoal.storage.errors import ShoalError
 from shoal.study.study import Study, read_study
 from shoal.sweeps.sweep import show_sweep_plan
 
+# Uploads that are made again are compared with their digests.
+pytestmark = needs("digests")
 KEPT = {"checkpoint_every": 2, "keep": 9, "keep_digests": True, "keep_records": True}
 AXES = ("train.lr=0.01,0.2", "seeds=2")
 

@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.needs import has, needs
 from support.small_runs import run_small
 
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.config.config import load_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
-from shoal.engine.stages.privacy.accounting import epsilon_after
 from shoal.past.ledger import AVERAGED, BY_ROW, HIDDEN, HIDDEN_IN_A_SUM, MIXED, NOISY, OF_CLASSES, ledger
+
+if has("privacy"):
+    from shoal.engine.stages.privacy.accounting import epsilon_after
 
 
 def made(folder: Path, **changes: Any) -> Path:
@@ -36,6 +39,7 @@ def test_entries_are_those_of_the_method(tmp_path: Path, method: str, entries: d
     assert read_metrics(folder)[-1]["round"] == 4
 
 
+@needs("privacy")
 def test_entries_of_hidden_clients_are_told_by_where_their_noise_is(tmp_path: Path) -> None:
     private = {"unit": "client", "noise": 30.0, "delta": 1e-3}
     rows = ledger(made(tmp_path, privacy=private, algorithm={"name": "fedproto"}))
@@ -53,6 +57,7 @@ def test_entries_of_hidden_clients_are_told_by_where_their_noise_is(tmp_path: Pa
     )
 
 
+@needs("secure")
 @pytest.mark.parametrize("kind", ["masks", "homomorphic"])
 def test_entries_that_are_hidden_have_the_shapes_of_plain_ones(tmp_path: Path, kind: str) -> None:
     found = [ledger(made(tmp_path, secure=secure)) for secure in ({}, {"kind": kind})]
@@ -60,6 +65,7 @@ def test_entries_that_are_hidden_have_the_shapes_of_plain_ones(tmp_path: Path, k
     assert [says for of in found for _, says in of.sent] == [AVERAGED, HIDDEN_IN_A_SUM]
 
 
+@needs("privacy")
 def test_times_and_bytes_are_those_of_the_log(tmp_path: Path) -> None:
     hidden = {"unit": "client", "noise": 30.0, "delta": 1e-3}
     folder = made(tmp_path, privacy=hidden, train={"epochs": 1, "opt_state": "reset"})
@@ -73,6 +79,7 @@ def test_times_and_bytes_are_those_of_the_log(tmp_path: Path) -> None:
     assert list(np.diff(list(found.epsilons.values())) > 0) == [True] * 3
 
 
+@needs("privacy")
 def test_command_prints_epsilon_with_its_unit_and_writes_tables(tmp_path: Path, printed: Callable[..., str]) -> None:
     folder = made(tmp_path, privacy={"unit": "client", "noise": 30.0, "delta": 1e-3})
     words = printed("privacy", folder, "--out", tmp_path / "ledger")
@@ -83,6 +90,7 @@ def test_command_prints_epsilon_with_its_unit_and_writes_tables(tmp_path: Path, 
     assert rows[1:] == [f"{i},{n},{n * 108}" for i, n in enumerate(ledger(folder).times.tolist())]
 
 
+@needs("privacy")
 def test_a_longer_run_does_not_go_on_with_the_noise_of_a_shorter_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,8 +7,8 @@ from statistics import fmean
 
 import pytest
 from support.errors import refused
-from support.failing_method import failing
 from support.small_runs import small_config
+from support.toy_method import NAME as TOY
 
 from shoal.engine.records.metrics import read_metrics
 from shoal.pages.report import report
@@ -49,6 +49,6 @@ def test_forecast_is_that_of_a_period_and_stands_beside_what_all_took(tmp_path: 
 
 
 def test_forecast_of_a_run_that_fails_says_so(tmp_path: Path) -> None:
-    sweep = Sweep(Study(small_config(tmp_path, algorithm={"name": failing(tmp_path)}), ("seed=0,1",)))
+    sweep = Sweep(Study(small_config(tmp_path, algorithm={"name": TOY}), ("seed=0,1",)))
     with refused(sweep.rows[0].label):
         forecast(sweep, price=0.0)

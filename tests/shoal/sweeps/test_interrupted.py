@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.needs import needs
 from support.small_runs import small_config
 
 from shoal.engine.config.config import load_config
@@ -112,6 +113,7 @@ def test_sigterm_in_the_last_round_of_a_run_of_several_at_once(tmp_path: Path, c
     assert 1 <= len(begun) <= 3, said
 
 
+@needs("influence")
 def test_sigterm_in_the_last_round_of_a_run_without_a_client_ends_the_others(
     tmp_path: Path, config: Path, status: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

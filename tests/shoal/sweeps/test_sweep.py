@@ -17,8 +17,8 @@ import pyarrow.parquet
 import pytest
 from rich.console import Console
 from support.errors import refused
-from support.failing_method import failing
 from support.small_runs import small_config
+from support.toy_method import NAME as TOY
 from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
 
 from shoal.engine.records import checkpoint
@@ -187,7 +187,7 @@ def test_sweep_failed_run_is_a_row(
 
     Its process takes no module of the working folder, which would come before the library of Python.
     """
-    axis = f"algorithm={failing(tmp_path)}{{kind:raises,never,client:1}}"
+    axis = f"algorithm={TOY}{{kind:raises,never,client:1}}"
     (tmp_path / "here").mkdir()
     for name in ("types", "json", "shoal"):
         text = f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit('mine')\n"

@@ -5,13 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import refused
 from support.induced_parts import csr_rows
 from support.shards import dense
-from torch_geometric.nn import SGConv
 
 from shoal.storage.graph import propagation
 from shoal.storage.graph.propagation import bound_degrees, hops, propagate
@@ -30,10 +28,6 @@ def random_graph(seed: int, nodes: int, density: float) -> np.ndarray:
 def csr(adjacency: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     indptr = np.concatenate([[0], adjacency.sum(1).cumsum()]).astype(np.int64)
     return indptr, np.nonzero(adjacency)[1].astype(np.int32)
-
-
-def edge_index(adjacency: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.stack(np.nonzero(adjacency)))
 
 
 def operator(adjacency: np.ndarray, r: float) -> np.ndarray:
@@ -200,20 +194,6 @@ def test_weights_are_the_entries_of_the_dense_operator(r: float, width: int) -> 
     # Weights of one have the bits of no weights.
     ones = one_hop(adjacency, x, r, weight=np.ones_like(weight))
     np.testing.assert_array_equal(ones, one_hop(adjacency, x, r))
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("k", [1, 3])
-def test_equals_sgconv_of_pyg(k: int, weighted: bool) -> None:
-    adjacency, x = random_graph(15, 40, 0.15), features(16, 40, 6)
-    weight = weigh(adjacency, 26)[1] if weighted else None
-    convolution = SGConv(6, 6, K=k, bias=False)
-    convolution.lin.weight.data = torch.eye(6)
-    with torch.no_grad():
-        edge_weight = None if weight is None else torch.from_numpy(weight)
-        expected = convolution(torch.from_numpy(x), edge_index(adjacency), edge_weight).numpy()
-    found = hops(*csr(adjacency), x, PropagationOptions(k), weight)[-1]
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 SHARES = st.floats(0, 1)

@@ -1,0 +1,1 @@
+"""Asynchronous rounds, whose clients are known ahead by simulated time."""

@@ -1,0 +1,1 @@
+"""Rounds in which some clients are offline, drop out, or come too late."""

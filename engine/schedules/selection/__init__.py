@@ -1,0 +1,1 @@
+"""The choice of a round's clients from what the server knows of them."""
