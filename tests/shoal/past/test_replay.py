@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from integration.golden_digests import COUPLED, MOST, config_of, matrix, write_graph
 from support.errors import refused
+from support.needs import needs
 from support.same_runs import require_same_runs
 from support.small_runs import run_small
 
@@ -22,12 +23,12 @@ from shoal.engine.runs.verify import verify_run
 from shoal.past.fork import fork
 from shoal.past.replay import replay, tables
 
+# Uploads that are made again are compared with their digests.
+pytestmark = needs("digests")
+
 MINE = """
 from dataclasses import dataclass
 from shoal import Algorithm, Ask, Reduce, Upload
-
-# Uploads that are made again are compared with their digests.
-pytestmark = needs("digests")
 
 @dataclass(frozen=True)
 class Mine(Algorithm):
