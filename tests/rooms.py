@@ -26,9 +26,9 @@ SECTIONS = "engine/sections"
 LISTED = {
     "shoal": "shoal cli clock past pages scaling sweeps kept tables study",
     "engine": """
-        engine runs preparing cluster screen callbacks hosts newcomers stages/hostile stages/robust
-        stages/privacy stages/secure stages/compression stages/digests stages/users stages records
-        schedules/asynchronous schedules/availability schedules/selection schedules
+        engine runs preparing/cross_edges preparing cluster screen callbacks hosts newcomers
+        stages/hostile stages/robust stages/privacy stages/secure stages/compression stages/digests stages/users
+        stages records schedules/asynchronous schedules/availability schedules/selection schedules
         rounds scores simulation messages config sections
     """,
     "algorithms": """
