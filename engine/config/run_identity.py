@@ -72,8 +72,11 @@ def identity_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
         values["evaluation.metric"] = values.pop("evaluation.metrics")[0]
     if values.get("schedule.name") in OTHERS:
         values |= {key: getattr(STANDARD, name) for key, name in DEVICES.items() if values.get(key) is None}
-    for number, callback in enumerate(steering(values.pop("callbacks", ()))):
-        values |= flatten(callback, f"callbacks.{number}.")
+    # Files of the user's that entries of these lists name count by their content (`shoal.engine.records.inputs`).
+    lists = {"stages": values.pop("stages", ()), "callbacks": steering(values.pop("callbacks", ()))}
+    for key, entries in lists.items():
+        for number, entry in enumerate(entries):
+            values |= flatten(entry, f"{key}.{number}.")
     return values
 
 

@@ -10,11 +10,15 @@ from support.errors import refused
 from support.needs import needs
 from support.plain_fedavg import sgd_step
 from support.same_bits import assert_same_runs
+from support.small_runs import run_small, stopped_after
 
-from shoal.engine.config.config import Config, parse_config
+from shoal.engine.config.config import Config, load_config, parse_config
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.run_folder import METRICS
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.runs.run import run
 
 Start = Callable[..., Server]
 LR = 0.5
@@ -91,6 +95,28 @@ def test_text_and_options_of_a_stage_tell_runs_apart(make_config: Callable[..., 
     file = Path(sketch.rpartition(":")[0])
     file.write_text(file.read_text().replace("change.abs().mean()", "change.abs().max()"))
     assert len({plain, first, off, folder([{"name": sketch}])}) == 4
+
+
+def test_run_with_a_stage_is_repeated_and_goes_on_wherever_the_file_is(tmp_path: Path, sketch: str) -> None:
+    def keys(stage: str, **changes: Any) -> dict[str, Any]:
+        return {"stages": [{"name": stage, "feedback": True}], "model": {"name": "sgc"}, **changes}
+
+    whole = run_small(tmp_path / "a", **keys(sketch))
+    lines = (whole / METRICS).read_bytes()
+    assert run_small(tmp_path / "a", **keys(sketch)) == whole
+    assert (whole / METRICS).read_bytes() == lines
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    moved = f"{Path(sketch.rpartition(':')[0]).rename(elsewhere / 'sketch.py')}:Sketch"
+    with stopped_after(2, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        run_small(tmp_path / "b", **keys(moved))
+    (stopped,) = (tmp_path / "b" / "runs").glob("small-*")
+    assert stopped.name == whole.name
+    # The copy of the file in the folder is enough to go on.
+    (elsewhere / "sketch.py").unlink()
+    config = load_config(str(stopped))
+    assert run(config, resume=True) == stopped
+    assert [line["loss"] for line in read_metrics(stopped)] == [line["loss"] for line in read_metrics(whole)]
 
 
 @pytest.mark.parametrize(
