@@ -51,7 +51,7 @@ from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.dataset_names import TWINS, require_dataset
-from shoal.storage.options.propagation import CrossEdges, PropagationOptions, over_cross_edges
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.types import Named, Positive, Seed, message_of, path_fault, quoted
 from shoal.storage.suggestions import did_you_mean, did_you_mean_at
 
@@ -138,16 +138,8 @@ class Config(ConfigOfFeatures):
 
     def kernel(self) -> PropagationOptions:
         """Reads how hops are computed: section `propagation`, and over which edges between clients."""
-        data = self.data
-        if data.cross_edges == "drop":
-            return self.propagation
-        edges = CrossEdges(data.cross_share, data.cross_seed, data.cross_min_neighbours, data.cross_hidden)
-        if data.cross_edges == "hops":
-            return over_cross_edges(self.propagation, edges.name)
-        means = self.models()[0].name == "sage"
-        form = "two_hop" if data.cross_edges == "two_hop" else "mean" if means else "gcn"
-        hop = PropagationOptions(1, 0.0 if means else 0.5, self.propagation.dtype)
-        return over_cross_edges(hop, f"{edges.name}-{form}")
+        crossing = (section.kernel(self) for section in SECTIONS if section.kernel and section.is_on(self))
+        return next(crossing, self.propagation)
 
     def memory_limit(self) -> int:
         """Returns the bytes the run may use: `engine.memory_limit`, else the memory of the machine or container."""

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
-from shoal.algorithms.methods.registry.names import GENERATES_NEIGHBOURS
 from shoal.algorithms.models.names import WIDEST
 from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.datasets.features.feature_options import MadeFeatures
@@ -150,20 +149,6 @@ Metrics = Annotated[
 ]
 
 
-def _cross_edges(value: Any) -> Any:
-    """Refuses what is a method and no way of reading a store."""
-    if value == "generate":
-        raise ValueError(f"generated neighbours are a method; take algorithm {GENERATES_NEIGHBOURS}, and drop here")
-    return value
-
-
-def _cross_share(value: Any) -> Any:
-    """Refuses a share of no edges, which is another choice."""
-    if value == 0:
-        raise ValueError("a share of 0 keeps no edge; take data.cross_edges: drop")
-    return value
-
-
 # The bases have this order so that a resolved config begins with the dataset.
 @dataclass(frozen=True, config=CLOSED)
 class DataConfig(SplitOptions, DatasetPlaces):
@@ -182,14 +167,6 @@ class DataConfig(SplitOptions, DatasetPlaces):
         inductive: Train on the graphs that the training nodes of each client induce, as if there were no others, and
             evaluate on all nodes.
         edge_weights: `keep` or `drop` the weights of edges; `drop` is for models and methods that cannot use them.
-        cross_edges: Edges between clients: `drop`, or `hops`: hops run over them, by one exchange of sums a hop before
-            training. With `one_hop` the first layer of a GCN or GraphSAGE reads such sums, with `two_hop` the first two
-            of a GCN. Other layers, and what a method computes itself, see a client's own edges alone.
-        cross_share: Share of the edges between clients that hops run over.
-        cross_seed: Of what that share is.
-        cross_min_neighbours: Fewest neighbours at one client for whose sum it sends; fewer count as cut.
-        cross_hidden: A client reads the sum over its neighbours at all other clients alone, as secure aggregation would
-            give it. `cross_min_neighbours` counts these.
     """
 
     dtype: Literal["float32", "float16"] = "float32"
@@ -201,11 +178,6 @@ class DataConfig(SplitOptions, DatasetPlaces):
     synthetic: Flag = False
     inductive: Flag = False
     edge_weights: EdgeWeights = "keep"
-    cross_edges: Annotated[Literal["drop", "hops", "one_hop", "two_hop"], BeforeValidator(_cross_edges)] = "drop"
-    cross_share: Annotated[Number, Field(gt=0, le=1), BeforeValidator(_cross_share)] = 1.0
-    cross_seed: Seed = 0
-    cross_min_neighbours: Positive = 1
-    cross_hidden: Flag = False
 
     @property
     def split_name(self) -> str:

@@ -21,6 +21,7 @@ from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
+from shoal.engine.sections.sections import options_of
 from shoal.storage.errors import ShoalError
 
 # A parameter takes so many bytes: value, gradient, and two moments of Adam.
@@ -209,15 +210,16 @@ def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[
 
 def require_supported(config: Config, algorithm: Algorithm) -> None:
     """Raises a ShoalError if a method is not for the task of a config, or reads other edges between clients."""
-    edges = getattr(algorithm, "edges_read", None)
-    if edges not in (None, config.data.cross_edges):
+    edges, data = getattr(algorithm, "edges_read", None), options_of(config, "cross_edges")
+    given = "drop" if data is None else data.cross_edges
+    if edges not in (None, given):
         raise ShoalError(
             "data.cross_edges",
-            f"{config.algorithm.name} with its options reads {edges}, found {config.data.cross_edges}; set it, or "
+            f"{config.algorithm.name} with its options reads {edges}, found {given}; set it, or "
             f"algorithm.{'hops' if hasattr(algorithm, 'hops') else 'cross_edges'}",
         )
-    data = config.data
-    if edges == "hops" and (data.cross_min_neighbours > 1 or data.cross_hidden or config.propagation.rows != "all"):
+    hidden = data is not None and (data.cross_min_neighbours > 1 or data.cross_hidden)
+    if edges == "hops" and (hidden or config.propagation.rows != "all"):
         raise ShoalError(
             "algorithm.cross_edges",
             "labels propagate over all edges that hops run over, by sums of each other client; set "

@@ -46,7 +46,7 @@ NEWCOMERS = Section[Any](
     rules=(
         Rule((KEY,), "algorithm.name", "with several clients", lambda c: c.algorithm.name != "global"),
         Rule((KEY,), "schedule.name", "synchronous", lambda c: c.schedule.synchronous),
-        one_of(KEY, "data.cross_edges", "drop"),
+        one_of(KEY, "data.cross_edges", "drop")._replace(beside="cross_edges"),
         Rule(("evaluation.newcomer_epochs",), KEY, "above 0", lambda c: c.data.newcomers > 0),
     ),
     checks_method="shoal.engine.newcomers.newcomers:require_method",

@@ -1,7 +1,7 @@
 """Makes a store from a graph: the partition, the shard of every client, and its split."""
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from shoal.engine.config.config import Config
-from shoal.engine.config.sizes import size
 from shoal.engine.preparing.checks import read_graph
 from shoal.engine.preparing.client_files import (
     PairsOf,
@@ -40,10 +39,9 @@ from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.disk import require_disk
-from shoal.storage.files.names import place_in
-from shoal.storage.graph.gather import Memory, files_of, memory_of
+from shoal.storage.graph.gather import files_of, memory_of
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.induced import BLOCK_BYTES, kept_entries
+from shoal.storage.graph.induced import kept_entries
 from shoal.storage.graph.layout import chosen_layout
 from shoal.storage.graph.pairs import LABELS, ONE, OTHER
 from shoal.storage.options.masking import masks
@@ -51,7 +49,7 @@ from shoal.storage.options.split import SplitOptions, read_split_file, require_b
 from shoal.storage.runner import parts, runner
 from shoal.storage.shards.arrow_file import FileRecord, record_of, write, write_pack
 from shoal.storage.shards.split import Split, random_split, split_columns, to_codes
-from shoal.storage.store.client_table import BoundaryRecord, SplitRecord, clients_a_pack, ranges
+from shoal.storage.store.client_table import SplitRecord, clients_a_pack, ranges
 from shoal.storage.store.manifest import CopiesRecord, DomainRecord, Manifest
 from shoal.storage.store.store import (
     ASSIGNMENT,
@@ -59,9 +57,6 @@ from shoal.storage.store.store import (
     IDS,
     TRAINING,
     Store,
-    boundary_path,
-    hops_path,
-    scratch_path,
     shard_path,
     split_path,
     training_path,
@@ -118,7 +113,7 @@ class StoreBuilder(StoreSteps):
     def _by_domain(self) -> bool:
         return bool(self.made["partition"]["method"] == DOMAINS)
 
-    def _assignment(self, graph: Graph) -> np.ndarray:
+    def assign(self, graph: Graph) -> np.ndarray:
         if self.options is None:
             return domain_of_nodes(graph) if self._by_domain else np.zeros(graph.nodes, dtype=np.int32)
         options = self.options
@@ -149,7 +144,7 @@ class StoreBuilder(StoreSteps):
             say(f"sparsity: clients lack {masked}")
         if self.config.task == "edge" and self.clients is None:
             _report_sides(graph, self.lazy.sides)
-        assignment = self._assignment(graph)
+        assignment = self.assign(graph)
         count = int(assignment.max()) + 1
         data = self.config.data
         layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, self.dtype)
@@ -159,7 +154,7 @@ class StoreBuilder(StoreSteps):
         # Each whole graph has its own files. Files of a store that are made again lie in packs as before.
         pack = clients_a_pack(count, needed) if self.clients is None else 1
         pack = pack if self.old is None else self.old.pack
-        missing = self._missing(shard_path, count, pack)
+        missing = self.list_missing(shard_path, count, pack)
         clients = [client for group in missing for client in group]
         # A store of whole graphs is made from that of the clients, by this process alone.
         size = 0 if self.clients is not None else needed * len(clients) // count
@@ -177,7 +172,7 @@ class StoreBuilder(StoreSteps):
             self.path, replace(graph, ids=None), assignment, kept, label, layout, data, room.memory, self._pairs(graph)
         )
         groups = memory.groups(missing, room.memory, room.groups)
-        self._make("shards", shard_path, count, here, write_shards, source, groups, room.memory)
+        self.make_files("shards", shard_path, count, here, write_shards, source, groups, room.memory)
         classes = LABELS if pairs_only else graph.classes
         table, values = self._clients(count, pack, classes)
         return Manifest(
@@ -210,49 +205,6 @@ class StoreBuilder(StoreSteps):
             },
         )
 
-    def _boundaries(self, shards: Store, propagation: Any) -> BoundaryRecord:
-        # Only runs with edges between clients need these modules.
-        from shoal.engine.preparing.cross_edges import BoundarySource, cut_entries, rows_in_shards, write_boundaries
-        from shoal.storage.graph.cross_edges import ENTRY_BYTES
-
-        graph, edges, pack = self.lazy.graph, propagation.cross, shards.manifest.pack
-        assignment, (row_of, label) = self._assignment(graph), rows_in_shards(shards)
-        cut = cut_entries(shards, graph.indptr, assignment)
-        place, packs = partial(boundary_path, edges.name), ranges(shards.clients, pack)
-        missing = frozenset(self._missing(place, shards.clients, pack))
-        csr = graph.indptr, graph.indices, graph.edge_weight
-        source = BoundarySource(shards, csr, assignment, row_of, cut, edges, missing, label)
-        here = runner(int(cut.sum()) * ENTRY_BYTES, self.path, files_of(graph))
-        fixed = 3 * row_of.nbytes + BLOCK_BYTES
-        memory = Memory(fixed, 2 * ENTRY_BYTES * cut, shards.manifest.clients.count("nodes"))
-        room = here.room(memory.of_one(range(shards.clients)), self.memory_limit, READERS)
-        counts = np.zeros((shards.clients, 5), dtype=np.int64)
-        with progress("edges between clients", shards.clients, "clients") as step:
-            groups = memory.groups(packs, room.memory, room.groups)
-            for clients, (record, of_each) in here.results(write_boundaries, source, groups, room.memory):
-                if record is not None:
-                    self.writer.add(place(clients), record)
-                counts[clients] = of_each
-                step.advance(len(clients))
-        made = BoundaryRecord(counts, self._files(place, "boundary", shards.clients, pack))
-        _report_boundaries(made, int(cut.sum()), shards.manifest.features)
-        return made
-
-    def _cross_hops(self, shards: Store, propagation: Any, missing: Sequence[range]) -> None:
-        # Only runs with edges between clients need these modules.
-        from shoal.engine.preparing.cross_edges import Exchange, write_cross_hops
-
-        folder = place_in(self.path, scratch_path(propagation.cross.name, propagation.name))
-        exchange = Exchange(shards, propagation, folder)
-        counts = shards.manifest.boundaries[propagation.cross.name].counts
-        memory = exchange.memory(counts)
-        here = runner(exchange.bytes, self.path, self._files_to_see(missing))
-        exchange.run(here, memory)
-        groups = parts(missing, here.room(memory, memory).groups)
-        place = partial(hops_path, propagation.name)
-        self._make("hops", place, shards.clients, here, write_cross_hops, exchange, groups, memory)
-        exchange.remove()
-
     def _ids(self, graph: Graph) -> FileRecord | None:
         """Keeps the ids of nodes, if they have any."""
         if graph.ids is None:
@@ -273,10 +225,10 @@ class StoreBuilder(StoreSteps):
         what, place = shards.manifest.item_name, partial(split_path, options.split_name)
         sparsity = self.config.data.sparsity if self.clients is None else None
         packs, pack = ranges(shards.clients, shards.manifest.pack), shards.manifest.pack
-        missing = self._missing(place, shards.clients, pack)
+        missing = self.list_missing(place, shards.clients, pack)
         source = SplitSource(shards, frozenset(missing), options, code, sparsity)
         sizes = [record.bytes for _, record in shards.manifest.clients.files.files()]
-        here, memory = runner(sum(sizes), self.path, self._files_to_see(packs)), max(sizes)
+        here, memory = runner(sum(sizes), self.path, self.list_files_to_see(packs)), max(sizes)
         groups = parts(packs, here.room(memory, memory).groups)
         counts, unreachable = np.zeros((shards.clients, 3), dtype=np.int64), 0
         with progress("splits", shards.clients, "clients") as step:
@@ -291,7 +243,7 @@ class StoreBuilder(StoreSteps):
                 raise ShoalError(
                     f"data.split {options.split}: no client has a {name} {what}; change the split or use fewer clients"
                 )
-        result = SplitRecord(counts, unreachable, self._files(place, "split", shards.clients, pack))
+        result = SplitRecord(counts, unreachable, self.list_files(place, "split", shards.clients, pack))
         _report_split(result, options, what)
         return result
 
@@ -395,14 +347,6 @@ def _report(graph: Graph) -> None:
         say(f"domain {domain.name}: {domain.nodes:,} nodes")
 
 
-def _report_boundaries(record: BoundaryRecord, cut: int, features: int) -> None:
-    edges, sums, of_one, *_ = record.counts.sum(axis=0).tolist()
-    say(
-        f"directed edges between clients: {edges:,} of {cut:,} kept; a hop takes {sums:,} sums of other clients' "
-        f"neighbours, {size(record.hop_bytes(features))}; {of_one:,} of them run over one neighbour and are its row"
-    )
-
-
 def _report_sides(graph: Graph, side: np.ndarray) -> None:
     from shoal.storage.graph.two_sides import sides_of
 
@@ -448,13 +392,13 @@ class TrainingBuilder(StoreSteps):
         needed = int(share * whole.clients.files.total)
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the training nodes")
         count = self.clients.clients
-        missing = self._missing(shard_path, count, whole.pack)
+        missing = self.list_missing(shard_path, count, whole.pack)
         most = max(record.bytes for _, record in whole.clients.files.files())
         here = runner(
             whole.clients.files.total, self.path, [self.clients.path / shard_path(range(count)[: whole.pack])]
         )
         groups, given = parts(missing, here.room(2 * most, most).groups), (self.path, self.clients, self.split)
-        self._make("training nodes", shard_path, count, here, write_training_shards, given, groups, 2 * most)
+        self.make_files("training nodes", shard_path, count, here, write_training_shards, given, groups, 2 * most)
         table, values = self._clients(count, whole.pack, whole.classes)
         nodes, entries = (int(table.count(what).sum()) for what in ("nodes", "entries"))
         say(f"inductive: training sees {nodes:,} nodes and the {entries // 2:,} undirected edges among them")
@@ -476,4 +420,4 @@ class TrainingBuilder(StoreSteps):
             splits = (Split(np.arange(count, dtype=np.int32), none, none) for count in nodes[clients])
             self.writer.once(place(clients), partial(write_pack, kind="split", clients=map(split_columns, splits)))
         counts = np.stack([nodes, 0 * nodes, 0 * nodes], axis=1)
-        return SplitRecord(counts, 0, self._files(place, "split", shards.clients, pack))
+        return SplitRecord(counts, 0, self.list_files(place, "split", shards.clients, pack))

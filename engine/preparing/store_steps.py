@@ -10,6 +10,7 @@ from typing import Any
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.client_files import hops_memory, kept_rows, write_hops
 from shoal.engine.screen.progress import progress, say
+from shoal.engine.sections.sections import crossing
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import require_disk
 from shoal.storage.files.names import place_in
@@ -18,7 +19,7 @@ from shoal.storage.options.split import SplitOptions
 from shoal.storage.runner import Runner, Work, parts, runner
 from shoal.storage.shards.arrow_file import FileRecord, Pack
 from shoal.storage.shards.hops import hops_bytes
-from shoal.storage.store.client_table import BoundaryRecord, Clients, Files, SplitRecord, ranges, sizes
+from shoal.storage.store.client_table import Clients, Files, SplitRecord, ranges, sizes
 from shoal.storage.store.manifest import NAME, CopiesRecord, Manifest
 from shoal.storage.store.store import IDS, Place, Store, hops_path, shard_path, split_path
 from shoal.storage.store.writer import StoreWriter
@@ -112,7 +113,7 @@ class StoreSteps(ABC):
             manifest.write(self.path)
         if not hops_on_disk(self.path, manifest, propagation):
             if propagation.boundaries:
-                edges = {propagation.boundaries: self._boundaries(shards, propagation)}
+                edges = {propagation.boundaries: crossing().make_boundaries(self, shards, propagation)}
                 manifest = replace(manifest, boundaries={**manifest.boundaries, **edges})
                 manifest.write(self.path)
                 shards = Store(self.path, manifest=manifest)
@@ -121,19 +122,11 @@ class StoreSteps(ABC):
             manifest.write(self.path)
         return Store(self.path)
 
-    def _boundaries(self, shards: Store, propagation: Any) -> BoundaryRecord:
-        """Makes the edges between clients that hops run over, as far as they are missing."""
-        raise NotImplementedError
-
-    def _cross_hops(self, shards: Store, propagation: Any, missing: Sequence[range]) -> None:
-        """Makes hops over edges between clients."""
-        raise NotImplementedError
-
     def _hops(self, shards: Store, propagation: PropagationOptions, folder: str) -> Files:
         manifest, count = shards.manifest, shards.clients
         place, of_all = partial(hops_path, folder), propagation.rows == "all" and not propagation.computed
-        missing = self._missing(place, count, manifest.pack)
-        files = self._files_to_see(missing)
+        missing = self.list_missing(place, count, manifest.pack)
+        files = self.list_files_to_see(missing)
         if of_all:
             rows = int(manifest.clients.count("nodes")[[client for pack in missing for client in pack]].sum())
         else:
@@ -152,12 +145,12 @@ class StoreSteps(ABC):
         here, memory = runner(needed, self.path, files), hops_memory(manifest, propagation, missing)
         groups = parts(missing, here.room(memory, memory).groups)
         if propagation.boundaries:
-            self._cross_hops(shards, propagation, missing)
-            return self._files(place, "hops", count, manifest.pack)
-        self._make(f"hops {folder}", place, count, here, write_hops, (shards, propagation), groups, memory)
-        return self._files(place, "hops", count, manifest.pack)
+            crossing().make_hops(self, shards, propagation, missing)
+            return self.list_files(place, "hops", count, manifest.pack)
+        self.make_files(f"hops {folder}", place, count, here, write_hops, (shards, propagation), groups, memory)
+        return self.list_files(place, "hops", count, manifest.pack)
 
-    def _make(
+    def make_files(
         self,
         what: str,
         place: Place,
@@ -175,18 +168,18 @@ class StoreSteps(ABC):
                 self.writer.add(place(pack), record)
                 step.advance(len(pack))
 
-    def _files_to_see(self, packs: Sequence[range]) -> list[Path]:
+    def list_files_to_see(self, packs: Sequence[range]) -> list[Path]:
         """Returns files that a machine must see to read the shards of packs; in an overlay they are links."""
         return [self.path / shard_path(pack) for pack in packs[:1]]
 
-    def _missing(self, place: Place, clients: int, pack: int) -> list[range]:
+    def list_missing(self, place: Place, clients: int, pack: int) -> list[range]:
         """Returns clients of every file of a kind that is not finished. Raises ShoalError: they would lie elsewhere."""
         missing = [packed for packed in ranges(clients, pack) if self.writer.finished(place(packed)) is None]
         if missing:
             place_in(self.path, place(missing[0]))
         return missing
 
-    def _files(self, place: Place, kind: str, clients: int, pack: int) -> Files:
+    def list_files(self, place: Place, kind: str, clients: int, pack: int) -> Files:
         """Lists all files of a kind, which are finished."""
         places = [place(numbers) for numbers in ranges(clients, pack)]
         records = [record for record in map(self.writer.finished, places) if record is not None]
@@ -194,7 +187,7 @@ class StoreSteps(ABC):
 
     def _clients(self, clients: int, pack: int, classes: int) -> tuple[Clients, int]:
         """Makes the table of all clients from finished shards, and counts their values of sparse features."""
-        files = self._files(shard_path, "shard", clients, pack)
+        files = self.list_files(shard_path, "shard", clients, pack)
         packs = (Pack(self.path / shard_path(numbers), "shard") for numbers in ranges(clients, pack))
         columns, values = sizes(packs, classes)
         return Clients(columns, files), values

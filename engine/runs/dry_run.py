@@ -33,7 +33,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console
 from shoal.engine.sections.section import load as load_place
-from shoal.engine.sections.sections import SECTIONS
+from shoal.engine.sections.sections import SECTIONS, crossing
 from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
 from shoal.partition.methods.workspace import scratch_bytes
@@ -156,9 +156,8 @@ def _exchange(config: Config, nodes: int, features: int, dtype: str) -> int:
     """Returns bytes of the scratch files while hops run over edges between clients; 0: they do not."""
     if config.kernel().boundaries is None:
         return 0
-    from shoal.engine.preparing.cross_edges import scratch_bytes
-
-    return scratch_bytes(nodes, features, dtype, config.propagation)
+    scratch: int = crossing().scratch_bytes(nodes, features, dtype, config.propagation)
+    return scratch
 
 
 def _rows_of_store(store: Store, config: Config) -> int:

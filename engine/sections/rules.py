@@ -4,6 +4,8 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from shoal.algorithms.methods.registry.names import READ_HOPS_THEMSELVES
+from shoal.algorithms.models.names import READ_HOPS
 from shoal.storage.options.types import is_own
 
 OWN = "my_file.py:Name"
@@ -44,4 +46,14 @@ def acts_on_uploads(key: str) -> tuple[Rule, ...]:
     return (
         Rule((key,), "schedule.name", "synchronous", lambda c: c.schedule.synchronous),
         Rule((key,), "algorithm.name", "with uploads", lambda c: c.algorithm.name not in WITHOUT_UPLOADS),
+    )
+
+
+def reads_hops(config: Any) -> bool:
+    """Returns whether a model, or the method, reads hops; those of the user may."""
+    method = config.algorithm.name
+    return (
+        any(model.name in READ_HOPS or is_own(model.name) for model in config.models())
+        or method in READ_HOPS_THEMSELVES
+        or is_own(method)
     )

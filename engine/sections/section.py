@@ -60,6 +60,9 @@ class Section(Generic[OptionsT]):
         takes_part: Who takes part, in the head of a run, `(config) -> text`: with a schedule of its own all of it, or
             else words behind the number of clients.
         files: Files of the user's that keys name, `(config) -> mapping` by key.
+        kernel: How hops are computed, `(config) -> PropagationOptions`, where it is not by `propagation` alone.
+        crossing: Module of the steps of hops over edges between clients: `make_boundaries`, `make_hops`,
+            `scratch_bytes`, `exchange_bytes` and `class_pairs`.
         facts: What the head of a page has of a summary, `(summary) -> mapping` by subject.
     """
 
@@ -99,6 +102,8 @@ class Section(Generic[OptionsT]):
     make_schedule: str = ""
     takes_part: Callable[[Any], str] = lambda config: ""
     files: Callable[[Any], Mapping[str, str]] = lambda config: {}
+    kernel: Callable[[Any], Any] | None = None
+    crossing: str = ""
     facts: str = ""
 
     def as_field(self) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """All features that have a section in a config: the only list of them."""
 
 from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from pydantic.dataclasses import dataclass
 
 from shoal.engine.newcomers.section import NEWCOMERS
+from shoal.engine.preparing.cross_edges.section import CROSS_EDGES
 from shoal.engine.schedules.asynchronous.section import ASYNCHRONOUS
 from shoal.engine.schedules.availability.section import AVAILABILITY
 from shoal.engine.schedules.selection.section import SELECTION
@@ -18,11 +21,12 @@ from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.engine.stages.robust.section import ROBUST
 from shoal.engine.stages.secure.section import SECURE
 from shoal.engine.stages.users.section import USERS
+from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import CLOSED
 
 # Sections have the order that they have in a config.
 SECTIONS: tuple[Section[Any], ...] = (
-    *(AVAILABILITY, SELECTION, ASYNCHRONOUS),
+    *(CROSS_EDGES, AVAILABILITY, SELECTION, ASYNCHRONOUS),
     *(COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS, NEWCOMERS),
 )
 
@@ -70,6 +74,14 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
 def find_bounding(config: Any) -> Section[Any] | None:
     """Returns the section that bounds by epsilon what uploads of a run say of clients; None: nothing does."""
     return next((section for section in SECTIONS if section.epsilon and section.is_on(config)), None)
+
+
+def crossing() -> ModuleType:
+    """Imports the steps of hops over edges between clients. Raises ShoalError: their feature is not there."""
+    place = next((section.crossing for section in SECTIONS if section.crossing), None)
+    if place is None:
+        raise ShoalError("data.cross_edges", "there is no code here for edges between clients, which a store has")
+    return import_module(place)
 
 
 def why_skipped(config: Any, line: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from shoal.engine.records.run_folder import CHECKPOINTS, finished, parent_of, re
 from shoal.engine.runs.run import run
 from shoal.engine.scores.counts import CORRECT, PARTS, SUPPORT
 from shoal.engine.screen.progress import say
+from shoal.engine.sections.sections import options_of
 from shoal.influence.influences import Influence, Influences
 from shoal.past.fork import begin, plan_fork
 from shoal.past.reader import Reading
@@ -66,7 +67,7 @@ def influence(path: Path, clients: Sequence[int] = (), scope: str | None = None)
         why = "is a fork of another run" if finished(path) else "is not finished"
         raise ShoalError(path, f"{why}; influence is of a finished run that began with its first round")
     past = PastRun(path)
-    if past.config.data.cross_edges != "drop":
+    if options_of(past.config, "cross_edges") is not None:
         raise ShoalError(path, "data.cross_edges", "hops of others hold sums of a client's nodes; take a run with drop")
     number, first = past.store.clients, first_visits(past)
     if wrong := [client for client in clients if client >= number]:

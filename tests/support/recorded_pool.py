@@ -1,4 +1,4 @@
-"""A pool that keeps what went through it."""
+"""A pool of cells that is watched."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from shoal.engine.rounds.costs import Pool
 
 
 class Recorded:
-    """What the clients of the last phase with uploads were sent and what they sent.
+    """A pool that keeps what clients were sent and what they sent in the last phase with uploads.
 
     Attributes:
         downloads: By client, shared and private together.

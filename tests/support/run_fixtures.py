@@ -1,10 +1,7 @@
 """Configs on a small block model, a federation of three small graphs, hosts, and parts of a round."""
 
 import itertools
-import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +14,6 @@ import ray
 import torch
 import yaml
 from integration.golden_digests import write_graph
-from rooms import ROOT
 from support import toy_method
 from support.other_device.device import load
 from support.small_runs import small_run
@@ -129,59 +125,6 @@ def three_domains(tmp_path_factory: pytest.TempPathFactory) -> ThreeDomains:
     sizes = {"north": (60, 4, True), "south": (40, 2, True), "west": (36, 4, False)}
     options = {"train.lr": 0.1, "partition.clients": [2, 1, 2], "partition.chunks": 3}
     return _domains(tmp_path_factory.mktemp("domains"), sizes, options)
-
-
-# Each command is a fork of a process that has imported everything: from nothing, each would start for seconds.
-FORKING = """
-import json, os, resource, signal, sys, traceback
-import numba, scipy.sparse
-import shoal.cli.cli, shoal.engine.runs.run, shoal.engine.screen.tables
-from shoal.cli.main import main
-
-for line in sys.stdin:
-    words, limit, most, seconds = json.loads(line)
-    end, begin = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(begin, 2)
-        signal.alarm(seconds)
-        resource.setrlimit(getattr(resource, limit), (most, most))
-        sys.argv[1:] = words
-        status = 1
-        try:
-            main()
-            status = 0
-        except SystemExit as ended:
-            status = ended.code or 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(status)
-    os.close(begin)
-    with open(end, errors="replace") as errors:
-        said = errors.read()
-    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said]), flush=True)
-"""
-
-
-# Of a file, not of the session: a Ray that ends in this process takes all its children along.
-@pytest.fixture(scope="module")
-def limited() -> Iterator[Callable[..., tuple[int, str]]]:
-    """Runs a command under a limit of `resource`, for some seconds at most; gives its status and what it said."""
-    env = {**os.environ, "NUMBA_CACHE_DIR": ""}
-    words, pipe = [sys.executable, "-c", FORKING], subprocess.PIPE
-    with subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, env=env) as forking:
-        assert forking.stdin is not None
-        assert forking.stdout is not None
-
-        def run(*words: object, limit: str, most: int, seconds: int = 60) -> tuple[int, str]:
-            print(json.dumps([[str(word) for word in words], limit, most, seconds]), file=forking.stdin, flush=True)
-            status, said = json.loads(forking.stdout.readline())
-            return status, said
-
-        yield run
-        forking.stdin.close()
 
 
 @pytest.fixture

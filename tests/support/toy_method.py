@@ -1,4 +1,4 @@
-"""A method of a user whose clients misbehave as a test says; hosts read this file, too, and import no tests."""
+"""A method of a user with clients that misbehave as a test says; hosts read this file, too, and import no tests."""
 
 import ctypes
 import os

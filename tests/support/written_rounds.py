@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from shoal.engine.rounds.server import Server
 from shoal.storage.shards.view import View
@@ -36,3 +37,14 @@ def require_model_bytes(line: Mapping[str, Any], parameters: int) -> None:
     """Asserts that a cohort was sent a model each, and sent it back with its weight."""
     clients = len(line["cohort"])
     assert (line["bytes_up"], line["bytes_down"]) == (4 * clients * (parameters + 1), 4 * clients * parameters)
+
+
+def require_close_runs(one: Server, other: Server, rtol: float, atol: float) -> None:
+    """Asserts that server and clients hold nearly the same, and not the same bits: rounding tells two ways apart."""
+    pairs = [(one.state.server, other.state.server)]
+    pairs += [(tree, other.state.clients[i]) for i, tree in one.state.clients.items()]
+    for tree, twin in pairs:
+        assert tree.keys() == twin.keys()
+        for entry, tensor in tree.items():
+            torch.testing.assert_close(twin[entry], tensor, rtol=rtol, atol=atol)
+    assert any(not torch.equal(twin[entry], tensor) for tree, twin in pairs for entry, tensor in tree.items())

@@ -83,7 +83,7 @@ def _no_backdoor(config: Config) -> str:
     """Returns why no trigger can be planted; empty: it can."""
     if config.task != "node":
         return f"and task is {config.task}; take label_flip"
-    if config.data.cross_edges != "drop":
+    if options_of(config, "cross_edges") is not None:
         return "and sums over edges between clients are made before; take data.cross_edges=drop"
     if config.propagation.rows != "all":
         return "and propagation.rows shows labelled ones; take all"

@@ -51,7 +51,7 @@ PRIVACY = Section(
         one_of("privacy.clip privacy.noise privacy.epsilon privacy.delta", "privacy.unit", "client", "node"),
         one_of("privacy.where", "privacy.unit", "client"),
         # Other clients read nodes of a client there.
-        one_of("privacy.unit", "data.cross_edges", "drop"),
+        one_of("privacy.unit", "data.cross_edges", "drop")._replace(beside="cross_edges"),
         one_of("privacy.mechanism privacy.quantile", "privacy.unit", "client"),
         one_of("privacy.mechanism privacy.quantile", "privacy.where", "server"),
         # A client must not take part more often than noise has bands.

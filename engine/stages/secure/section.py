@@ -37,6 +37,7 @@ SECURE = Section(
             "data.cross_edges",
             "drop, or data.cross_hidden true",
             lambda c: c.data.cross_edges == "drop" or c.data.cross_hidden,
+            beside="cross_edges",
         ),
         one_of("secure.kind", "aggregation.kind", "mean")._replace(beside="aggregation"),
         one_of("communication.upload", "secure.kind", "none")._replace(beside="communication"),

@@ -105,8 +105,8 @@ def flat_state(clients: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]
 def test_off_it_is_the_plain_method(run: Start, name: str, more: Keys, off: Keys, plain: str, model: Any) -> None:
     """Each of its terms alone makes another model; with dropout, weight decay and clients that stay away."""
     rest = {"train.dropout": 0.5, "train.weight_decay": 0.01, "participation.ratio": 0.7, "engine.trainer": "autograd"}
-    expected = run({**rest, **keys_of(plain, {}, model)}, rounds=3)
-    found = run({**rest, **keys_of(name, {**more, **off}, model)}, rounds=3)
+    expected = run({**rest, **keys_of(plain, {}, model)}, rounds=2)
+    found = run({**rest, **keys_of(name, {**more, **off}, model)}, rounds=2)
     own = flat_state(expected.state.clients)
     kept = flat_state(found.state.clients)
     assert all(torch.equal(kept[key], t) for key, t in own.items())
@@ -118,7 +118,7 @@ def test_off_it_is_the_plain_method(run: Start, name: str, more: Keys, off: Keys
         assert found.state.server.keys() == expected.state.server.keys()
     for term in off:
         rest_off = {option: value for option, value in off.items() if option != term}
-        some = run({**rest, **keys_of(name, {**more, **rest_off}, model)}, rounds=3)
+        some = run({**rest, **keys_of(name, {**more, **rest_off}, model)}, rounds=2)
         one, other = ({**server.state.server, **flat_state(server.state.clients)} for server in (some, expected))
         assert all(t.isfinite().all() for t in one.values())
         assert any(not torch.equal(one[key], t) for key, t in other.items())

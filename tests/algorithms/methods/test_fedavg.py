@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.dense_graphs import join, smoothing
 from support.fixtures import Check, CountsOf, Keys, Make, ModuleOf, PlainClients, Start, Views
 from support.written_rounds import require_model_bytes
 from torch import Tensor, nn
@@ -90,10 +91,7 @@ def test_global(start: Start, unequal: dict[str, Any], views: Views, module_of: 
     """One client on the union graph, all of it written out from the files: edges between clients, hops, rows."""
     server = start({**unequal, "algorithm.name": "global", "participation.trace": None})
     x, y, split, edges = (np.load(f"{unequal['data.path']}/{name}.npy") for name in ("x", "y", "split", "edge_index"))
-    loops = np.eye(len(x))
-    loops[edges[0], edges[1]] = loops[edges[1], edges[0]] = 1
-    root = loops.sum(1) ** -0.5
-    operator = root[:, None] * loops * root
+    operator = smoothing(join(len(x), edges.T))
     # What is dropped depends on the order of the rows.
     (whole,) = views(server)
     rows = whole.node[whole.train.numpy()]

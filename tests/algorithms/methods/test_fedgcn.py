@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.dense_graphs import smoothing
 from support.errors import refused
 from support.fixtures import Start
 from support.same_bits import assert_same_runs
@@ -30,13 +31,6 @@ def keys(hops: int, **more: Any) -> dict[str, Any]:
     return {"model.name": "gcn", "model.head": "conv", **plain, **of_fedgcn, **more}
 
 
-def normalised(edges_NN: Tensor) -> Tensor:
-    """D^-1/2 (A + I) D^-1/2, float64."""
-    looped_NN = edges_NN + torch.eye(len(edges_NN), dtype=torch.float64)
-    root_N = looped_NN.sum(1).rsqrt()
-    return root_N[:, None] * looped_NN * root_N
-
-
 class PlainFedGCN:
     """The paper's federation of a GCN of two layers, over dense matrices of the whole graph."""
 
@@ -46,12 +40,12 @@ class PlainFedGCN:
         edges_NN = torch.zeros(nodes, nodes, dtype=torch.float64)
         weight = 1.0 if graph.edge_weight is None else torch.from_numpy(np.array(graph.edge_weight)).double()
         edges_NN[np.repeat(np.arange(nodes), np.diff(graph.indptr)), graph.indices.astype(np.int64)] = weight
-        whole_NN, x_NF = normalised(edges_NN), torch.from_numpy(np.array(graph.x)).double()
+        whole_NN, x_NF = torch.from_numpy(smoothing(edges_NN.numpy())), torch.from_numpy(np.array(graph.x)).double()
         self.clients = []
         for client in range(store.clients):
             shard, split = store.shard(client), store.split(config.data.split_name, client)
             mine = torch.from_numpy(np.array(shard.node)).long()
-            own = normalised(edges_NN[mine][:, mine])
+            own = torch.from_numpy(smoothing(edges_NN[mine][:, mine].numpy()))
             first, second = whole_NN @ x_NF, whole_NN[mine]
             if hops == 0:
                 first, second = own @ x_NF[mine], own

@@ -17,12 +17,12 @@ from shoal.storage.shards.view import View
 
 
 def distance(z: Tensor, logits: Tensor, proto: Tensor) -> Tensor:
-    """FedProto's term of a row."""
+    """Computes FedProto's term of a row."""
     return (z - proto).square().sum() / 8
 
 
 def divergence(z: Tensor, logits: Tensor, proto: Tensor) -> Tensor:
-    """FedDistill's term of a row: from the class's mean logits to its own."""
+    """Computes FedDistill's term of a row, from the class's mean logits to its own."""
     p = proto.softmax(0)
     return (p * (p.log() - logits.log_softmax(0))).sum()
 

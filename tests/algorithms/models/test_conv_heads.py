@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.fixtures import MakeClient
+from support.made_models import make_moved
 from support.plain_dropout import dropped, reached
 from support.plain_training import plain_steps
 from support.reset_models import assert_reset_as_fresh
@@ -48,15 +49,10 @@ JUMPING = {"jumping": "max"}
 
 
 def make(name: str, dropout: float = 0.3, hidden_layers: int = 2, **options: Any) -> Any:
-    torch.manual_seed(0)
     plain: dict[str, Any] = {"heads": HEADS} if name in ("gat", "transformer") else {}
     plain |= {"layers": hidden_layers} if name == "transformer" else {"head": "conv"}
     plain.setdefault("layers", hidden_layers + (options.get("head", "conv") == "conv"))
-    model = build(name, FEATURES, CLASSES, 0, dropout, {"hidden": HIDDEN, **plain, **options})
-    with torch.no_grad():
-        for p in model.parameters():  # some start at zero
-            p.add_(0.1 * torch.randn_like(p))
-    return model
+    return make_moved(name, FEATURES, CLASSES, 0, dropout, {"hidden": HIDDEN, **plain, **options})
 
 
 def mlp(width: int, out: int, *more: nn.Module) -> nn.Sequential:

@@ -22,7 +22,7 @@ CLIENT = {"privacy.unit": "client", "privacy.noise": 0.5, "privacy.clip": 0.05, 
 MASKS = {"secure.kind": "masks", "algorithm.name": "scaffold", "participation.ratio": 0.5}
 DRAWN = {"train.opt_state": "keep", "train.dropout": 0.5}
 LATE = {
-    "participation.devices": "phones", "participation.network": "consumer", "participation.count": 3,
+    "devices.kind": "phones", "devices.network": "consumer", "participation.count": 3,
     "participation.over_selection": 1.4, "participation.dropout": 0.2, "participation.deadline": 0.2,
     "participation.availability.kind": "weibull", "participation.availability.period": 6,
     "participation.availability.share": 0.8, "model.name": "sgc", "propagation.hops": 0,

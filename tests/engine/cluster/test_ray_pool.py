@@ -209,7 +209,7 @@ def test_cell_lost_twice_runs_client_by_client(pool_of: PoolOf, job_of: MakeJob)
 def test_second_loss_splits_no_batch(pool_of: PoolOf, job_of: MakeJob, batched: bool, sizes: list[int]) -> None:
     """The last bits of a batch depend on the clients in it."""
     phase = _Phase(pool_of(job_of()), {})
-    phase._place([replace(cell, train=Training(batched)) for cell in cells_of([2, 3])])
+    phase._place([replace(cell, train=Training(batched=batched)) for cell in cells_of([2, 3])])
     for _ in range(2):
         (task,) = [*phase._queues.empty(0), *phase._queues.empty(1)]
         phase._lose_task(task, 0, "gone")

@@ -8,12 +8,10 @@ import torch
 from support.errors import refused
 from support.needs import needs
 from support.ring_clients import ring_clients
-from typer.testing import CliRunner
 
 from shoal.attacks import inversion as module
 from shoal.attacks.inversion import Attack, inversion
 from shoal.attacks.seen_uploads import seen_round
-from shoal.cli.cli import app
 from shoal.past.rewind import PastRun
 
 CLIENTS = [[0, 1, 2, 0, 1, 2], [1, 2, 0, 1], [2, 0, 1, 2, 0], [0, 1, 2]]
@@ -137,8 +135,8 @@ def test_what_the_attack_does_not_know_is_refused(tmp_path: Path, changes: dict[
 
 def test_large_clients_and_clients_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = ring_clients(tmp_path, CLIENTS, 2)
-    shown = CliRunner().invoke(app, ["attack", str(run), "--kind", "inversion", "--client", "9"])
-    assert "client 9 is none of them" in str(shown.exception)
+    with refused(run, "--client", says="client 9 is none of them"):
+        inversion(run, 1, 9)
     monkeypatch.setattr(module, "MOST", 20)
     with refused("--client", says="name a smaller"):
         inversion(run, 1)

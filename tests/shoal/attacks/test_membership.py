@@ -13,11 +13,9 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from support.errors import refused
 from support.needs import needs
 from support.small_runs import run_small
-from typer.testing import CliRunner
 
 from shoal.algorithms.rng import key
 from shoal.attacks.membership import area, margin, membership, true_positives
-from shoal.cli.cli import app
 from shoal.engine.config.config import Config
 from shoal.engine.records.outputs import PREDICTIONS
 from shoal.engine.records.run_folder import CHECKPOINTS
@@ -110,11 +108,10 @@ def test_models_that_learned_noise_by_heart_are_told_apart(tmp_path: Path) -> No
 
 
 @needs("privacy")
-def test_command_names_epsilon_and_writes_every_client(tmp_path: Path) -> None:
+def test_command_names_epsilon_and_writes_every_client(tmp_path: Path, printed: Callable[..., str]) -> None:
     folder = run_small(tmp_path, privacy={"unit": "client", "noise": 30.0, "delta": 1e-3})
-    shown = CliRunner().invoke(app, ["attack", str(folder), "--out", str(tmp_path / "found.csv")])
-    assert shown.exit_code == 0, shown.output
-    assert "of a client (all its data replaced), delta 0.001" in " ".join(shown.output.split())
+    said = printed("attack", folder, "--out", tmp_path / "found.csv")
+    assert "of a client (all its data replaced), delta 0.001" in said
     lines = (tmp_path / "found.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["client", "all", "0", "1", "2", "3"]
 

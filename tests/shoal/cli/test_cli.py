@@ -34,18 +34,6 @@ Status = Callable[..., int]
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture
-def printed(shoal: Shoal, capsys: Capture) -> Callable[..., str]:
-    """Runs a command that must succeed, and gives what it prints, its lines joined."""
-
-    def printed(*arguments: object) -> str:
-        capsys.readouterr()
-        shoal(*arguments)
-        return " ".join(capsys.readouterr().out.split())
-
-    return printed
-
-
 # What takes seconds to load stays away from commands that read names and numbers alone.
 WHAT_IS_LOADED = """
 import sys

@@ -1,6 +1,7 @@
 """A run without a client is the run that never had it, and influence counts what differs, by exported predictions."""
 
 import csv
+from collections.abc import Callable
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,7 @@ import pyarrow as pa
 import pytest
 from support.errors import refused
 from support.small_runs import run_small
-from typer.testing import CliRunner
 
-from shoal.cli.cli import app
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
@@ -92,11 +91,10 @@ def test_each_removal_is_the_run_that_never_had_the_client_and_the_table_counts_
     assert f"{sum(each.trained for each in found.found)} rounds trained, 20 from scratch" in found.table().text()
 
 
-def test_influences_by_class_are_on_the_page_of_the_run(tmp_path: Path) -> None:
+def test_influences_by_class_are_on_the_page_of_the_run(tmp_path: Path, printed: Callable[..., str]) -> None:
     whole, out = made(tmp_path), tmp_path / "influence.csv"
     assert influence_sections(whole) == []
-    done = CliRunner().invoke(app, ["influence", str(whole), "--clients", "0,2", "--out", str(out)])
-    assert done.exit_code == 0, done.output
+    said = printed("influence", whole, "--clients", "0,2", "--out", out)
     kept = read_influences(whole)
     assert kept is not None
     row, other = csv.DictReader(out.open())
@@ -111,7 +109,7 @@ def test_influences_by_class_are_on_the_page_of_the_run(tmp_path: Path) -> None:
         assert float(mean) == pytest.approx(np.mean([each.on_classes[c] for each in kept.found]), abs=0.006)
         assert float(lowest.split()[0]) == pytest.approx(min(of_class), abs=0.006)
         assert float(highest.split()[0]) == pytest.approx(max(of_class), abs=0.006)
-        assert by_class.title in done.stdout
+        assert by_class.title in said
     page = report([whole], None, kinds=("svg",)).read_text()
     assert "Influence of clients on classes" in page
     assert all(each.run.name in page for each in kept.found)

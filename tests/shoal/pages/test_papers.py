@@ -368,7 +368,8 @@ def test_the_registry_has_every_table_and_figure(name: str, request: pytest.Fixt
 
 # A table of each paper, on graphs that are at hand; of slow ones some rows.
 LOOKS = [
-    pytest.param("fedgta", "table3", (), id="fedgta"),
+    pytest.param("fedgta", "table3", ("Local", "FedAvg"), id="fedgta"),
+    pytest.param("fedgta", "table3", (), id="all of fedgta", marks=pytest.mark.slow),
     pytest.param("fedpg", "table10", (), id="fedpg", marks=pytest.mark.slow),
     pytest.param("fedgkc", "table5", ("Local", "Neither", "FedGKC"), id="fedgkc", marks=pytest.mark.slow),
     pytest.param("fggp", "table3", ("Local", "FINCH"), id="fggp", marks=pytest.mark.slow),

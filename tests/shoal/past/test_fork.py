@@ -4,7 +4,6 @@ import html
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from support.errors import refused
 from support.needs import needs
 from support.same_runs import require_same_runs
 from support.small_runs import run_small, stopped_after
+from support.started_at_once import start_at_once
 
 from shoal.engine.config.config import load_config
 from shoal.engine.records.metrics import read_metrics
@@ -22,7 +22,6 @@ from shoal.kept.listing import compare, kept_in, make_tables
 from shoal.pages.report import report
 from shoal.past.fork import fork
 from shoal.storage.errors import ShoalError
-from shoal.sweeps.sweep import SHOAL
 
 # Uploads that are made again are compared with their digests.
 pytestmark = needs("digests")
@@ -128,11 +127,9 @@ def test_a_fork_without_its_parent_goes_on_and_a_new_one_names_it(tmp_path: Path
 def test_of_two_forks_into_one_folder_one_is_refused_or_all_is_the_same(tmp_path: Path) -> None:
     whole = made(tmp_path)
     expected = fork(whole, 3, ["name=alone"])
-    command = [*SHOAL, "fork", str(whole), "--round", "3", "name=both"]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ended = [(process.communicate()[1], process.returncode) for process in processes]
-    assert 0 in {code for _, code in ended}
-    assert all(code == 0 or "another run of this config is writing here" in said for said, code in ended)
+    ended = start_at_once(tmp_path, 2, ["fork", str(whole), "--round", "3", "name=both"], ["shoal.past.fork"])
+    assert 0 in {status for status, _ in ended}
+    assert all(status == 0 or "another run of this config is writing here" in said for status, said in ended)
     (both,) = (tmp_path / "runs").glob("both-*")
     require_same_runs(both, expected)
 

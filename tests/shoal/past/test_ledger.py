@@ -1,5 +1,6 @@
 """What left clients is as the run logged it, and each entry is told by how it is reduced."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,8 @@ import numpy as np
 import pytest
 from support.needs import has, needs
 from support.small_runs import run_small
-from typer.testing import CliRunner
 
 from shoal.algorithms.protocol import Reduce
-from shoal.cli.cli import app
 from shoal.engine.config.config import load_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
@@ -81,11 +80,9 @@ def test_times_and_bytes_are_those_of_the_log(tmp_path: Path) -> None:
 
 
 @needs("privacy")
-def test_command_prints_epsilon_with_its_unit_and_writes_tables(tmp_path: Path) -> None:
+def test_command_prints_epsilon_with_its_unit_and_writes_tables(tmp_path: Path, printed: Callable[..., str]) -> None:
     folder = made(tmp_path, privacy={"unit": "client", "noise": 30.0, "delta": 1e-3})
-    shown = CliRunner().invoke(app, ["privacy", str(folder), "--out", str(tmp_path / "ledger")])
-    assert shown.exit_code == 0, shown.output
-    words = " ".join(shown.output.split())
+    words = printed("privacy", folder, "--out", tmp_path / "ledger")
     # Clients keep Adam's moments.
     assert f"epsilon {epsilon_after(30.0, 1e-3, 4, 4, 4):.3g} of a client (all its data replaced), delta 0.001" in words
     assert (tmp_path / "ledger" / "epsilon.csv").read_text().startswith("after round,epsilon of a client\n1,")

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from integration.golden_digests import COUPLED, MOST, config_of, matrix, write_graph
 from support.errors import refused
+from support.needs import needs
 from support.same_runs import require_same_runs
 from support.small_runs import run_small
-from typer.testing import CliRunner
 
 from shoal.algorithms.methods.registry.names import METHODS
-from shoal.cli.cli import app
 from shoal.engine.records.client_scores import read_upload_digests
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
@@ -24,12 +23,12 @@ from shoal.engine.runs.verify import verify_run
 from shoal.past.fork import fork
 from shoal.past.replay import replay, tables
 
+# Uploads that are made again are compared with their digests.
+pytestmark = needs("digests")
+
 MINE = """
 from dataclasses import dataclass
 from shoal import Algorithm, Ask, Reduce, Upload
-
-# Uploads that are made again are compared with their digests.
-pytestmark = needs("digests")
 
 @dataclass(frozen=True)
 class Mine(Algorithm):
@@ -138,23 +137,21 @@ def test_the_run_of_a_replay_stays_as_it_is(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_method_of_another_file_differs_and_exits_with_1(tmp_path: Path) -> None:
+def test_a_method_of_another_file_differs_and_exits_with_1(
+    tmp_path: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "my.py"
     file.write_text(MINE)
     folder = made(tmp_path, algorithm={"name": f"{file}:Mine"})
     client = read_metrics(folder)[2]["cohort"][0]
-    words = ["replay", str(folder), "--round", "3", "--client", str(client)]
-    done = CliRunner().invoke(app, words)
-    assert (done.exit_code, done.stdout.splitlines()[-1]) == (
-        0,
-        f"round 3, client {client}: the upload is that of the run",
-    )
-    file.write_text(MINE.replace("self.scale *", "2 * self.scale *"))
-    done = CliRunner().invoke(app, [*words, f"algorithm.name={file}:Mine"])
-    assert (done.exit_code, done.stdout.splitlines()[-1]) == (
-        1,
-        f"round 3, client {client}: the upload differs from the run",
-    )
+    for text, ended, says in (
+        (MINE, 0, "is that of"),
+        (MINE.replace("self.scale", "2 * self.scale"), 1, "differs from"),
+    ):
+        file.write_text(text)
+        words = ["replay", folder, "--round", "3", "--client", client, f"algorithm.name={file}:Mine"]
+        assert status(*words) == ended
+        assert capsys.readouterr().out.splitlines()[-1] == f"round 3, client {client}: the upload {says} the run"
 
 
 def test_pdb_stops_in_the_method_of_the_user(tmp_path: Path) -> None:

@@ -1,16 +1,13 @@
 """Searches that are started while another process is at work on them, or on one of their runs."""
 
-import json
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rooms import ROOT
 from support.errors import refused
 from support.small_runs import small_config
+from support.started_at_once import start_at_once
 
 from shoal.engine.records.run_folder import RunFolder
 from shoal.search.search import FAILED, Asked, Search
@@ -20,34 +17,6 @@ from shoal.study.study import Study
 from shoal.study.sweep_folder import lock_study, read_rows
 
 SPACE = ("train.lr=0.001:0.1:log",)
-# Forks a process for each command, all at once, after it has imported everything; prints their statuses and messages.
-STARTER = """
-import json, os, sys
-import optuna, scipy.sparse
-import shoal.cli.cli, shoal.engine.runs.run, shoal.search.search
-from shoal.cli.main import main
-
-folder, number, words = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-children = []
-for place in range(number):
-    child = os.fork()
-    if child == 0:
-        for stream in (1, 2):
-            os.dup2(os.open(f"{folder}/said-{place}-{stream}", os.O_WRONLY | os.O_CREAT), stream)
-        sys.argv[1:] = words
-        status = 1
-        try:
-            main()
-            status = 0
-        except SystemExit as ended:
-            status = ended.code or 0
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    children.append(child)
-statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-print(json.dumps([[status, open(f"{folder}/said-{place}-2").read()] for place, status in enumerate(statuses)]))
-"""
 
 
 def config_in(folder: Path, **changes: Any) -> str:
@@ -69,9 +38,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Search:
 def test_of_several_starts_of_a_search_all_that_go_on_are_the_search_of_one(tmp_path: Path, alone: Search) -> None:
     config = config_in(tmp_path)
     words = ["sweep", config, "--no-report", *Asked(SPACE, 3, seeds=1).words]
-    command = [sys.executable, "-c", STARTER, str(tmp_path), "4", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
-    ended = json.loads(done.stdout)
+    ended = start_at_once(tmp_path, 4, words, ["optuna", "shoal.search.search"])
     assert {status for status, _ in ended} <= {0, 2}, ended
     assert any(status == 0 for status, _ in ended)
     refusals = [said for status, said in ended if status]

@@ -190,7 +190,8 @@ def test_sweep_failed_run_is_a_row(
     axis = f"algorithm={TOY}{{kind:raises,never,client:1}}"
     (tmp_path / "here").mkdir()
     for name in ("types", "json", "shoal"):
-        (tmp_path / "here" / f"{name}.py").write_text("open('ran', 'w')\nraise SystemExit('mine')\n")
+        text = f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit('mine')\n"
+        (tmp_path / "here" / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path / "here")
     assert status("sweep", config, axis, f"run.root={tmp_path / 'alone'}", "--no-report") == 1
     out, err = capsys.readouterr()
@@ -206,7 +207,7 @@ def test_sweep_failed_run_is_a_row(
     assert [row.state for row in second] == ["failed", "finished"]
     assert "no luck" in second[0].error
     assert [row["error"] for row in json.loads((other / "table.json").read_text())] == [second[0].error, ""]
-    assert not (tmp_path / "here" / "ran").exists()
+    assert not (tmp_path / "ran").exists()
     for before, after in zip(first, second):
         assert (before.state, before.error) == (after.state, after.error)
         files = [row.path / "checkpoints" / "round-000003" / "state.safetensors" for row in (before, after)]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from integration.runs import ROUNDS, assert_same_numbers
+from support.dense_graphs import smoothing
 from support.errors import refused
 from support.fixtures import Start, Views
 from support.plain_fedgta import DEFAULTS
@@ -56,9 +57,8 @@ def sketches(
 ) -> dict[int, tuple[float, np.ndarray]]:
     """Confidence and moments of clients whose labels propagate over the edges inside and between them, float64."""
     node = np.concatenate([view.node for view in views.values()])
-    loops = edges[np.ix_(node, node)] + np.eye(len(node))
-    degree = loops.sum(1)
-    operator = degree[:, None] ** -0.5 * loops * degree**-0.5
+    a = edges[np.ix_(node, node)]
+    degree, operator = a.sum(1) + 1, smoothing(a)
     seeds = []
     for i, view in views.items():
         seed = predicted(view, w[i])

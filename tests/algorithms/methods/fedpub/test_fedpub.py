@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
+from support.dense_graphs import smoothing
 from support.fixtures import ModuleOf, Start, Views
 from support.plain_clients import EPOCHS, PlainClient
 from support.plain_fedavg import row_counts
@@ -131,11 +132,9 @@ def dense_proxy(seed: int, features: int) -> tuple[np.ndarray, np.ndarray]:
 def hops_of(seed: int, features: int, hops: int) -> list[Tensor]:
     """Computes hops of the proxy graph."""
     a, x = dense_proxy(seed, features)
-    a += np.eye(len(x))
-    root = a.sum(1) ** -0.5
     hop, powers = x.astype(np.float64), [torch.from_numpy(x)]
     for _ in range(hops):
-        hop = (root[:, None] * a * root) @ hop
+        hop = smoothing(a) @ hop
         powers.append(torch.from_numpy(hop).float())
     return powers
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.dense_graphs import operator_of
 from support.fixtures import Start
 from support.same_bits import assert_same_runs
 from support.shards import flip
@@ -45,14 +46,6 @@ def views_of(configure: Any, folder: Path, graph: dict[str, np.ndarray], model: 
     return [job.view(store, client, Cache(0)) for client in range(clients)]
 
 
-def whole_matrix(edges: np.ndarray, model: str) -> np.ndarray:
-    if model == "sage":
-        return edges / np.maximum(edges.sum(1, keepdims=True), 1)
-    looped = edges + np.eye(len(edges))
-    root = looped.sum(1) ** -0.5
-    return root[:, None] * looped * root
-
-
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6), st.integers(6, 24), st.integers(2, 4), st.sampled_from(FORMS), st.booleans())
 def test_the_first_layer_is_that_of_the_whole_graph(
@@ -70,7 +63,7 @@ def test_the_first_layer_is_that_of_the_whole_graph(
     graph = {"edges": one_way + one_way.T, "own": own, "x": x}
     module = build(name, 5, 3, 0, 0.0, {"hidden": 4})
     weights = {key: p.detach().double().numpy() for key, p in module.convs[0].named_parameters()}
-    matrix = whole_matrix(graph["edges"], name)
+    matrix = operator_of(OPERATOR[name], graph["edges"])
     sums, bias = matrix @ x.astype(np.float64), weights["lin_l.bias" if name == "sage" else "bias"]
     if name == "sage":
         expected = sums @ weights["lin_l.weight"].T + x @ weights["lin_r.weight"].T + bias

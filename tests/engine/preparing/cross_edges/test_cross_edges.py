@@ -22,9 +22,9 @@ from shoal.cli.cli import app
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.job import make_job
-from shoal.engine.preparing import cross_edges
 from shoal.engine.preparing.checks import read_graph
-from shoal.engine.preparing.cross_edges import exchange_bytes
+from shoal.engine.preparing.cross_edges import cross_edges
+from shoal.engine.preparing.cross_edges.cross_edges import exchange_bytes
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
@@ -256,7 +256,7 @@ def test_an_interrupted_exchange_goes_on(make_config: Make, monkeypatch: pytest.
 KILLED = """
 import os, signal, sys
 from shoal.cli.main import main
-from shoal.engine.preparing import cross_edges
+from shoal.engine.preparing.cross_edges import cross_edges
 
 name, hop, left = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 plain = getattr(cross_edges, name)

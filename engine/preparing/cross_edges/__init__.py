@@ -1,0 +1,1 @@
+"""Hops over edges between clients."""
