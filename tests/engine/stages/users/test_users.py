@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.errors import refused
 from support.needs import needs
 from support.plain_fedavg import sgd_step
@@ -27,14 +28,20 @@ PLAIN = {"model.name": "sgc", "propagation.hops": 0, "train.optimizer": "sgd", "
 PLAIN |= {"train.dropout": 0.0, "train.weight_decay": 0.0, "algorithm.weight": "train", "rounds": 4}
 
 
+def write_stage(folder: Path, name: str) -> str:
+    """Writes a stage of the guide into a file, and gives its name in a config."""
+    text = (Path(__file__).parents[4] / "docs" / "extending.md").read_text()
+    (source,) = (block for block in text.split("```python\n") if f"class {name}(shoal.Stage)" in block.split("```")[0])
+    source = source.split("```")[0]
+    assert len(source.splitlines()) <= 30
+    file = folder / f"{name.lower()}.py"
+    file.write_text(source)
+    return f"{file}:{name}"
+
+
 @pytest.fixture
 def sketch(tmp_path: Path) -> str:
-    """The stage of the guide."""
-    text = (Path(__file__).parents[4] / "docs" / "extending.md").read_text()
-    source = text.split("## A stage")[1].split("```python\n")[1].split("```")[0]
-    assert len(source.splitlines()) <= 30
-    (tmp_path / "sketch.py").write_text(source)
-    return f"{tmp_path / 'sketch.py'}:Sketch"
+    return write_stage(tmp_path, "Sketch")
 
 
 @pytest.fixture
@@ -202,12 +209,33 @@ def after(self, replies, phase):
     assert [server.round()["seen"] for _ in range(3)] == [1.0, 2.0, 3.0]
 
 
+def test_stage_of_the_guide_at_the_server_bounds_how_far_means_move(start: Start, tmp_path: Path) -> None:
+    stages = [{"name": write_stage(tmp_path, "NoLeaps"), "times": 0.7}]
+    keys = {**PLAIN, "participation.count": 4, "stages": stages}
+    server, plain = start(keys), start({**keys, "stages": []})
+    w, longest = server.state.server["w"].double().numpy(), np.inf
+    bounded = 0
+    for _ in range(4):
+        line, before = server.round(), w
+        # `sgd_step` counts training rows, by which FedAvg weighs.
+        steps, counts = zip(*(sgd_step(server, client, w.astype(np.float32), LR) for client in line["cohort"]))
+        change = np.average(steps, axis=0, weights=counts) - before
+        norm = np.linalg.norm(change)
+        bounded += norm > 0.7 * longest
+        w = before + change * min(1.0, 0.7 * longest / norm)
+        longest = norm if longest == np.inf else max(norm, longest)
+        np.testing.assert_allclose(server.state.server["w"], w, rtol=0, atol=5e-6)
+        assert line["moved w"] == pytest.approx(np.linalg.norm(w - before), rel=1e-4)
+        plain.round()
+    assert bounded
+    assert not torch.equal(plain.state.server["w"], server.state.server["w"])
+    again = start(keys, state=FederationState.from_tensors(*server.state.to_tensors()))
+    assert again.round()["moved w"] == server.round()["moved w"]
+
+
 def test_whole_stage_of_the_guide_is_a_median(start: Start, tmp_path: Path) -> None:
-    text = (Path(__file__).parents[4] / "docs" / "extending.md").read_text()
-    source = text.split("## A stage")[1].split("```python\n")[2].split("```")[0]
-    assert len(source.splitlines()) <= 30
-    (tmp_path / "median.py").write_text(source)
-    server = start({**PLAIN, "stages": [{"name": f"{tmp_path / 'median.py'}:Median"}], "participation.count": 5})
+    stages = [{"name": write_stage(tmp_path, "Median")}]
+    server = start({**PLAIN, "stages": stages, "participation.count": 5})
     w = server.state.server["w"].numpy().copy()
     for _ in range(3):
         line = server.round()
