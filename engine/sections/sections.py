@@ -71,7 +71,7 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
     return facts
 
 
-def crossing() -> ModuleType:
+def load_crossing() -> ModuleType:
     """Imports the steps of hops over edges between clients. Raises ShoalError: their feature is not there."""
     place = next((section.crossing for section in SECTIONS if section.crossing), None)
     if place is None:
