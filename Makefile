@@ -5,6 +5,8 @@ BIN := .venv/bin
 WORKERS ?= 2
 # A file each, in their order: sorted by their number of tests, the few that kill runs for minutes would come last.
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Every case above 3 s is listed at the end.
+DURATIONS = --durations=40 --durations-min=3
 
 .PHONY: help run test test-all lint mutants docs clean
 .DEFAULT_GOAL := help
@@ -16,7 +18,7 @@ run: .venv/installed ## run the quickstart
 	$(BIN)/shoal run configs/quickstart.yaml
 
 test: .venv/installed-test ## every test that is not marked slow, a tenth of the exhaustive ones
-	$(BIN)/python -m pytest -m "not slow" $(PARALLEL)
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(DURATIONS)
 
 test-all: .venv/installed-test ## all tests
 	$(BIN)/python -m pytest --exhaustive $(PARALLEL)

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.methods.workspace import Workspace
-from shoal.partition.out_of_core.semi_external import OF_NODE
+from shoal.partition.out_of_core.semi_external import BYTES_OF_NODE
 from shoal.partition.partitioning import partition
 from shoal.partition.quality import quality
 from shoal.storage.graph.graph import Graph, clean_edges
@@ -55,7 +55,7 @@ BUCKETS = 16
 
 def limit_of(nodes: int, edges: int) -> int:
     """The limit of the limited run: the arrays of the nodes, and 20 bytes an edge instead of METIS's 200."""
-    return OF_NODE * nodes + 20 * edges + (128 << 20)
+    return BYTES_OF_NODE * nodes + 20 * edges + (128 << 20)
 
 
 def make_graph(folder: Path, nodes: int, edges: int) -> None:

@@ -62,11 +62,11 @@ class Sweep:
     @property
     def search(self) -> TextTable:
         """Reads a search: trials, rounds, and the options that validation chose, by combination of the axes."""
-        from shoal.pages.search_page import chosen_table, read_search
+        from shoal.sweeps.searching import read_chosen
 
-        if (plain := read_search(self.path)) is None:
+        if (table := read_chosen(self.path)) is None:
             raise ShoalError(self.path, "the sweep is no search; call shoal.sweep with search='optuna'")
-        return chosen_table(plain)
+        return table
 
     @property
     def scaling(self) -> TextTable:
@@ -122,11 +122,12 @@ def sweep(
         KeyboardInterrupt: The user stopped it; the same sweep continues.
     """
     from shoal.past.forked_sweep import sweep_of
+    from shoal.sweeps.searching import SearchOptions
 
     scope = cast(Scope, one_of("choose_by", current_name(choose_by), *get_args(Scope)))
     file, drawn = str(_file_of(config, overrides)), _texts(space) if isinstance(space, Mapping) else (str(space),)
     study = Study(file, _texts(axes), choose, choose_seeds, scope, fork_at=fork_at)
-    return _gone(sweep_of(study, at_once, search, drawn, trials, rounds_budget, sampler, prune))
+    return _gone(sweep_of(study, at_once, search, SearchOptions(drawn, trials, rounds_budget, sampler, prune)))
 
 
 def scale(

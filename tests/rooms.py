@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -20,11 +21,11 @@ PACKAGES = {
     "partition": {"storage"},
     "storage": set(),
 }
-# What a feature declares of itself is below the config, which is composed of all sections.
-SECTIONS = "engine/sections"
+# What a feature declares of itself is below all that reads it: the config, which is composed of all sections, for one.
+DECLARED = {"section.py": "engine/sections", "feature.py": "shoal/features"}
 # The room named after a package is what lies in the folder itself.
 LISTED = {
-    "shoal": "shoal cli clock past pages scaling sweeps kept tables study",
+    "shoal": "attacks clock influence search shoal cli past pages scaling sweeps kept tables study features",
     "engine": """
         engine runs preparing/cross_edges preparing cluster screen callbacks hosts newcomers
         stages/hostile stages/robust stages/privacy stages/secure stages/compression stages/digests stages/users
@@ -78,13 +79,19 @@ def modules() -> dict[str, Path]:
 
 
 def room_of(path: Path) -> str:
-    """The room of a file: its folder, or of the section of a feature that of all sections."""
-    return SECTIONS if path.name == "section.py" else path.parent.as_posix()
+    """Returns the room of a file: its folder, or of what a feature declares of itself that of all these."""
+    return DECLARED.get(path.name, path.parent.as_posix())
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of a file's syntax; several tests read those of all files."""
+    return list(ast.walk(ast.parse((ROOT / path).read_text())))
 
 
 def imported(path: Path) -> Iterator[str]:
     """Dotted names that a file imports, wherever in it; of `from a import b` both `a` and `a.b`."""
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -106,8 +113,7 @@ def imports(known: dict[str, Path]) -> dict[Path, set[Path]]:
 
 def _own(path: Path, known: dict[str, Path]) -> set[str]:
     """Packages of which a file imports something that is no module: these it imports themselves."""
-    tree = ast.parse((ROOT / path).read_text())
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    nodes = [node for node in nodes_of(path) if isinstance(node, ast.ImportFrom)]
     return {str(n.module) for n in nodes if any(f"{n.module}.{alias.name}" not in known for alias in n.names)}
 
 

@@ -35,6 +35,7 @@ def test_every_kind_of_config_is_loaded() -> None:
     assert {load_config(path).task for path in FILES} >= {"node", "graph"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_config_with_earlier_keys_is_the_same_config(path: Path, tmp_path: Path) -> None:
     """Each renamed key by its first name with each of its values, in the file and on the command line."""

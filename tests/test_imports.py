@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rooms import ORDER, PACKAGES, ROOT, arrows, circles, imported, imports, modules, room_of
+from rooms import ORDER, PACKAGES, arrows, circles, imported, imports, modules, nodes_of, room_of
 from support.small_runs import small_run
 
 # Who imports a library of clusters, commands or screens.
@@ -42,11 +42,12 @@ import json, sys
 sys.modules.update(dict.fromkeys(json.loads(sys.argv[2])))
 from shoal.engine.config.config import parse_config
 from shoal.engine.runs.run import run
-print(run(parse_config(json.loads(sys.argv[1]), "alone")))
+folder = run(parse_config(json.loads(sys.argv[1]), "alone"))
+print(json.dumps([str(folder), *(name in sys.modules for name in ("torch", "ray"))]))
 """
 
 
-def test_engine_runs_without_the_rooms_above_it(tmp_path: Path) -> None:
+def test_engine_runs_without_the_rooms_above_it_and_a_local_run_without_ray(tmp_path: Path) -> None:
     above = [name for name, path in KNOWN.items() if path.parts[0] == "shoal" and name != "shoal"]
     assert not [
         path for path in IMPORTS if path.parts[0] == "engine" and {"shoal"} & {p.parts[0] for p in IMPORTS[path]}
@@ -54,19 +55,20 @@ def test_engine_runs_without_the_rooms_above_it(tmp_path: Path) -> None:
     words = [json.dumps(small_run(tmp_path, rounds=1)), json.dumps(above)]
     done = subprocess.run([sys.executable, "-c", ALONE, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (Path(done.stdout.strip()) / "summary.json").exists()
+    folder, torch_is_loaded, ray_is_loaded = json.loads(done.stdout)
+    assert (Path(folder) / "summary.json").exists()
+    assert (torch_is_loaded, ray_is_loaded) == (True, False)
 
 
 def test_engine_names_no_method() -> None:
     from shoal.algorithms.methods.registry.names import METHODS
 
     assert PACKAGES["engine"]
-    for path in sorted((ROOT / "engine").rglob("*.py")):
-        text = path.read_text()
+    for path in (path for path in KNOWN.values() if path.parts[0] == "engine"):
         # `local` and `global` are also names of a backend and of an evaluation scope.
         strings = {
             word.strip("`.,;:()'\"")
-            for node in ast.walk(ast.parse(text))
+            for node in nodes_of(path)
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
             for word in node.value.replace("=", " ").replace(",", " ").split()
         }

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from rooms import ROOT, modules
+from rooms import modules, nodes_of
 
 FILE = Path(__file__).with_name("messages.txt")
 ERRORS = {"ShoalError", "FetchError", "ProtocolError", "MethodFault", "DeviceLost"}
@@ -17,12 +17,12 @@ ERRORS = {"ShoalError", "FetchError", "ProtocolError", "MethodFault", "DeviceLos
 
 def messages() -> list[str]:
     """Texts of all errors of the product, sorted, each once; `{name}` stands for what is put in."""
-    return sorted({text for path in modules().values() for text in messages_of(ast.parse((ROOT / path).read_text()))})
+    return sorted({text for path in modules().values() for text in messages_of(nodes_of(path))})
 
 
-def messages_of(tree: ast.AST) -> Iterator[str]:
+def messages_of(nodes: list[ast.AST]) -> Iterator[str]:
     """Texts of the errors that a file makes; those made of variables alone have none."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call) and name_of(node.func) in ERRORS and node.args:
             for parts in product(*map(list, map(texts_of, node.args))):
                 text = ": ".join(parts)

@@ -18,12 +18,11 @@ import ray
 import yaml
 from pages import DOCS, PAGES
 from rooms import ORDER
-from support.small_runs import small_run
+from support.small_runs import shortened, small_run
 
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS, PROMPTS
-from shoal.cli.main import command as main
 from shoal.engine.config.config import load_config, parse_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
@@ -43,18 +42,11 @@ COMMANDS = [
 
 
 @pytest.fixture
-def shoal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Runs a command that must succeed, in a folder of the test; a process for each would start for seconds."""
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, which is empty."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "data"))
-
-    def run(*words: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["shoal", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert not end.value.code, words
-
-    return run
+    return tmp_path
 
 
 def test_readme_is_short() -> None:
@@ -62,16 +54,17 @@ def test_readme_is_short() -> None:
     assert len(README.split()) <= 700
 
 
-def test_commands_run(tmp_path: Path, shoal: Callable[..., None]) -> None:
-    """The first as a shell does it."""
-    os.symlink(ROOT / "configs", tmp_path / "configs")
+@pytest.mark.parametrize("changed", [shortened, pytest.param(str, marks=pytest.mark.slow)])
+def test_commands_run(here: Path, shoal: Callable[..., None], changed: Callable[[str], str]) -> None:
+    """The first as a shell does it; by default with fewer rounds."""
+    os.symlink(ROOT / "configs", here / "configs")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     first, *rest = COMMANDS
     assert len(rest) >= 2
     result = subprocess.run(first, shell=True, env={**os.environ, "PATH": path}, capture_output=True, text=True)
     assert result.returncode == 0, f"{first}\n{result.stderr}"
     for command in rest:
-        name, *words = shlex.split(command)
+        name, *words = shlex.split(changed(command))
         assert name == "shoal"
         shoal(*words)
 
@@ -221,12 +214,12 @@ def losses_of(algorithm: dict[str, Any], root: Path) -> list[float]:
 
 
 def test_example_of_the_documentation_runs(
-    tmp_path: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    here: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every client of it comes out, together all nodes of the club; `shoal prepare` makes the same of its folder."""
     (source,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), flags=re.DOTALL)
-    (tmp_path / "example.py").write_text(source + "print(sum(shard.nodes for shard in map(store.shard, range(2))))\n")
-    (tmp_path / "karate.yaml").write_text(
+    (here / "example.py").write_text(source + "print(sum(shard.nodes for shard in map(store.shard, range(2))))\n")
+    (here / "karate.yaml").write_text(
         "name: karate\n"
         "data: {dataset: files, path: karate, fractions: [0.5, 0.2, 0.3]}\n"
         "partition: {method: metis, clients: 2}\n"
@@ -238,4 +231,4 @@ def test_example_of_the_documentation_runs(
     assert [line.split("(")[0] for line in clients] == ["Data", "Data"]
     assert total == "34"
     shoal("prepare", "karate.yaml")
-    assert len(list((tmp_path / "data" / "stores").iterdir())) == 1
+    assert len(list((here / "data" / "stores").iterdir())) == 1

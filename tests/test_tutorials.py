@@ -5,15 +5,15 @@ import re
 import runpy
 import shlex
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rooms import ROOT
 from support.errors import refused
+from support.small_runs import shortened
 
 from shoal.algorithms.methods.registry.load import describe, load
-from shoal.cli.main import command as main
 from shoal.cli.projects import list_projects, start_project
 from shoal.engine.config.config import load_config
 from shoal.tables.papers import read_paper
@@ -28,48 +28,63 @@ LEAVES = {
     "own-graph": "own-graph/runs/sweeps/*/table.csv",
     "own-method": "own-method/runs/sweeps/*/table.csv",
 }
-QUICK = ("own-graph", "own-method")
+# Those run by default as well, with one round, and without the page of a sweep.
+SHORT = ("own-graph", "own-method")
 CORA = Path(os.environ.get("SHOAL_DATA", "/")) / "planetoid" / "Cora"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(path.stem, marks=() if path.stem in QUICK else pytest.mark.slow) for path in FOLDER.glob("*.md")],
-)
-def test_tutorial_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, empty = tmp_path / "data", tmp_path / "empty"
-    empty.mkdir()
-    if name == "cora":
-        if not CORA.exists():
-            pytest.skip(f"{CORA} is missing: set SHOAL_DATA to a folder of published files")
-        (data / "planetoid").mkdir(parents=True)
-        (data / "planetoid" / "Cora").symlink_to(CORA)
-    monkeypatch.chdir(empty)
-    monkeypatch.setenv("SHOAL_DATA", str(data))
-    monkeypatch.setenv("MPLBACKEND", "agg")
-    for language, title, text in re.findall(r'(?ms)^```(\w+)(?: title="(.*?)")?\n(.*?)^```', page(name)):
-        if title:
-            Path(title).write_text(text)
-        elif language == "bash":
-            for line in text.splitlines():
-                perform(line, monkeypatch)
-    assert list(empty.glob(LEAVES[name]))
+@pytest.fixture
+def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Callable[..., int]) -> Callable[..., None]:
+    """Saves the files of a tutorial and performs its commands, in their order; `short` changes numbers of rounds."""
+
+    def perform(line: str) -> None:
+        """Performs a line of a shell; programs of Python in this process, which has loaded what takes seconds."""
+        words = [
+            str(path) for word in shlex.split(line) for path in (sorted(Path().glob(word)) if "*" in word else [word])
+        ]
+        if words[0] == "cd":
+            monkeypatch.chdir(words[1])
+        elif words[0] == "shoal":
+            assert status(*words[1:]) == 0, line
+        elif words[0] == "python":
+            runpy.run_path(words[1])
+        else:
+            subprocess.run(words, check=True)
+
+    def follow(name: str, short: bool = False) -> None:
+        data, empty = tmp_path / "data", tmp_path / "empty"
+        empty.mkdir()
+        if name == "cora":
+            if not CORA.exists():
+                pytest.skip(f"{CORA} is missing: set SHOAL_DATA to a folder of published files")
+            (data / "planetoid").mkdir(parents=True)
+            (data / "planetoid" / "Cora").symlink_to(CORA)
+        monkeypatch.chdir(empty)
+        monkeypatch.setenv("SHOAL_DATA", str(data))
+        monkeypatch.setenv("MPLBACKEND", "agg")
+        page = (FOLDER / f"{name}.md").read_text()
+        for language, title, text in re.findall(r'(?ms)^```(\w+)(?: title="(.*?)")?\n(.*?)^```', page):
+            if title:
+                Path(title).write_text(text)
+            for line in text.splitlines() if language == "bash" and not title else ():
+                perform(shortened(line) if short else line)
+                if short and line.startswith("shoal init"):
+                    (config,) = Path(name).glob("*.yaml")
+                    config.write_text(re.sub(r"(?m)^rounds: \d+", "rounds: 2", config.read_text()))
+        assert list(empty.glob(LEAVES[name]))
+
+    return follow
 
 
-def perform(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of a shell; programs of Python in this process, which has loaded what takes seconds."""
-    words = [str(path) for word in shlex.split(line) for path in (sorted(Path().glob(word)) if "*" in word else [word])]
-    if words[0] == "cd":
-        monkeypatch.chdir(words[1])
-    elif words[0] == "shoal":
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert not end.value.code, line
-    elif words[0] == "python":
-        runpy.run_path(words[1])
-    else:
-        subprocess.run(words, check=True)
+@pytest.mark.parametrize("name", SHORT)
+def test_tutorial_runs_with_fewer_rounds(name: str, follow: Callable[..., None]) -> None:
+    follow(name, short=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [path.stem for path in FOLDER.glob("*.md")])
+def test_tutorial_runs(name: str, follow: Callable[..., None]) -> None:
+    follow(name)
 
 
 def test_every_project_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +112,3 @@ def test_every_project_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_tutorials_are_short() -> None:
     assert not [path.name for path in FOLDER.glob("*.md") if len(path.read_text().splitlines()) > 60]
     assert {path.stem for path in FOLDER.glob("*.md")} == set(LEAVES)
-
-
-def page(name: str) -> str:
-    return (FOLDER / f"{name}.md").read_text()

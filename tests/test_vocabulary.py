@@ -6,11 +6,9 @@ People read the rest of the prose, not this test.
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("shoal", "engine", "algorithms", "partition", "storage")
+from rooms import ROOT, modules, nodes_of
+
 # Whole words of a name: `lent_rows` and `Memo` have one, `talent` and `memory` none.
 WORDS = (
     "told heard said alike lent sight invite invites invited mend mends mended nobody memo memos "
@@ -26,8 +24,6 @@ OF_HOOKS = frozenset({"begin", "given"})
 PHRASES = ("of one's own", "in the place of", "side by side", "of several")
 LOGGING = frozenset({"print", "echo", "debug", "info", "warning", "error", "exception", "warn", "_warn", "fail"})
 
-# Packages whose docstrings and comments are sentences: extend it by a package once its own are.
-IN_SENTENCES = ("shoal", "engine", "algorithms", "partition", "storage")
 # A function's docstring begins with a verb, a class's with an article and a noun, and none with one of these.
 NOT_FIRST = frozenset({"Of", "That", "Those", "As", "Where", "Who", "Whose", "What", "Which", "How", "When", "So"})
 # A comment that begins so has no subject.
@@ -38,26 +34,18 @@ VAGUE = frozenset({"found", "own", "each", "known", "one", "of"})
 Found = set[tuple[str, str, str]]
 
 
-def product(packages: Sequence[str] = PACKAGES) -> list[Path]:
-    return sorted(
-        path for package in packages for path in (ROOT / package).rglob("*.py") if path.resolve() == path.absolute()
-    )
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+FILES = list(modules().values())
 
 
 def found() -> Found:
     """What is retired and still there: file, where in it (`name`, `message`, `heading`), and the term."""
     here: Found = set()
-    for path in product():
-        name = str(path.relative_to(ROOT))
-        tree = tree_of(path)
-        here |= {(name, "name", term) for identifier in identifiers(tree) for term in of_name(identifier, name)}
-        here |= {(name, "name", term) for term in of_name(path.stem, name)}
-        here |= {(name, "message", term) for text in messages(tree) for term in of_text(text)}
+    for path in FILES:
+        name = str(path)
+        nodes = nodes_of(path)
+        names = {path.stem, *identifiers(nodes)}
+        here |= {(name, "name", term) for identifier in names for term in of_name(identifier, name)}
+        here |= {(name, "message", term) for text in messages(nodes) for term in of_text(text)}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         name = str(path.relative_to(ROOT))
         headings = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?s)```.*?```", "", path.read_text()))
@@ -86,9 +74,9 @@ def of_text(text: str) -> Iterator[str]:
     yield from (phrase for phrase in PHRASES if phrase in text.lower())
 
 
-def identifiers(tree: ast.Module) -> Iterator[str]:
+def identifiers(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Names that a module gives: functions, classes, arguments, attributes, variables."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield node.name
@@ -100,9 +88,9 @@ def identifiers(tree: ast.Module) -> Iterator[str]:
                 yield node.attr
 
 
-def messages(tree: ast.Module) -> Iterator[str]:
+def messages(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Texts of raised errors, logged lines and printed ones."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Raise) and node.exc is not None:
             yield from texts(node.exc)
         elif isinstance(node, ast.Call):
@@ -122,38 +110,34 @@ def test_no_term_is_retired() -> None:
     assert not sorted(found()), "see the glossary in docs/architecture.md for the words to take"
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def docstrings(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, str]]:
     """Names of what has a docstring, and its first word; the module's own name is empty."""
-    for node in ast.walk(tree):
+    for node in nodes:
         described = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if described and (text := ast.get_docstring(node)):
-            yield getattr(node, "name", ""), re.split(r"\W", text)[0]
+        if described and (text := ast.get_docstring(node, clean=False)):
+            yield getattr(node, "name", ""), re.split(r"\W", text.lstrip(), maxsplit=1)[0]
 
 
 def test_no_docstring_begins_with_a_question_word() -> None:
     wrong = [
-        f"{path.relative_to(ROOT)}: {name or 'the module'} begins with {word}"
-        for path in product(IN_SENTENCES)
-        for name, word in docstrings(tree_of(path))
+        f"{path}: {name or 'the module'} begins with {word}"
+        for path in FILES
+        for name, word in docstrings(nodes_of(path))
         if word in NOT_FIRST
     ]
     assert not wrong, "begin with a verb in the third person, or with an article and a noun"
 
 
 def test_comments_have_a_subject() -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)}: {text}"
-        for path in product(IN_SENTENCES)
-        for text in FRAGMENT.findall(path.read_text())
-    ]
+    wrong = [f"{path}: {text}" for path in FILES for text in FRAGMENT.findall((ROOT / path).read_text())]
     assert not wrong, "say what it is of, as a sentence"
 
 
 def test_no_local_is_called_by_a_word_that_says_nothing() -> None:
     wrong = {
-        f"{path.relative_to(ROOT)}, line {node.lineno}: {node.id}"
-        for path in product(IN_SENTENCES)
-        for function in ast.walk(tree_of(path))
+        f"{path}, line {node.lineno}: {node.id}"
+        for path in FILES
+        for function in nodes_of(path)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE
@@ -163,4 +147,4 @@ def test_no_local_is_called_by_a_word_that_says_nothing() -> None:
 
 def test_docstrings_are_read_with_the_names_of_their_owners() -> None:
     tree = ast.parse('"""How."""\nclass A:\n    """A class."""\n    def f(self):\n        """Of it."""\ndef g(): pass')
-    assert sorted(docstrings(tree)) == [("", "How"), ("A", "A"), ("f", "Of")]
+    assert sorted(docstrings(list(ast.walk(tree)))) == [("", "How"), ("A", "A"), ("f", "Of")]

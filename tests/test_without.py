@@ -3,16 +3,15 @@
 import subprocess
 import sys
 from datetime import date
-from pathlib import Path
 
 import pytest
+from without import FEATURES, ROOT
 
 from shoal.engine.sections.sections import SECTIONS
+from shoal.features.features import FEATURES as AROUND
 
-ROOT = Path(__file__).parent.parent
-FEATURES = sorted(path.parent.name for path in (ROOT / "engine" / "stages").glob("*/section.py"))
 # Another one on each day.
-TODAY = FEATURES[date.today().toordinal() % len(FEATURES)]
+TODAY = sorted(FEATURES)[date.today().toordinal() % len(FEATURES)]
 
 
 def try_without(feature: str, *more: str) -> None:
@@ -23,7 +22,11 @@ def try_without(feature: str, *more: str) -> None:
 
 
 def test_every_feature_has_one_section() -> None:
-    assert len(FEATURES) == len(SECTIONS)
+    declared = [path.parent for path in (ROOT / "engine").rglob("section.py") if path.parent.name != "sections"]
+    around = [path.parent for path in (ROOT / "shoal").glob("*/feature.py") if path.parent.name != "features"]
+    assert (len(declared), len(around)) == (len(SECTIONS), len(AROUND))
+    code = {ROOT / name for feature in FEATURES.values() for name in feature.code}
+    assert {*declared, *around} <= code
 
 
 def test_modules_are_imported_without_a_feature() -> None:
@@ -31,6 +34,6 @@ def test_modules_are_imported_without_a_feature() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("feature", sorted(FEATURES))
 def test_rest_stands_without_a_feature(feature: str) -> None:
     try_without(feature)

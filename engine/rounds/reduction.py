@@ -266,12 +266,13 @@ def combine(
 
 
 def _other_half(places: range) -> range:
-    """Returns the range that makes a range of 2**n places, from a multiple of 2**n on, one of twice as many."""
+    """Returns the sibling of an aligned range of 2**n places in the binary tree by which sums are added up."""
     start = places.start ^ len(places)
     return range(start, start + len(places))
 
 
 def _both_halves(places: range) -> range:
+    """Returns the parent of an aligned range of 2**n places: 2**(n + 1) of them, with its sibling's."""
     start = places.start & ~len(places)
     return range(start, start + 2 * len(places))
 

@@ -110,16 +110,16 @@ class Participation(Schedule):
         cohort = ended.first[~np.isin(ended.first, options.without)]
         return Drawn(cohort.tolist(), numbers, state, absent)
 
-    def _choose(self, present: np.ndarray, count: int, number: int, known: Tree) -> tuple[np.ndarray, Tree]:
+    def _choose(self, present: np.ndarray, count: int, number: int, knowledge: Tree) -> tuple[np.ndarray, Tree]:
         """Returns the drawn clients, ascending, and what the server then knows."""
         options = self._plan.participation
         if self._selection is not None:
-            known = self._selection.begin(known)
+            knowledge = self._selection.begin(knowledge)
             if len(present) >= options.at_least:
-                return self._selection.choose(number, present, count, known)
+                return self._selection.choose(number, present, count, knowledge)
         asked = replace(options, count=count, without=())
         drawn = draw_cohort(self.clients, asked, self.seed, number, self._plan.online, self._plan.absent)
-        return np.array(drawn, dtype=np.int64), known
+        return np.array(drawn, dtype=np.int64), knowledge
 
     def note(self, number: int, known: Tree, losses: Mapping[int, float], cohort: Sequence[int]) -> Tree:
         return known if self._selection is None else self._selection.note(number, known, losses, cohort)

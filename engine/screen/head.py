@@ -69,11 +69,11 @@ def _data(config: Config, cohort: bool = True) -> str:
     clients = f"{graph}{made}: {part.clients:,} clients by {shown_name(part.method)}"
     if not cohort:
         return clients
-    said = "".join(section.takes_part(config) for section in SECTIONS if section.is_on(config))
+    words = "".join(section.takes_part(config) for section in SECTIONS if section.is_on(config))
     if not config.schedule.synchronous:
-        return f"{clients}, {said or shown_name(config.schedule.name)}"
+        return f"{clients}, {words or shown_name(config.schedule.name)}"
     count = config.participation.size(part.clients)
-    return f"{clients}, {'all' if count == part.clients else f'{count:,}'}{said} in each round"
+    return f"{clients}, {'all' if count == part.clients else f'{count:,}'}{words} in each round"
 
 
 def _where(config: Config) -> str:

@@ -1,5 +1,6 @@
 """Lines and tables on the screen, in which texts from data and configs are plain."""
 
+import json
 from typing import Any
 
 from rich import console as of_rich
@@ -11,6 +12,11 @@ from shoal.storage.plain_text import plain_text
 def put(text: str = "", end: str = "\n") -> None:
     """Prints plain text on standard output."""
     print(plain_text(text), end=end)
+
+
+def put_json(plain: object) -> None:
+    """Prints plain values as JSON on standard output."""
+    put(json.dumps(plain, indent=1, allow_nan=False))
 
 
 class Console(of_rich.Console):

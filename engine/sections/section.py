@@ -39,6 +39,8 @@ class Section(Generic[OptionsT]):
         scores: Whether they do with these options.
         of_all_rounds: Why numbers of a round depend on how many rounds there are; empty: they do not.
         skipped: Why the round of a line was skipped, `(line) -> str`; empty: it was not.
+        epsilon: Epsilon of a run after some of its rounds, `(config, rounds) -> float`; empty: it bounds nothing.
+        bound: A sentence that says what epsilon is of, `(config, rounds) -> str`.
         copies: Copies of the model that a client keeps between rounds, and that the server holds in a round, for the
             estimate of memory.
         absent: Clients that never take part in a round, `(config) -> tuple[int, ...]`, ascending.
@@ -84,6 +86,8 @@ class Section(Generic[OptionsT]):
     scores: Callable[[OptionsT], bool] = lambda options: False
     of_all_rounds: Callable[[OptionsT], str] = lambda options: ""
     skipped: str = ""
+    epsilon: str = ""
+    bound: str = ""
     copies: Callable[[OptionsT], tuple[int, int]] = lambda options: (0, 0)
     absent: str = ""
     evaluates: str = ""

@@ -71,6 +71,11 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
     return facts
 
 
+def find_bounding(config: Any) -> Section[Any] | None:
+    """Returns the section that bounds by epsilon what uploads of a run say of clients; None: nothing does."""
+    return next((section for section in SECTIONS if section.epsilon and section.is_on(config)), None)
+
+
 def load_crossing() -> ModuleType:
     """Imports the steps of hops over edges between clients. Raises ShoalError: their feature is not there."""
     place = next((section.crossing for section in SECTIONS if section.crossing), None)

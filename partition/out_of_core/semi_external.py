@@ -17,16 +17,16 @@ from shoal.storage.files.mapped import ROWS, read
 from shoal.storage.graph.graph import Graph
 
 # Bytes, measured as peak resident memory and rounded up. METIS needs less on graphs of few nodes and many edges.
-OF_NODE = 16
-OF_COARSE_NODE = 24
+BYTES_OF_NODE = 16
+BYTES_OF_COARSE_NODE = 24
 OF_METIS_NODE = 240
 OF_METIS_ENTRY = 110
 # A block's indices and weights, and the records written from it; a bucket's records, and what they are merged into.
-OF_BLOCK_ENTRY = 24
-OF_BUCKET_ENTRY = 24
-BUFFERS = 16 << 20
+BYTES_OF_BLOCK_ENTRY = 24
+BYTES_OF_BUCKET_ENTRY = 24
+BYTES_OF_LEAST_BUFFERS = 16 << 20
 # Memory that the process needs to compile the loops, or to load them from the cache.
-CODE = 112 << 20
+BYTES_OF_CODE = 112 << 20
 
 BLOCK = 1 << 22
 BUCKET = 1 << 23
@@ -57,24 +57,26 @@ class Memory:
 
     @classmethod
     def of(cls, limit: int | None, nodes: int) -> "Memory":
-        """Buffers for a graph of so many nodes: up to half of what their arrays leave free of the limit.
+        """Sizes the buffers for a graph of so many nodes.
 
-        A ShoalError says that it does not hold these arrays.
+        Of what code and arrays of all nodes leave free of the limit, a block gets up to a quarter and a bucket up to
+        half. Raises ShoalError: the limit does not hold these arrays and the smallest buffers.
         """
         if limit is None:
             return cls(None)
-        spare = limit - CODE - OF_NODE * nodes
-        if spare < BUFFERS:
+        arrays = BYTES_OF_NODE * nodes
+        spare = limit - BYTES_OF_CODE - arrays
+        if spare < BYTES_OF_LEAST_BUFFERS:
             raise ShoalError(
                 f"engine.memory_limit is {bytes_of(limit)}, but semi-external partitioning of {nodes} nodes "
-                f"needs at least {bytes_of(OF_NODE * nodes + BUFFERS + CODE)}: raise it to that"
+                f"needs at least {bytes_of(arrays + BYTES_OF_LEAST_BUFFERS + BYTES_OF_CODE)}: raise it to that"
             )
-        block = min(spare // 4 // OF_BLOCK_ENTRY, BLOCK)
-        return cls(limit, block, min(spare // 2 // OF_BUCKET_ENTRY, BUCKET))
+        block = min(spare // 4 // BYTES_OF_BLOCK_ENTRY, BLOCK)
+        return cls(limit, block, min(spare // 2 // BYTES_OF_BUCKET_ENTRY, BUCKET))
 
     def require_contraction(self, nodes: int, coarse: int) -> None:
         """Raises a ShoalError if the limit does not hold the arrays of the nodes and of the coarse nodes."""
-        needed = 4 * nodes + OF_COARSE_NODE * coarse + BUFFERS + CODE
+        needed = 4 * nodes + BYTES_OF_COARSE_NODE * coarse + BYTES_OF_LEAST_BUFFERS + BYTES_OF_CODE
         if self.limit is not None and needed > self.limit:
             raise ShoalError(
                 f"engine.memory_limit is {bytes_of(self.limit)}, but contracting {nodes} nodes to {coarse} needs "
@@ -97,7 +99,7 @@ class Memory:
 
 def metis_bytes(nodes: int, entries: int) -> int:
     """Peak of METIS on a weighted graph, its 64-bit input included."""
-    return OF_METIS_NODE * nodes + OF_METIS_ENTRY * entries + CODE
+    return OF_METIS_NODE * nodes + OF_METIS_ENTRY * entries + BYTES_OF_CODE
 
 
 def bytes_of(count: int) -> str:

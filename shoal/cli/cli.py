@@ -1,7 +1,6 @@
 """The command `shoal`."""
 
 import importlib.metadata
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -10,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.past import (
-    attack_command,
     fork_command,
-    influence_command,
     possible_path,
     privacy_command,
     read_command,
     replay_command,
 )
 from shoal.cli.sweep import continued_by, sweep_command
-from shoal.engine.screen.output import put
+from shoal.engine.screen.output import put, put_json
+from shoal.engine.sections.section import load
+from shoal.features.feature import Feature
+from shoal.features.features import FEATURES
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address
 from shoal.storage.options.types import one_of as _one_of
@@ -48,10 +48,6 @@ def _config(path: str, overrides: list[str] | None) -> "Config":
     resolved = load_config(possible_path(path) if is_address(path) else path, overrides or ())
     require_names(resolved)
     return resolved
-
-
-def _print_json(plain: object) -> None:
-    put(json.dumps(plain, indent=1, allow_nan=False))
 
 
 def _show_version(asked: bool) -> None:
@@ -282,7 +278,7 @@ def table_command(
     if as_json:
         from shoal.study.sweep_folder import rows_of, table_of_runs
 
-        _print_json(table_of_runs(rows_of([possible_path(path) for path in paths])).to_pylist())
+        put_json(table_of_runs(rows_of([possible_path(path) for path in paths])).to_pylist())
         return
     write_table([possible_path(path) for path in paths], layout, chosen, out, caption, latex_label)  # type: ignore[arg-type]
 
@@ -298,37 +294,6 @@ def report_command(
     from shoal.study.plain_names import label_pairs
 
     put(f"written: {report([possible_path(path) for path in paths], out, label_pairs(label or ()))}")
-
-
-@app.command("clock")
-def clock_command(
-    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
-    devices: Annotated[str, typer.Option(help="CSV of classes of devices; ours: phones, hospital.")] = "phones",
-    network: Annotated[str, typer.Option(help="CSV of classes of links; ours: consumer, institutions.")] = "consumer",
-    deadline: Annotated[float | None, typer.Option(help="Seconds that a round waits; says who is late.")] = None,
-    target: Annotated[float | None, typer.Option(help="Score to reach, as 0.8; by default 95 % of the best.")] = None,
-    seed: Annotated[int, typer.Option(help="Draws the device and the link of every client.")] = 0,
-    no_server: Annotated[bool, typer.Option("--no-server", help="Leave out the seconds of the server.")] = False,
-    no_evaluation: Annotated[
-        bool, typer.Option("--no-evaluation", help="Leave out evaluations of clients, as asynchronous steps do.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder of the page; by default `clock` in the first.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Simulate devices and links after the fact: time, energy and money of every round, and to a score; a page."""
-    from shoal.clock.report import ClockReader
-    from shoal.engine.records.outputs import CLOCK, page_folder
-
-    reader = ClockReader(devices, network, deadline, target, seed, not no_server, not no_evaluation)
-    made = reader.read_all([possible_path(path) for path in paths])
-    if as_json:
-        _print_json(made.plain())
-        return
-    from shoal.tables.study_table import on_screen
-
-    put("\n".join(map(on_screen, made.tables())), end="")
-    folder = out or page_folder(possible_path(paths[0]), CLOCK)
-    put(f"page: {made.write(folder)}; beside it rounds.csv and target.csv")
 
 
 @app.command("compare")
@@ -363,7 +328,7 @@ def list_command(
     for place in folders or ():
         folders_found += kept_at(place) if is_address(place) else kept_in(possible_path(place))
     if as_json:
-        _print_json(plain_list(folders_found))
+        put_json(plain_list(folders_found))
         return
     put("\n".join(map(on_screen, make_tables(folders_found))), end="")
 
@@ -409,7 +374,7 @@ def inspect_command(
     if as_json:
         from shoal.kept.listing import plain_content
 
-        _print_json(plain_content(path))
+        put_json(plain_content(path))
     elif is_sweep(path):
         show_sweep(path)
     elif (path / METRICS).exists():
@@ -445,9 +410,7 @@ def verify_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN")]) -
 
 app.command("replay")(replay_command)
 app.command("fork")(fork_command)
-app.command("influence")(influence_command)
 app.command("privacy")(privacy_command)
-app.command("attack")(attack_command)
 app.command("read", context_settings={"ignore_unknown_options": True})(read_command)
 
 
@@ -529,6 +492,18 @@ def doctor_command(as_json: AsJson = False) -> None:
     from shoal.cli.doctor import machine, packages, show_doctor
 
     if as_json:
-        _print_json({"packages": packages(), "machine": machine()})
+        put_json({"packages": packages(), "machine": machine()})
     else:
         show_doctor()
+
+
+def _add_command(feature: Feature) -> None:
+    """Adds the command of a feature behind that which it follows."""
+    app.command(feature.command)(load(feature.runs))
+    added, place = app.registered_commands.pop(), [command.name for command in app.registered_commands]
+    app.registered_commands.insert(place.index(feature.behind) + 1, added)
+
+
+for _feature in FEATURES:
+    if _feature.command:
+        _add_command(_feature)

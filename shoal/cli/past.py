@@ -1,8 +1,7 @@
 """The commands that look back at a run: forks, and readers by name; and paths of commands."""
 
-import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -51,23 +50,11 @@ def fork_command(
     from shoal.engine.screen.tables import show_run
     from shoal.past.fork import fork
 
-    left_out = [f"participation.without={_clients('--without', without)}"] if without else []
+    left_out = [f"participation.without={read_clients('--without', without)}"] if without else []
     show_run(fork(possible_path(run), round_number, [*(overrides or ()), *left_out]))
 
 
-def influence_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.")],
-    clients: Annotated[str, typer.Option(metavar="I,J,…", help="Some clients; by default all.")] = "",
-    scope: Annotated[str | None, typer.Option(help="global, deployed or trained models.")] = None,
-    out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
-) -> None:
-    """Make a run again without each of its clients: what it changes of the scores; interrupted, it goes on."""
-    path = possible_path(run)
-    reading = read_run("influence", {"clients": _clients("--clients", clients), "scope": scope}, path)
-    show_reading(reading, out, f"next: shoal report {shlex.quote(run)}")
-
-
-def _clients(option: str, text: str) -> list[int]:
+def read_clients(option: str, text: str) -> list[int]:
     """Reads numbers of clients with commas between them."""
     numbers = text.split(",") if text else []
     if not all(number.strip().isdecimal() for number in numbers):
@@ -82,33 +69,6 @@ def privacy_command(
 ) -> None:
     """Say what left each client of a run, what hid in a mean, and epsilon of its unit after rounds."""
     show_reading(read_run("ledger", {"round": round_number}, possible_path(run)), out)
-
-
-def attack_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run; for membership a finished one.")],
-    kind: Annotated[
-        Literal["membership", "properties", "inversion"],
-        typer.Option(
-            help="Finds items that models trained on, classes of clients from uploads, or rows of one client."
-        ),
-    ] = "membership",
-    round_number: Annotated[
-        int | None,
-        typer.Option("--round", min=1, help="The round that is made again, by default 1; not of membership."),
-    ] = None,
-    client: Annotated[
-        int | None, typer.Option(min=0, help="Of inversion; by default that of the fewest training nodes.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="CSV file: clients one by one, of inversion the table.")] = None,
-) -> None:
-    """Attack a run: what its models, or the uploads of a round, tell of clients, beside chance."""
-    path = possible_path(run)
-    options = {"round": round_number, "client": client}
-    takes = {"membership": (), "properties": ("round",), "inversion": ("round", "client")}[kind]
-    for option, value in options.items():
-        if value is not None and option not in takes:
-            raise ShoalError(f"--{option}", f"is not of --kind {kind}; leave it out")
-    show_reading(read_run(kind, {name: value for name, value in options.items() if value is not None}, path), out)
 
 
 def read_command(

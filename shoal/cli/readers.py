@@ -1,6 +1,5 @@
 """Readers of runs that are over, by name or from a user's file, and what commands show of their readings."""
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from shoal.engine.screen.output import put
+from shoal.engine.sections.section import load
+from shoal.features.features import FEATURES
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
 from shoal.storage.suggestions import did_you_mean
@@ -18,15 +19,9 @@ if TYPE_CHECKING:
     from shoal.storage.user_code.user_code import UserCode
 
 # By name where the class of each lies; most load what trains, which takes seconds.
-READERS = {
-    "clock": "shoal.clock.report:ClockReader",
-    "influence": "shoal.past.influence:InfluenceReader",
-    "inversion": "shoal.past.inversion:InversionReader",
-    "ledger": "shoal.past.ledger:LedgerReader",
-    "membership": "shoal.past.membership:MembershipReader",
-    "properties": "shoal.past.properties:PropertiesReader",
-    "replay": "shoal.past.replay:ReplayReader",
-}
+OF_THE_PAST = {"ledger": "shoal.past.ledger:LedgerReader", "replay": "shoal.past.replay:ReplayReader"}
+OF_FEATURES = {name: place for feature in FEATURES for name, place in feature.readers.items()}
+READERS = dict(sorted({**OF_THE_PAST, **OF_FEATURES}.items()))
 KEY = "READER"
 
 
@@ -92,8 +87,7 @@ def _load(name: str) -> "tuple[type[Reader], UserCode | None]":
     from shoal.storage.user_code.user_code import read_user_code
 
     if name in READERS:
-        module, _, cls_name = READERS[name].partition(":")
-        return getattr(importlib.import_module(module), cls_name), None
+        return cast("type[Reader]", load(READERS[name])), None
     if not is_own(name):
         names = f"{', '.join(READERS)}, or my_file.py:MyReader{did_you_mean(name, READERS)}"
         raise ShoalError(KEY, f"{name!r} is unknown; there are {names}")

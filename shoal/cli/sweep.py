@@ -16,7 +16,7 @@ from shoal.storage.options.types import is_address, one_of
 
 if TYPE_CHECKING:
     from shoal.study.study import Study
-    from shoal.sweeps.search import Search
+    from shoal.sweeps.searching import Searching
     from shoal.sweeps.sweep import Sweep
 
 
@@ -70,11 +70,12 @@ def sweep_command(
         _show_head_of_study(study)
     # These modules load what trains, which takes seconds.
     from shoal.past.forked_sweep import sweep_of
-    from shoal.sweeps.search import Search
-    from shoal.sweeps.sweep import show_sweep_plan
+    from shoal.sweeps.searching import SearchOptions
+    from shoal.sweeps.sweep import Sweep, show_sweep_plan
 
-    sweep = sweep_of(study, at_once, search, space or (), trials, rounds_budget, sampler, prune)
-    if isinstance(sweep, Search):
+    options = SearchOptions(space or (), trials, rounds_budget, sampler, prune)
+    sweep = sweep_of(study, at_once, search, options)
+    if not isinstance(sweep, Sweep):
         _show_head_of_study(study, sweep.folder)
         if dry_run:
             put("\n".join(sweep.lines()))
@@ -91,7 +92,7 @@ def sweep_command(
         _go(sweep, page)
 
 
-def _go(sweep: "Sweep | Search", page: bool) -> None:
+def _go(sweep: "Sweep | Searching", page: bool) -> None:
     with continued_by(sweep.command, lambda: _show_sweep(sweep, page)):
         complete = sweep.go()
     _show_sweep(sweep, page)
@@ -127,15 +128,14 @@ def _show_head_of_study(study: "Study", folder: Path | None = None) -> None:
     show_head_of_study(config, varied_in(study.choices), runs, folder or study.folder(root_of(config), config.name))
 
 
-def _show_sweep(sweep: "Sweep | Search", page: bool) -> None:
+def _show_sweep(sweep: "Sweep | Searching", page: bool) -> None:
     """Prints the table of what is finished, the folder, and where the page is or how to write it."""
     from shoal.engine.screen.head import shown_path
+    from shoal.sweeps.sweep import Sweep
     from shoal.tables.study_table import Layout, on_screen, show_rows
 
-    if sweep.study.search:
-        from shoal.pages.search_page import chosen_table
-
-        put(on_screen(chosen_table(sweep.plain())), end="")  # type: ignore[union-attr]
+    if not isinstance(sweep, Sweep):
+        put(on_screen(sweep.chosen()), end="")
     if sweep.rows:
         show_rows(sweep.rows, Layout())
     folder = shown_path(sweep.folder)

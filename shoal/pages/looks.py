@@ -85,7 +85,7 @@ class Looks:
         main = self.main(without)
         others = [key for key in self.keys if key not in (main, without)]
         panel_keys: list[str] = []
-        while others and self._is_crowded(shown, main, others, panel_keys):
+        while others and self._is_crowded(shown, others, panel_keys):
             largest = max(others, key=lambda key: len({group.columns.get(key) for group, _ in shown}))
             others.remove(largest)
             panel_keys.append(largest)
@@ -99,11 +99,9 @@ class Looks:
             lines.append(Look(label, colour, rests.index(self.label(group, others)), value))
         return _split(by_title)
 
-    def _is_crowded(
-        self, shown: Sequence[tuple[Group, T]], main: str, others: Sequence[str], panel_keys: Sequence[str]
-    ) -> bool:
+    def _is_crowded(self, shown: Sequence[tuple[Group, T]], others: Sequence[str], panel_keys: Sequence[str]) -> bool:
         """Returns whether a panel has too many lines or dashes."""
-        lines: dict[str, list[str]] = {}
+        dashes: dict[str, list[str]] = {}
         for group, _ in shown:
-            lines.setdefault(self.label(group, panel_keys), []).append(self.label(group, others))
-        return any(len(labels) > MOST_LINES or len(set(labels)) > MOST_DASHES for labels in lines.values())
+            dashes.setdefault(self.label(group, panel_keys), []).append(self.label(group, others))
+        return any(len(labels) > MOST_LINES or len(set(labels)) > MOST_DASHES for labels in dashes.values())

@@ -17,14 +17,14 @@ from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.outputs import KINDS, PAGE, REPORT, page_folder
 from shoal.engine.records.run_folder import CONFIG, read_summary
 from shoal.engine.records.summary import scopes_apart
+from shoal.engine.sections.section import load
+from shoal.features.features import FEATURES
 from shoal.pages import figures as drawings
 from shoal.pages.figures import Drawing
 from shoal.pages.head import best_of, head_of, standing_figure
-from shoal.pages.influence_page import influence_sections
 from shoal.pages.looks import MOST_LINES, Look, Looks, Panels
 from shoal.pages.page import Section, write_page
 from shoal.pages.scaling_figures import is_scaling, scaling_sections
-from shoal.pages.search_page import search_sections
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.study.figure_data import (
@@ -82,7 +82,8 @@ def report(
         sections = [*scaling_sections(read, looks), _costs(looks)]
     else:
         sections = _Accuracies(looks, mean).sections(read)
-    sections += [*search_sections(paths[0]), *influence_sections(paths[0])]
+    for feature in FEATURES:
+        sections += load(feature.page)(paths[0]) if feature.page else []
     if (paths[0] / FORECAST).exists():
         sections.append(Section("Forecast", tables=[forecast_table(paths[0], read)], folded=True))
     runs = _runs(rows, folder, looks)

@@ -1,6 +1,7 @@
 """A sweep of any kind; one with first rounds that are trained once: its combinations are forks of one run a seed."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -8,14 +9,14 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.run_identity import changes_numbers
 from shoal.engine.records.run_folder import finished, started
 from shoal.engine.screen.progress import say
+from shoal.engine.sections.section import load
 from shoal.past.fork import begin, may_change, require_changeable, require_same_state
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import one_of
 from shoal.study.study import Selected, Selection, Study
 from shoal.study.sweep_folder import root_of
-from shoal.sweeps.search import PRUNERS, SAMPLERS, Asked, Search
-from shoal.sweeps.search_space import read_space
+from shoal.sweeps.searching import NOTHING_ASKED, Searching, SearchOptions, list_searches
 from shoal.sweeps.sweep import Hosts, Sweep
 from shoal.sweeps.sweep_view import FAILED, SweepView
 
@@ -24,33 +25,30 @@ def sweep_of(
     study: Study,
     at_once: int = 1,
     search: str | None = None,
-    space: Sequence[str] = (),
-    trials: int = Asked.trials,
-    rounds_budget: int | None = None,
-    sampler: str = Asked.sampler,
-    prune: str = Asked.prune,
-) -> Sweep | Search:
+    options: SearchOptions = NOTHING_ASKED,
+) -> Sweep | Searching:
     """Makes the sweep that the options of `shoal sweep` ask for: a grid, forks of shared rounds, or a search.
 
     Raises ShoalError: an option has a wrong value, or does not go with another one; or as the sweep.
     """
-    numbers = {"--at-once": at_once, "--fork-at": study.fork_at, "--trials": trials, "--rounds-budget": rounds_budget}
-    numbers["--choose-seeds"] = study.choose_seeds
+    numbers = {"--at-once": at_once, "--fork-at": study.fork_at, "--trials": options.trials}
+    numbers |= {"--rounds-budget": options.budget, "--choose-seeds": study.choose_seeds}
     for option, number in numbers.items():
         if number is not None and number < 1:
             raise ShoalError(option, f"must be 1 or more, found {number}")
     if search is None:
-        if (*space, trials, rounds_budget, sampler, prune) != (Asked.trials, None, Asked.sampler, Asked.prune):
+        if replace(options, space=tuple(options.space)) != NOTHING_ASKED:
             raise ShoalError("--search", "its options are given without it; add --search optuna")
         return Sweep(study, at_once) if study.fork_at is None else ForkedSweep(study, study.fork_at, at_once)
-    one_of("--search", search, "optuna")
+    if not (searches := list_searches()):
+        raise ShoalError("--search", f"this Shoal has no search, found {search!r}; leave it out")
+    one_of("--search", search, *searches)
     if study.fork_at is not None:
         raise ShoalError("--fork-at", "is for a sweep of axes alone, without --search and --forecast")
     if study.choose is not None:
         raise ShoalError("--choose", f"the search chooses; put {study.choose} into --space")
-    drawn, pruner = one_of("--sampler", sampler, *SAMPLERS), one_of("--prune", prune, *PRUNERS)
-    asked = Asked(read_space(space), trials, rounds_budget, drawn, pruner, study.choose_seeds, study.choose_by)
-    return Search(study, asked, at_once)
+    made: Searching = load(searches[search])(study, options, at_once)
+    return made
 
 
 class ForkedSweep(Sweep):

@@ -16,7 +16,8 @@ from shoal.algorithms.protocol import Reduce
 from shoal.engine.hosts.backend import server_device
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.costs import CLIENT_BYTES, unwatched
-from shoal.engine.sections.sections import options_of
+from shoal.engine.sections.section import load
+from shoal.engine.sections.sections import find_bounding, options_of
 from shoal.past.reader import Reading
 from shoal.past.recording import Recorder, Recording
 from shoal.past.rewind import PastRun
@@ -169,13 +170,12 @@ def ledger(run: Path, number: int = 1) -> Ledger:
     for line in past.lines:
         _add(line, times, sizes)
     epsilons, bound = dict[int, float](), ""
-    if private is not None:
-        from shoal.engine.stages.privacy.privacy import bound_of, drawn_of, epsilon_of
-
-        last, (drawn, clients) = len(past.lines), drawn_of(past.config)
+    if (bounding := find_bounding(past.config)) is not None:
+        last, clients = len(past.lines), past.config.partition.clients
+        drawn = min(past.config.participation.size(clients), clients)
         for after in sorted({round(last * (i + 1) / MOST_ROUNDS) for i in range(MOST_ROUNDS)} - {0} | {1, last}):
-            epsilons[after] = epsilon_of(past.config, after)
-        bound = f"{bound_of(past.config, last)}; {drawn} of {clients} clients a round"
+            epsilons[after] = load(bounding.epsilon)(past.config, after)
+        bound = f"{load(bounding.bound)(past.config, last)}; {drawn} of {clients} clients a round"
     return Ledger(
         [(entry, entry.reveals(classes, private, "secure" in source.job.stages)) for entry in entries.sent.values()],
         times,

@@ -1,1 +1,1 @@
-"""Sweeps and searches: many runs as one study."""
+"""Sweeps: many runs as one study."""

@@ -1,1 +1,1 @@
-"""Tables of studies and influences as texts, and those of papers."""
+"""Tables of studies as texts, and those of papers."""

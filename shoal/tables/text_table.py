@@ -75,15 +75,18 @@ class TextTable:
         return "\n".join([*above, *(line.rstrip() for line in body), *below]) + "\n"
 
     def _wrap(self, rows: list[list[str]], width: int | None) -> list[str]:
-        """Returns lines of the whole table, its last text wrapped; empty if it is too wide nevertheless."""
+        """Returns lines of the whole table, whose last column is wrapped if it is a text and the table is too wide.
+
+        Empty: it is too wide, and the last column is of numbers, or less than `NARROWEST` would be left for the text.
+        """
         lines = self._tabulate("plain", rows).splitlines()
         over = max(map(len, lines)) - (width or MOST)
         if over <= 0:
             return lines
-        room = max(len(row[-1]) for row in (self.heads, *rows)) - over
-        if self.keys < len(self.heads) or room < NARROWEST:
+        last_width = max(len(row[-1]) for row in (self.heads, *rows)) - over
+        if self.keys < len(self.heads) or last_width < NARROWEST:
             return []
-        return self._tabulate("plain", rows, maxcolwidths=[None] * (self.keys - 1) + [room]).splitlines()
+        return self._tabulate("plain", rows, maxcolwidths=[None] * (self.keys - 1) + [last_width]).splitlines()
 
     def _blocks(self, rows: list[list[str]], width: int | None) -> list[str]:
         """Returns lines of blocks of columns, one below the other; empty if the keys and one number are too wide."""

@@ -14,6 +14,7 @@ from attack import line_of
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.config.config import device_choice, load_config
+from shoal.engine.config.key_reference import config_keys
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.identity import store_path
@@ -40,31 +41,17 @@ RAW = [
     "? a", "a: b: c", "${" * 200, "${seed}${seed}", "${oc.create:{a:1}}", "${oc.env:HOME,${seed}}", "\t", "#", "---",
     "...\n---\n- a", "{1: 2}", "{[a]: b}", "{a: 1, a: 2}", "~", "\x07", "\ufffe",
 ]  # fmt: skip
+OPTIONS = {
+    "data.options": "nodes classes features blocks degree seed scale scratch neighbors homophily degree_cap graphs "
+    "base samples width smallest largest padding shots node_attributes",
+    "model": "hidden layers heads fanouts alpha attention prompt head",
+    "algorithm": "name eps orders lam hops",
+    "callbacks.0": "name patience",
+}
 KEYS = [
-    "name", "seed", "rounds", "task", "callbacks", "callbacks.0.name", "callbacks.0.patience", "train.schedule",
-    "train.schedule.name", "data.dataset", "data.root", "data.store", "data.overlay", "data.path", "data.split",
-    "data.split_seed", "data.split_file", "data.fractions", "data.dtype", "data.row_normalize", "data.options",
-    "data.options.nodes", "data.options.classes", "data.options.features", "data.options.blocks", "data.options.degree",
-    "data.options.seed", "data.options.scale", "data.options.scratch", "data.options.neighbors",
-    "data.options.homophily", "partition.method", "partition.clients", "partition.domains", "partition.chunks",
-    "partition.seed", "partition.alpha", "data.options.degree_cap", "data.options.graphs", "data.options.base",
-    "data.options.samples", "data.options.width", "data.options.smallest", "data.options.largest",
-    "data.options.padding", "data.options.shots", "data.options.node_attributes", "data.sparsity",
-    "data.sparsity.features", "data.sparsity.edges", "data.sparsity.labels", "data.sparsity.seed", "data.inductive",
-    "data.edge_weights", "data.synthetic", "data.name", "data.features", "data.features.kind", "data.features.width",
-    "data.features.seed", "partition.resolution", "partition.imbalance", "partition.file", "partition.options",
-    "propagation.hops", "propagation.r", "propagation.rows", "model", "model.name", "model.init", "model.pretrained",
-    "model.hidden", "model.layers", "model.heads", "model.fanouts", "model.alpha", "model.attention", "model.prompt",
-    "model.head", "heterogeneity.rule", "heterogeneity.clients", "heterogeneity.embedding", "train.epochs", "train.lr",
-    "train.weight_decay", "train.momentum", "train.batch_size", "train.dropout", "train.optimizer", "algorithm",
-    "algorithm.name", "algorithm.eps", "algorithm.orders", "algorithm.lam", "algorithm.hops", "participation.ratio",
-    "participation.count", "participation.trace", "participation.at_least", "evaluation.every", "evaluation.domains",
-    "evaluation.clients",
-    "evaluation.metrics", "engine.backend", "engine.hosts", "engine.threads", "engine.trainer", "engine.device",
-    "engine.precision", "engine.cell_size", "engine.memory_limit", "engine.cell_timeout", "engine.retries",
-    "resources.cpus_per_host", "resources.gpus_per_host", "resources.server_gpus", "ray.address", "run.root",
-    "run.keep", "run.keep_best", "run.keep_finished", "run.keep_records", "run.client_scores", "run.max_seconds",
-    "run.tensorboard", "unknown", "data.unknown", "a.b.c", "",
+    *(key.name for key in config_keys()),
+    *(f"{section}.{name}" for section, names in OPTIONS.items() for name in names.split()),
+    "model", "train.schedule.name", "unknown", "data.unknown", "a.b.c", "",
 ]  # fmt: skip
 NAMES = {
     "task": ["node", "edge", "graph"],

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 from attack import line_of
 from shoal.engine.config.config import parse_config
 from shoal.engine.preparing.prepare import prepare
-from shoal.engine.rounds.sampling import read_trace
+from shoal.engine.schedules.availability.availability import read_trace
 from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.partitioning import partition
 from shoal.storage.datasets.registry import load

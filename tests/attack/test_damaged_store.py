@@ -152,7 +152,7 @@ def attack(seed: int, kind: str | None = None) -> bool:
     return line is not None
 
 
-@pytest.mark.exhaustive(2)
+@pytest.mark.exhaustive(3)
 @some_seeds
 @pytest.mark.parametrize("kind", KINDS)
 def test_finished_store_damaged_is_refused_or_sound(kind: str, seeds: range) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
-from support.small_runs import small_run
+from support.small_runs import small_config
 
 from shoal.engine.config.config import load_config
 from shoal.engine.records.metrics import read_metrics
@@ -23,20 +22,11 @@ MARK = "SHOAL_TEST_MARK"
 
 
 def config(folder: Path, backend: str) -> Path:
-    options = {"nodes": 2000, "features": 16, "classes": 3}
-    plain = small_run(
-        folder,
-        rounds=30,
-        data={"store": str(folder / "store"), "options": options},
-        partition={"clients": 20, "method": "metis"},
-        propagation={"hops": 2},
-        train={"epochs": 5},
-        engine={"backend": backend, "hosts": 1},
-        run={"checkpoint_every": 5},
-    )
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(plain))
-    return path
+    options = {"nodes": 400, "features": 16, "classes": 3}
+    engine = {"engine": {"backend": backend, "hosts": 1}, "run": {"checkpoint_every": 5}}
+    data = {"store": str(folder / "store"), "options": options}
+    changes = {"data": data, "partition": {"clients": 8}, "train": {"epochs": 5}}
+    return Path(small_config(folder, rounds=30, **changes, **engine))
 
 
 def numbers(folder: Path) -> list[Any]:
@@ -89,7 +79,7 @@ def interrupted(command: list[str], seconds: float, number: signal.Signals, twic
 
 
 # Seconds of a whole run on an idle machine, start-up included; a run that is slower is interrupted earlier.
-SPANS = {"local": 2.4, "ray": 6.0}
+SPANS = {"local": 2.0, "ray": 6.0}
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 # Seconds until the signal comes once more.
 TWICE = [None, 0.0, 0.3]

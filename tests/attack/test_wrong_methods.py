@@ -50,7 +50,7 @@ def require_line(line: str, words: list[str]) -> None:
         assert re.search(re.escape(part) + (r"(?!\d)" if part[-1].isdigit() else ""), line)
 
 
-@pytest.mark.exhaustive(2)
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_method_in_process_is_one_line(start: Start, tmp_path: Path, name: str) -> None:
     method, words = write(tmp_path, WRONG[name].text, *WRONG[name].words)
@@ -61,7 +61,7 @@ def test_wrong_method_in_process_is_one_line(start: Start, tmp_path: Path, name:
 
 @pytest.fixture(scope="module")
 def server_here(configure: Callable[..., Config]) -> Iterator[ServerHere]:
-    config = configure({**MODEL, "engine.backend": "ray", "resources.cpus_per_host": 0.5})
+    config = configure({**MODEL, "engine.backend": "ray", "engine.hosts": 1, "resources.cpus_per_host": 0.5})
     backend = ServerHere(config)
     yield backend
     backend.close()

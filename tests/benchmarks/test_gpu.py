@@ -30,6 +30,7 @@ def test_gpu_stages_on_a_processor_are_done_or_named(tmp_path: Path) -> None:
     assert "paths: done" in (tmp_path / "gpu.txt").read_text()
 
 
+@pytest.mark.slow
 def test_gpu_stage_without_time_is_named(tmp_path: Path) -> None:
     found = figures(tmp_path, "--stages", "versions", "--minutes", "0")
     assert found["stages"]["versions"]["state"] == "left out: no time left"

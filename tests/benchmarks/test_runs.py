@@ -33,7 +33,7 @@ SMALLEST: dict[str, Sequence[str]] = {
     "visits.py": ["--clients=4", "--rows=5", "--hidden=0", "--optimizers=sgd", "--rounds=1"],
 }
 # These take more than three seconds even so.
-LONG = ("asynchronous.py", "attack.py", "computed_hops.py", "fast_paths.py")
+LONG = ("asynchronous.py", "attack.py", "cluster.py", "computed_hops.py", "copilots.py", "fast_paths.py", "split.py")
 # Each starts processes, which import and compile for themselves and take longer than a test may.
 OF_PROCESSES: dict[str, Sequence[str]] = {
     "floor.py": ["--only=linear-20", "--pairs=1", "--folder=FOLDER"],
@@ -69,7 +69,7 @@ def test_a_benchmark_that_starts_processes_runs_in_its_smallest_form(script: str
     run_smallest(script, OF_PROCESSES[script], tmp_path, 600.0)
 
 
-@pytest.mark.parametrize("script", [*OF_PROCESSES, *OF_NETWORK])
+@pytest.mark.parametrize("script", [*OF_PROCESSES, *OF_NETWORK, "gpu.py"])
 def test_a_benchmark_that_is_not_run_here_reads_its_arguments(script: str, tmp_path: Path) -> None:
     status, printed = run_benchmark(script, ["--help"], tmp_path)
     assert (status, printed[:6]) == (0, "usage:")

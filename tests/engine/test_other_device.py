@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.errors import refused
+from support.needs import needs
 from support.other_device.device import load
 from support.other_device.device_cases import GRAPHS, KEYS, METHODS, MIXED, MODELS, NO_DRAWN
 from torch import Tensor, nn
@@ -160,7 +161,7 @@ OF_MIXED = [name for name in METHODS if "fedavg" not in name and name not in NO_
 MANY |= {f"list of models {name}": {**METHODS[name], **MIXED} for name in OF_MIXED}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(20)
 @pytest.mark.parametrize("name", MANY)
 def test_methods_and_models(here: Run, run_there: Run, name: str) -> None:
     keys = {**KEYS, **MANY[name]}
@@ -180,6 +181,7 @@ def test_other_tasks(here: Run, run_there: Run, request: pytest.FixtureRequest, 
     assert_same(run_there(keys), here(keys))
 
 
+@needs("hostile", "robust")
 @pytest.mark.parametrize("attack", ["scaled", "label_flip", "gaussian"])
 @pytest.mark.parametrize("reduction", ["median", "krum", "norm_bound"])
 def test_hostile_clients_there(here: Run, run_there: Run, attack: str, reduction: str) -> None:
@@ -188,6 +190,7 @@ def test_hostile_clients_there(here: Run, run_there: Run, attack: str, reduction
     assert_same(run_there(keys), here(keys))
 
 
+@needs("privacy")
 def test_a_clip_that_adapts_there(here: Run, run_there: Run) -> None:
     keys = {**KEYS, "privacy.unit": "client", "privacy.noise": 0.2, "privacy.quantile": 0.5, "model.name": "sgc"}
     found = [run(keys) for run in (run_there, here)]
@@ -195,7 +198,7 @@ def test_a_clip_that_adapts_there(here: Run, run_there: Run) -> None:
     assert found[0].state.extras["privacy"]["clip"] == found[1].state.extras["privacy"]["clip"] != 1.0
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(20)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_server_there(run: Run, here: Run, other: torch.device, method: str) -> None:
     """The method's server part computes on the device, and leaves its state on the processor."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 import torch
 from safetensors.numpy import load_file
 
-from shoal.engine.config.config import Config, load_config, parse_config
+from shoal.engine.config.config import Config, parse_config
 from shoal.engine.hosts.backend import Backend
 from shoal.engine.messages.environment import environment
 from shoal.engine.records.metrics import read_metrics
@@ -327,7 +327,7 @@ def digest_of(folder: Path) -> dict[str, Any]:
     with pa.OSFile(str(exported / "predictions.arrow")) as file:
         predictions = pa.ipc.open_file(file).get_batch(0)
     lines = lines_of(folder)
-    if load_config(folder).secure.kind == "homomorphic":
+    if "kind: homomorphic" in (folder / "config.yaml").read_text():
         # Ciphertexts are drawn by their library without a seed, and pressed: their sizes vary by a thousandth.
         lines = [{key: value for key, value in line.items() if key not in ("bytes_up", "scalars_up")} for line in lines]
     sha = hashlib.sha256()

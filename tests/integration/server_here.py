@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster.ray_backend import RayBackend
 from shoal.engine.cluster.ray_pool import RayPool
+from shoal.engine.cluster.states import write_in_parallel
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Outcome
@@ -27,23 +29,35 @@ class WatchedPool(RayPool):
         return super().run_cells(cells, shared)
 
 
-class ServerHere(LocalBackend):
-    """Hosts are actors, of the backend `ray`; a server that is one as well takes seconds to start, for every run."""
+class OnHosts(LocalBackend):
+    """Hosts are actors that are at work already; a server that is one as well takes seconds to start, for every run."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, hosts: Sequence[Any]) -> None:
         super().__init__()
-        self.ray = RayBackend(config)
+        self.hosts = hosts
         self.before_phase: Callable[[int], None] = lambda number: None
 
     def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
-        self.ray.await_hosts()
-        pool = WatchedPool(self.ray.hosts, job, cell_timeout=60.0, retries=3)
+        pool = WatchedPool(self.hosts, job, cell_timeout=60.0, retries=3)
         pool.before_phase = self.before_phase
         pool.require_data(range(len(job.model_of)))
         self._server = Server(job, plan, pool, state)
 
     def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
-        return self.ray.write_states(folder, state)
+        return write_in_parallel(folder, state, dict(enumerate(self.hosts)), 60.0)
+
+
+class ServerHere(OnHosts):
+    """Hosts are those of the backend `ray`, which this one starts and closes."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(())
+        self.ray = RayBackend(config)
+
+    def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
+        self.ray.await_hosts()
+        self.hosts = self.ray.hosts
+        super().open(job, plan, state)
 
     def close(self) -> None:
         self.ray.close()

@@ -12,24 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 from integration.runs import PATIENCE, Runs, assert_same_numbers, until, working
+from support.toy_method import NAME as TOY
 
-# In their first visit clients wait until a file is there.
-METHOD = """
-import os, time
-from dataclasses import dataclass
-import torch
-from shoal.algorithms.methods.fedavg import FedAvg
-
-@dataclass(frozen=True)
-class Waiting(FedAvg):
-    go: str = ""
-
-    def upload(self, client, received, phase):
-        while "visited" not in client.state and not os.path.exists(self.go):
-            time.sleep(0.05)
-        client.state["visited"] = torch.ones(())
-        return super().upload(client, received, phase)
-"""
 LISTS = (
     "cluster_synced_files initialization_commands setup_commands head_setup_commands worker_setup_commands "
     "head_start_ray_commands worker_start_ray_commands rsync_exclude rsync_filter"
@@ -86,10 +70,10 @@ def test_machines_come_on_demand(tmp_path: Path, ray_folder: Path, on_head: int,
     # The shell stays, as the first process of the namespace, whose end is that of Ray.
     both = f'ip link set lo up && {" ".join(ray)} >&2 && "$@"'
     inside = SimpleNamespace(env=env, inside=lambda _, *command: [*IN_NAMESPACES, "sh", "-c", both, "sh", *command])
-    (tmp_path / "waiting.py").write_text(METHOD)
     go = tmp_path / "go"
     keys = {
-        "algorithm": {"name": f"{tmp_path / 'waiting.py'}:Waiting", "go": str(go)},
+        # Clients wait until a file is there.
+        "algorithm": {"name": TOY, "kind": "waits", "first": 0, "go": str(go)},
         "engine": {"backend": "local", "cell_size": 1},
     }
     folders = [tmp_path / name for name in ("cluster", "here")]

@@ -20,27 +20,11 @@ import yaml
 from integration.three_hosts import HOSTS, Cluster
 from rooms import ROOT
 from support.small_runs import small_run
+from support.toy_method import NAME as TOY
 
 from shoal.engine.records.metrics import read_metrics
 
 PATIENCE = 120
-# In the third round nothing ends before a file is there.
-METHOD = """
-import os, time
-from dataclasses import dataclass
-import torch
-from shoal.algorithms.methods.fedavg import FedAvg
-
-@dataclass(frozen=True)
-class Waiting(FedAvg):
-    go: str = ""
-
-    def upload(self, client, received, phase):
-        client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
-        while client.state["visits"] == 3 and not os.path.exists(self.go):
-            time.sleep(0.05)
-        return super().upload(client, received, phase)
-"""
 # Debian's SLURM, installed or unpacked below a folder.
 SLURM = Path(os.environ.get("SLURM_ROOT", "/"))
 LIBRARY = SLURM / "usr/lib/x86_64-linux-gnu"
@@ -88,11 +72,11 @@ class Waiting:
     agent_port = 0
 
     def __init__(self, folder: Path) -> None:
-        (folder / "waiting.py").write_text(METHOD)
         (folder / "token").touch(mode=0o600)
         (folder / "token").write_text("0" * 64)
         self.go, self.folder, self.config = folder / "go", folder, folder / "config.yaml"
-        method = {"name": f"{folder / 'waiting.py'}:Waiting", "go": str(self.go)}
+        # In the third round nothing ends before a file is there.
+        method = {"name": TOY, "kind": "waits", "first": 0, "visits": 3, "go": str(self.go)}
         engine = {"backend": "ray", "hosts": 1}
         self.config.write_text(yaml.safe_dump(small_run(folder, rounds=5, algorithm=method, engine=engine)))
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

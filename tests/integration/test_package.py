@@ -23,7 +23,10 @@ from support.errors import refused
 from shoal.engine.cluster.cluster import _package
 from shoal.engine.cluster.open_backend import require_own_package
 
-SHORT = ["rounds=2", "data.root=data", "run.tensorboard=false", "resources.cpus_per_host=0.4"]
+SHORT = [
+    *("rounds=1", "data.root=data", "data.dataset=sbm", "data.options.nodes=500", "partition.method=random"),
+    *("run.tensorboard=false", "resources.cpus_per_host=0.4"),
+]
 # Files of projects are links to `docs` and `examples`.
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "configs", "docs", "examples", *sorted(PACKAGES))
 BUILT = {name.replace(".", "/") for name in modules()}
@@ -92,15 +95,19 @@ def fresh_environment(folder: Path) -> Path:
     return folder / "bin"
 
 
-def test_wheel_holds_shoal_alone_and_works_in_a_fresh_environment(build: Callable[[str], Path], tmp_path: Path) -> None:
-    """Dependencies are those of the tests; their own Shoal is not among them."""
-    wheel = build("wheel")
-    with zipfile.ZipFile(wheel) as built:
+def test_wheel_holds_shoal_alone(build: Callable[[str], Path]) -> None:
+    with zipfile.ZipFile(build("wheel")) as built:
         names = built.namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"shoal"}
     assert modules_in(names) == BUILT
     assert "shoal/py.typed" in names
     assert {name for name in names if name.startswith("shoal/config_files/")} == CONFIGS
+
+
+@pytest.mark.slow
+def test_wheel_works_in_a_fresh_environment(build: Callable[[str], Path], tmp_path: Path) -> None:
+    """Dependencies are those of the tests; their own Shoal is not among them."""
+    wheel = build("wheel")
     python = fresh_environment(tmp_path / "fresh") / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, str(wheel)], check=True)
@@ -186,22 +193,25 @@ def shoal(folder: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def finished(folder: Path, runs: str) -> int:
-    """Number of finished runs in a folder of runs."""
-    return len(list((folder / runs).glob("quickstart-*/summary.json")))
-
-
 def test_user_folder_modules_of_our_names_raise(folder: Path) -> None:
     for name in PACKAGES.keys() - {"shoal"}:
         done = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=folder, capture_output=True, text=True)
         assert f"RuntimeError: imported {folder / name}" in done.stderr
 
 
-def test_user_folder_runs_at_once_and_on_ray(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        (["run", "engine.backend=ray"], 1),
+        pytest.param(["sweep", "seed+engine.backend=0+ray,1+local", "--at-once", "2"], 2, marks=pytest.mark.slow),
+    ],
+    ids=["on Ray", "at once"],
+)
+def test_user_folder_runs(folder: Path, words: list[str], runs: int) -> None:
     """With a model of the user's own, which the host reads from the run's folder."""
     model = [f"model.name={ROOT / 'examples' / 'model.py'}:Residual", "algorithm.name=fedavg", "engine.hosts=1"]
-    shoal(folder, "sweep", "seed+engine.backend=0+ray,1+local", "run.root=sweep", "--at-once", "2", *model)
-    assert finished(folder, "sweep") == 2
+    shoal(folder, *words, f"run.root={words[0]}", *model)
+    assert len(list((folder / words[0]).glob("quickstart-*/summary.json"))) == runs
 
 
 @pytest.mark.parametrize("name", ["shoal.py", "shoal/__init__.py", "shoal/notes.txt"])

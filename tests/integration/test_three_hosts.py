@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from integration.runs import PATIENCE, Runs, assert_same_numbers, assert_same_so_far, until
+from integration.runs import PATIENCE, Runs, assert_same_numbers, until
 from integration.three_hosts import HEAD, Cluster
 from support.unpacked import unpack
 
@@ -46,21 +46,6 @@ DISTURBANCES: dict[str, Callable[[Cluster], None]] = {
 def noticed(runs: Runs) -> int:
     """Losses in the log. Between two cells a host is not lost with one, but has to be asked in again."""
     return sum(runs.log().count(event) for event in ("lost with host", "is back", "server lost"))
-
-
-def test_a_link_cut_a_machine_killed_and_the_driver_killed(cluster: Cluster, runs: Runs, undisturbed: Path) -> None:
-    """Begun on three machines, of which two are lost in mid-round, and ended without Ray."""
-    process = runs.start(*ON_CLUSTER)
-    until(lambda: runs.rounds() >= 1, process)
-    for host, disturbance in ((1, "cut"), (2, "kill machine")):
-        before = noticed(runs)
-        until(lambda host=host: cluster.process(host, BUSY), process)
-        DISTURBANCES[disturbance](cluster)
-        until(lambda before=before: noticed(runs) > before, process)
-    process.kill()
-    process.wait()
-    assert_same_so_far(runs.run, undisturbed)
-    assert_same_numbers(runs.here(resume=True), undisturbed)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from shoal.storage.graph.graph import Graph, clean_edges
 
@@ -22,6 +23,18 @@ def build(nodes: int, edges: Any, y: Any = None, classes: int = 1, assignment: n
 @pytest.fixture(scope="session")
 def make_graph() -> MakeGraph:
     return build
+
+
+@pytest.fixture(scope="session")
+def draw_graph() -> MakeGraph:
+    """Draws a graph by hypothesis: from `least` to `most` nodes, and edges in any number up to a limit."""
+
+    def draw_graph(data: st.DataObject, most: int, edges: int, least: int = 1, least_edges: int = 0) -> Graph:
+        nodes = data.draw(st.integers(least, most))
+        node = st.integers(0, nodes - 1)
+        return build(nodes, data.draw(st.lists(st.tuples(node, node), min_size=least_edges, max_size=edges)))
+
+    return draw_graph
 
 
 @pytest.fixture(scope="session")

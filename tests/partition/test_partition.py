@@ -175,11 +175,9 @@ def test_label_skew_is_of_clients_with_labels(make_graph, y, clients, skew):
 
 
 @given(data=st.data())
-def test_against_a_loop_over_edges_in_blocks_of_any_size(make_graph, data):
-    nodes = data.draw(st.integers(1, 15))
-    clients = data.draw(st.integers(1, nodes))
-    node = st.integers(0, nodes - 1)
-    graph = make_graph(nodes, data.draw(st.lists(st.tuples(node, node), max_size=40)))
+def test_against_a_loop_over_edges_in_blocks_of_any_size(draw_graph, data):
+    graph = draw_graph(data, 15, 40)
+    nodes, clients = graph.nodes, data.draw(st.integers(1, graph.nodes))
     others = st.lists(st.integers(0, clients - 1), min_size=nodes - clients, max_size=nodes - clients)
     assignment = np.array(data.draw(st.permutations([*range(clients), *data.draw(others)])))
 

@@ -1,5 +1,6 @@
-"""A config as a dict, and one finished run of it for all tests."""
+"""A config as a dict, one finished run of it for all tests, and what a command prints."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,18 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def finished(small: dict[str, Any]) -> "shoal.Run":
     """Its run."""
     return shoal.run(small)
+
+
+@pytest.fixture
+def printed(status: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must succeed, and gives what it prints, its lines joined."""
+
+    def printed(*arguments: object) -> str:
+        capsys.readouterr()
+        assert status(*arguments) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    return printed
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.needs import needs
 
 import shoal
 
@@ -99,6 +100,7 @@ def test_a_source_that_is_none_is_refused(source: Any) -> None:
         shoal.load_config(source)
 
 
+@needs("hostile")
 def test_an_axis_of_kinds_with_their_options(tmp_path: Path) -> None:
     config = {**BASE, "rounds": 1, "run": {"root": str(tmp_path)}, "engine": {"backend": "local"}}
     config["data"] = {"dataset": "sbm", "options": {"nodes": 120, "features": 8}}

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from support.errors import refused
+from support.needs import needs
 from torch_geometric.data import Data
 from typer.testing import CliRunner
 
@@ -144,6 +145,7 @@ def test_validation_chooses_a_value_for_each_method(elsewhere: dict[str, Any]) -
         shoal.sweep(elsewhere, axes, choose="train.lr", choose_by="test")
 
 
+@needs("search")
 def test_a_search_of_a_program_is_that_of_the_command(elsewhere: dict[str, Any], tmp_path: Path) -> None:
     (file := tmp_path / "config.yaml").write_text(yaml.safe_dump({**elsewhere, "rounds": 3}))
     space = {"train.lr": "0.001:0.1:log", "train.epochs": [1, 2]}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.dense_graphs import join, smoothing
 from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.head import Output
@@ -105,8 +106,5 @@ def require_fedavg(
 
 def dense_sgc(edges: np.ndarray, x: np.ndarray, w: np.ndarray, classes: int) -> np.ndarray:
     """SGC of two hops: (D^-1/2 (A + I) D^-1/2)^2 X W + b of undirected edges `[E, 2]`, dense and in float64."""
-    adjacency = np.eye(len(x))
-    adjacency[edges[:, 0], edges[:, 1]] = adjacency[edges[:, 1], edges[:, 0]] = 1
-    scale = adjacency.sum(1) ** -0.5
-    operator = scale[:, None] * adjacency * scale
+    operator = smoothing(join(len(x), edges))
     return operator @ operator @ x @ w[:-classes].reshape(classes, -1).T + w[-classes:]

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from support.dense_graphs import smoothing
 
 from shoal.algorithms.methods.fedgta.fedgta import FedGTA
 from shoal.storage.shards.view import View
@@ -14,9 +15,8 @@ DEFAULTS = asdict(FedGTA())
 
 def equations_3_to_5(view: View, predicted: np.ndarray, options: Mapping[str, Any]) -> tuple[float, np.ndarray]:
     """Confidence and moments of a client in float64, from class probabilities `[N, C]`; options as in `DEFAULTS`."""
-    loops = view.adjacency.to_dense().double().numpy() + np.eye(view.nodes)
-    d = loops.sum(1)
-    operator = np.diag(d**-0.5) @ loops @ np.diag(d**-0.5)
+    a = view.adjacency.to_dense().double().numpy()
+    d, operator = a.sum(1) + 1, smoothing(a)
     y0, known = predicted.copy(), np.eye(predicted.shape[1])[view.label[view.train]]
     if options["lp_seed"] == "labels":
         y0[view.train] = known
@@ -40,7 +40,7 @@ def equations_3_to_5(view: View, predicted: np.ndarray, options: Mapping[str, An
     y_log_y = (rows * np.log(np.where(rows > 0, rows, 1))).sum(1)
     h = {
         "paper": d @ (rows.shape[1] / np.e + y_log_y),
-        "normalized": d @ (1 + y_log_y / np.log(rows.shape[1])),
+        "normalized": d @ (1 + y_log_y / np.log(max(rows.shape[1], 2))),
         "uniform": 1.0,
     }[options["confidence"]]
     counts = len(view.train) > 0

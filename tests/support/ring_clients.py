@@ -4,11 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.small_runs import small_run
+from support.small_runs import run_small
 from support.user_graph import write_arrays
-
-from shoal.engine.config.config import parse_config
-from shoal.engine.runs.run import run
 
 TRAIN, TEST = 1, 3
 
@@ -34,4 +31,4 @@ def ring_clients(folder: Path, of_client: list[list[int]], trained: int, feature
     data = {"dataset": "files", "path": str(folder / "graph"), "split": "public", "options": {}}
     partition = {"method": "file", "clients": len(sizes)}
     plain = {"data": data, "partition": partition, "rounds": 2}
-    return run(parse_config(small_run(folder, **{**plain, **changes}), "a federation of rings"))
+    return run_small(folder, **{**plain, **changes})

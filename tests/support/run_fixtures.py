@@ -1,10 +1,7 @@
 """Configs on a small block model, a federation of three small graphs, hosts, and parts of a round."""
 
 import itertools
-import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +13,8 @@ import pytest
 import ray
 import torch
 import yaml
-from rooms import ROOT
+from integration.golden_digests import write_graph
+from support import toy_method
 from support.other_device.device import load
 from support.small_runs import small_run
 from support.unpacked import contents_of, unpack
@@ -129,59 +127,6 @@ def three_domains(tmp_path_factory: pytest.TempPathFactory) -> ThreeDomains:
     return _domains(tmp_path_factory.mktemp("domains"), sizes, options)
 
 
-# Each command is a fork of a process that has imported everything: from nothing, each would start for seconds.
-FORKING = """
-import json, os, resource, signal, sys, traceback
-import numba, scipy.sparse
-import shoal.cli.cli, shoal.engine.runs.run, shoal.engine.screen.tables
-from shoal.cli.main import main
-
-for line in sys.stdin:
-    words, limit, most, seconds = json.loads(line)
-    end, begin = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(begin, 2)
-        signal.alarm(seconds)
-        resource.setrlimit(getattr(resource, limit), (most, most))
-        sys.argv[1:] = words
-        status = 1
-        try:
-            main()
-            status = 0
-        except SystemExit as ended:
-            status = ended.code or 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(status)
-    os.close(begin)
-    with open(end, errors="replace") as errors:
-        said = errors.read()
-    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said]), flush=True)
-"""
-
-
-# Of a file, not of the session: a Ray that ends in this process takes all its children along.
-@pytest.fixture(scope="module")
-def limited() -> Iterator[Callable[..., tuple[int, str]]]:
-    """Runs a command under a limit of `resource`, for some seconds at most; gives its status and what it said."""
-    env = {**os.environ, "NUMBA_CACHE_DIR": ""}
-    words, pipe = [sys.executable, "-c", FORKING], subprocess.PIPE
-    with subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, env=env) as forking:
-        assert forking.stdin is not None
-        assert forking.stdout is not None
-
-        def run(*words: object, limit: str, most: int, seconds: int = 60) -> tuple[int, str]:
-            print(json.dumps([[str(word) for word in words], limit, most, seconds]), file=forking.stdin, flush=True)
-            status, said = json.loads(forking.stdout.readline())
-            return status, said
-
-        yield run
-        forking.stdin.close()
-
-
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     """A sound config whose store and runs lie in a folder of the test."""
@@ -227,44 +172,17 @@ def shoal(status: Callable[..., int]) -> Callable[..., None]:
     return run
 
 
-METHOD = """
-import os
-import threading
-from dataclasses import dataclass
-from pathlib import Path
-
-import torch
-from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import Upload
-
-@dataclass(frozen=True)
-class Harmful(FedAvg):
-    '''FedAvg that says which process a client was in, and does one of its clients harm so many times.'''
-    client_models = "personal"
-    client: int = -1
-    kind: str = "raises"
-    times: int = 10**9
-    folder: str = ""
-
-    def upload(self, client, received, phase):
-        if client.info.client == self.client and (before := len(os.listdir(self.folder))) < self.times:
-            (Path(self.folder) / str(before)).touch()
-            if self.kind == "raises":
-                raise RuntimeError("no luck")
-            if self.kind == "hangs":
-                threading.Event().wait()
-            if self.kind != "prints":
-                os._exit(1)
-            print("here I am")
-        sent = super().upload(client, received, phase)
-        return Upload({**sent.entries, "process": torch.tensor(os.getpid())}, sent.weight)
-"""
+@pytest.fixture(scope="session")
+def golden_graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the graph of golden runs, whose stores and runs come to lie beside it."""
+    return write_graph(tmp_path_factory.mktemp("golden") / "graph")
 
 
 # Files that take them come last, see `pytest_collection_modifyitems`: there is one Ray in a process at a time.
 @pytest.fixture(scope="session")
 def hosts() -> Iterator[list[Any]]:
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    # Ray merely counts the GPUs: no host of this session has one.
+    ray.init(address="local", num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
     share_tensors()
     actors = start_hosts(2, cpus=1, gpus=0)
     await_hosts(actors, 120)
@@ -279,10 +197,9 @@ def job_of(start: Callable[..., Server], tmp_path: Path) -> Callable[..., Job]:
 
     def job_of(keys: dict[str, Any] | None = None, **harm: Any) -> Job:
         number = next(numbers)
-        file, marks = tmp_path / "harmful.py", tmp_path / f"marks{number}"
-        file.write_text(METHOD)
+        marks = tmp_path / f"marks{number}"
         marks.mkdir()
-        options = {"name": f"{file}:Harmful", "folder": str(marks), **harm}
+        options = {"name": f"{toy_method.__file__}:Shown", "client": -1, "folder": str(marks), **harm}
         job = start({**{f"algorithm.{name}": value for name, value in options.items()}, **(keys or {})}).job
         return replace(job, id=f"{tmp_path.name}-{number}")
 

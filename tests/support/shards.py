@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from support.dense_graphs import smoothing
 
 from shoal.storage.graph.graph import Graph
 from shoal.storage.shards.shard import Shard
@@ -24,10 +25,9 @@ def dense(x: Any) -> np.ndarray:
 
 def dense_hops(edges: np.ndarray, x: np.ndarray) -> Iterator[np.ndarray]:
     """Hops of features `[N, F]` over edges `[N, N]`, with self loops and symmetric degrees, one after another."""
-    with_loops = edges + np.eye(len(edges))
-    root = with_loops.sum(1) ** -0.5
+    operator = smoothing(edges)
     while True:
-        x = root[:, None] * with_loops * root @ x
+        x = operator @ x
         yield x
 
 

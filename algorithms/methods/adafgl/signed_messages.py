@@ -113,27 +113,36 @@ def _most_similar(direction_NC: Tensor, known: Likeness, beta: float) -> tuple[i
     for first in range(0, len(like_NC), known.tile):
         some = slice(first, first + known.tile)
         products = ((x_NC[some] @ x_NC[first:].T).numpy() for x_NC in (like_NC, direction_NC))
-        best = _larger(*products, known.cut, beta, first, best)
+        best = _mix_and_find_largest(*products, known.cut, beta, first, best)
     a, b, _, similar = best
     return a, b, similar
 
 
 @numba.njit(cache=True, nogil=True, fastmath={*FAST, "nnan"})
-def _larger(
-    like: np.ndarray, mixed: np.ndarray, cut: float, beta: float, start: int, best: tuple[int, int, float, float]
+def _mix_and_find_largest(
+    similarity: np.ndarray, mixed: np.ndarray, cut: float, beta: float, start: int, best: tuple[int, int, float, float]
 ) -> tuple[int, int, float, float]:
-    """Returns row, column, M and S of an entry above the diagonal that is larger than the best so far, or that one."""
-    soft, least, share, other = cut == 0, np.float32(cut), np.float32(beta), np.float32(1 - beta)
-    for row in range(len(like)):
-        similar, entry = like[row, row + 1 :], mixed[row, row + 1 :]
+    """Computes M above the diagonal, and finds its largest entry.
+
+    Args:
+        similarity: Products of classifications, rows from `start` on and columns from there; they are S if `cut` is 0,
+            else S is 1 where they exceed it and 0 elsewhere.
+        mixed: Products of directions in the same places; they become M = beta S + (1 - beta) of them.
+        best: Row, column, M and S of the largest entry of earlier rows.
+
+    Returns the same of the largest entry of all.
+    """
+    as_it_is, least, share, other = cut == 0, np.float32(cut), np.float32(beta), np.float32(1 - beta)
+    for row in range(len(similarity)):
+        similar, entry = similarity[row, row + 1 :], mixed[row, row + 1 :]
         most = np.float32(-1)
         for t in range(len(entry)):
-            s = similar[t] if soft else ONE if similar[t] > least else ZERO
+            s = similar[t] if as_it_is else ONE if similar[t] > least else ZERO
             entry[t] = share * s + other * entry[t]
             most = entry[t] if entry[t] > most else most
         if most > best[2]:
             place = int(np.argmax(entry))
-            s = similar[place] if soft else ONE if similar[place] > least else ZERO
+            s = similar[place] if as_it_is else ONE if similar[place] > least else ZERO
             best = start + row, start + row + 1 + place, float(most), float(s)
     return best
 

@@ -101,7 +101,7 @@ def _over_cross_edges(data: View, operator: Operator, layers: int) -> Neighbourh
         return Neighbourhood(x_NF, (_places(data, data.nodes, data.nodes), *further))
     if form == "gcn" or layers == 1:
         return Neighbourhood(sums[: data.nodes], (_places(data, data.nodes), *further))
-    second = data.cache("second layer", lambda: _second_layer(data))
+    second = data.cache("second layer", lambda: _build_second_layer(data))
     return Neighbourhood(sums, (_places(data, len(sums)), second, *further[1:]))
 
 
@@ -121,8 +121,12 @@ def _places(data: View, rows: int, first: int = 0) -> SparseMatrix:
     return matrix
 
 
-def _second_layer(data: View) -> SparseMatrix:
-    assert data.all_edges is not None
+def _build_second_layer(data: View) -> SparseMatrix:
+    """Builds the matrix of the second of two layers, `[nodes, nodes and their neighbours at other clients]`.
+
+    A client has these edges with `data.cross_edges: two_hop`; all edges of its nodes count.
+    """
+    assert data.all_edges is not None, "a view with the edges to other clients"
     indptr, indices, degree, weight = data.all_edges
     drawn = Drawn(np.arange(len(degree)), indptr[: data.nodes + 1], indices)
     return _matrix("symmetric", drawn, degree, weight).prepare().to(data.device)

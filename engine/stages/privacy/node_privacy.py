@@ -77,7 +77,7 @@ def require_small_delta(config: Config, nodes: Sequence[int] | np.ndarray) -> No
 
 
 def clipped_rows_of(config: Config, store: Store) -> tuple[float | None, float] | None:
-    """Returns clip and noise of training rows of a run that hides nodes; None: it hides clients.
+    """Returns the clip of gradients of training rows, and the noise of a step, where privacy is of nodes; else None.
 
     Raises ShoalError: as `require_small_delta` and `noise_of_node`.
     """

@@ -71,5 +71,7 @@ PRIVACY = Section(
     of_all_rounds=lambda options: (
         "" if options.epsilon is None else "the noise for privacy.epsilon is that of all rounds"
     ),
+    epsilon="shoal.engine.stages.privacy.privacy:epsilon_of",
+    bound="shoal.engine.stages.privacy.privacy:bound_of",
     says="shoal.engine.stages.privacy.privacy:describe_run",
 )

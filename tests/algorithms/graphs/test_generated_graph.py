@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.dense_graphs import join, rows_of, smoothing
 from support.other_device.device import load
 from torch import Tensor
 
@@ -24,11 +25,7 @@ ALL = 400
 
 
 def graph_of(pairs: list[tuple[int, int]], nodes: int = NODES) -> CompletedGraph:
-    a = np.zeros((nodes, nodes), dtype=bool)
-    for i, j in pairs:
-        a[i, j] = a[j, i] = True
-    indptr = np.concatenate([[0], a.sum(1).cumsum()]).astype(np.int32)
-    return complete_graph(indptr, np.nonzero(a)[1].astype(np.int32), torch.empty(nodes, 0, dtype=torch.int32), CPU)
+    return complete_graph(*rows_of(join(nodes, pairs)), torch.empty(nodes, 0, dtype=torch.int32), CPU)
 
 
 # Node 10 has no edge.
@@ -254,19 +251,13 @@ def test_edges_of_both_kinds_once_both_ways(nodes: int, k: int, share: float, se
     a = np.triu(rng.random((nodes, nodes)) < share, 1)
     edges = {(int(i), int(j)) for i, j in np.argwhere(a)}
     near = [[int(j) if j != i else -1 for j in rng.integers(nodes, size=k)] for i in range(nodes)]
-    both = a | a.T
-    indptr = np.concatenate([[0], both.sum(1).cumsum()]).astype(np.int32)
-    indices = np.nonzero(both)[1].astype(np.int32)
-    graph = complete_graph(indptr, indices, torch.tensor(near, dtype=torch.int32).reshape(nodes, k), CPU)
+    graph = complete_graph(*rows_of(a | a.T), torch.tensor(near, dtype=torch.int32).reshape(nodes, k), CPU)
     wanted = by_sets(nodes, edges, near)
     assert graph.nodes == nodes
     assert [tuple(pair) for pair in graph.pairs_2M.T.tolist()] == wanted
-    dense = np.zeros((nodes, nodes))
-    for i, j in wanted:
-        dense[i, j] = dense[j, i] = 1
+    dense = join(nodes, wanted)
     assert all(part.dtype == torch.int32 for part in graph)
     np.testing.assert_array_equal(graph.indptr, np.concatenate([[0], dense.sum(1).cumsum()]))
     np.testing.assert_array_equal(graph.indices, np.nonzero(dense)[1])
-    root = 1 / np.sqrt(dense.sum(1) + 1)
     operator = operator_over("symmetric", graph.indptr.numpy(), graph.indices.numpy())
-    np.testing.assert_allclose(operator.to_dense(), root[:, None] * (dense + np.eye(nodes)) * root, rtol=1e-6)
+    np.testing.assert_allclose(operator.to_dense(), smoothing(dense), rtol=1e-6)

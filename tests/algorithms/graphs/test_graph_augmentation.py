@@ -7,6 +7,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
+from support.dense_graphs import operator_of
 from support.drawn_graphs import SIZES, dense_of, drawn, edges_of
 from support.fixtures import MakeView
 
@@ -72,15 +73,15 @@ def test_added_pairs_are_drawn_evenly() -> None:
     graphs, _ = drawn((5, 6), seed=2)
     rng = np.random.default_rng(3)
     before = edges_of(graphs)[1]
-    views = [edges_of(with_other_edges(graphs, 0.3, rng))[1] for _ in range(1500)]
+    views = [edges_of(with_other_edges(graphs, 0.3, rng))[1] for _ in range(500)]
     new = Counter(edge for view in views for edge in view - before)
     possible = [pair for pair in combinations(range(6), 2) if pair not in before]
     assert sorted(new) == possible
-    each = int(0.3 * len(before)) * 1500 / 15
+    each = int(0.3 * len(before)) * 500 / 15
     assert all(abs(count - each) < 6 * each**0.5 for count in new.values())
     kept = Counter(edge for view in views for edge in view & before)
     low, high = min(kept.values()), max(kept.values())
-    assert high - low < 0.1 * high
+    assert high - low < 0.2 * high
 
 
 def test_graphs_without_edges() -> None:
@@ -131,13 +132,8 @@ def test_what_a_backbone_reads(name: str, make_view: MakeView) -> None:
     inner = module.backbone if name == "star" else module
     batch = graphs.batch(data, inner)
     adjacency = torch.from_numpy(dense_of(graphs)).float()
-    looped = adjacency + torch.eye(len(adjacency))
-    degree, root = adjacency.sum(1), looped.sum(1).rsqrt()
-    expected = {
-        "gcn": root[:, None] * looped * root,
-        "sage": adjacency / degree.clamp_min(1)[:, None],
-        "gat": looped,
-    }.get(name, adjacency)
+    kind = {"gcn": "symmetric", "sage": "mean", "gat": "attention"}.get(name, "sum")
+    expected = torch.from_numpy(operator_of(kind, dense_of(graphs))).float()
     assert len(batch.operators) == inner.depth
     for operator in batch.operators:
         torch.testing.assert_close(operator.to_dense(), expected)

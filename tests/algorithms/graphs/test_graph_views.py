@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.dense_graphs import join, rows_of, smoothing
 from support.errors import refused
 from support.sparse_rows import sparse
 
@@ -26,26 +27,15 @@ NAMES = [*BACKBONES, "sgc, adapted", "gamlp, one layer", "gbp, one layer"]
 
 def view_of(edges: np.ndarray, x: np.ndarray, r: float, rows: str = "all") -> View:
     """A client whose hops are dense algebra in double precision."""
-    a = np.zeros((NODES, NODES))
-    a[tuple(edges.T)] = a[tuple(edges.T[::-1])] = 1
-    indices = np.nonzero(a)[1].astype(np.int32)
-    indptr = np.concatenate([[0], a.sum(1).cumsum()]).astype(np.int32)
+    a = join(NODES, edges)
     columns, hop = [], x.astype(np.float64)
-    degree = a.sum(1) + 1
     for _ in range(HOPS):
-        hop = degree[:, None] ** (r - 1) * ((a + np.eye(NODES)) @ (degree[:, None] ** -r * hop))
+        hop = smoothing(a, r) @ hop
         columns.append(hop.astype(np.float32))
-    shard = Shard(0, np.arange(NODES), np.zeros(NODES, np.int32), indptr, indices, x)
+    shard = Shard(0, np.arange(NODES), np.zeros(NODES, np.int32), *rows_of(a), x)
     split = Split(*(np.asarray(part, np.int32) for part in ([0, 4, 5], [1], [2])))
-    return View(
-        "client",
-        shard,
-        split,
-        columns,
-        CLASSES,
-        Cache(2**20),
-        propagation=replace(PropagationOptions(HOPS, r), rows=rows),
-    )
+    propagation = replace(PropagationOptions(HOPS, r), rows=rows)
+    return View("client", shard, split, columns, CLASSES, Cache(2**20), propagation=propagation)
 
 
 @pytest.fixture

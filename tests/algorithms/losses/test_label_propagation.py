@@ -3,6 +3,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.dense_graphs import join, smoothing
 from support.fixtures import MakeView
 from torch import Tensor
 
@@ -19,11 +20,7 @@ def dense(
     nodes: int, edges: list[tuple[int, int]], seed_NC: np.ndarray, steps: int, seed_weight: float
 ) -> list[np.ndarray]:
     """Y^1 … Y^k with every matrix written out, in float64."""
-    loops = np.eye(nodes)
-    for i, j in edges:
-        loops[i, j] = loops[j, i] = 1
-    inverse_root = np.diag(loops.sum(1) ** -0.5)
-    operator = inverse_root @ loops @ inverse_root
+    operator = smoothing(join(nodes, edges))
     result = [seed_NC]
     for _ in range(steps):
         result.append(seed_weight * seed_NC + (1 - seed_weight) * operator @ result[-1])

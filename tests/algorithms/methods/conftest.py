@@ -1,7 +1,7 @@
 """Rounds of methods written out: a federation whose classes come and go, and clients trained by plain torch."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import torch
 from support.fixtures import CountsOf, MakeClient, MakeView, ModuleOf, Views
+from support.plain_clients import DECAY, EPOCHS, LR, PlainClient
+from support.user_graph import write_arrays
+from support.written_rounds import cohorts_of
 from torch import Tensor, nn
 
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
@@ -20,14 +23,12 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
-from shoal.storage.shards.view import View
 
 # Labels of the training rows of every client. Client 3 has none; class 3 has one, at client 5.
 TRAINED = [[0, 0, 0, 1, 1], [1, 2, 2, 2, 2, 1, 2], [0, 0, 0], [], [2, 2, 0, 2], [3, 1]]
 # Round 3 has class 0 only and round 4 none, round 5 no newcomer; client 5 and class 3 come in round 6.
 ONLINE = [[0, 2], [1, 4], [2], [3], [2, 4], [0, 3, 5], [0, 1, 2, 5]]
-EPOCHS, LR, DECAY = 2, 0.05, 0.01
-# Of the copilot, which is an SGC.
+# Options of the copilot, which is an SGC.
 OPTIONS = {"layers": 2, "hidden": 6}
 
 
@@ -70,17 +71,10 @@ def patchy(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
         "assignment": nodes // 14,
         "edge_index": np.stack([nodes, np.roll(nodes, 1)]),
     }
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    trace = np.zeros((len(ONLINE), len(TRAINED)), dtype=bool)
-    for row, clients in zip(trace, ONLINE):
-        row[clients] = True
-    np.save(folder / "online.npy", trace)
     return {
-        "data.path": str(folder),
+        "data.path": str(write_arrays(folder / "graph", **arrays)),
         "data.store": str(folder / "store"),
-        "participation.trace": str(folder / "online.npy"),
-        "rounds": len(ONLINE),
+        **cohorts_of(folder, ONLINE),
         "model.name": "mlp",
         "train.dropout": 0.5,
         "train.epochs": EPOCHS,
@@ -91,48 +85,6 @@ def patchy(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
 
 
 @dataclass
-class PlainClient:
-    """A client of the federation as plain torch has it: a module, and Adam on its parameters."""
-
-    number: int
-    view: View
-    module: nn.Module
-
-    def __post_init__(self) -> None:
-        self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LR, weight_decay=DECAY)
-        self.y = self.view.label[self.view.train]
-
-    @property
-    def w(self) -> Tensor:
-        return nn.utils.parameters_to_vector(self.module.parameters()).detach()
-
-    def train(self, round_number: int, loss: Callable[[Output, Tensor], Tensor], batch: int = 100) -> None:
-        """Steps on `loss(output, labels)`; what is dropped is drawn from the stream that a host draws from."""
-        if not len(self.y):
-            return
-        torch.manual_seed(key(0, round_number, self.number, "train"))
-        self.module.train()
-        for _ in range(EPOCHS):
-            order = torch.randperm(len(self.y)) if batch < len(self.y) else torch.arange(len(self.y))
-            for chosen in order.split(batch):
-                self.optimizer.zero_grad()
-                rows = self.view.train[chosen]
-                out = self.module([self.view.hop(k)[rows] for k in self.module.inputs])
-                loss(out, self.y[chosen]).backward()
-                self.optimizer.step()
-
-    def embeddings(self) -> dict[int, np.ndarray]:
-        """Embeddings of the training rows of every class, row by row, nothing dropped."""
-        self.module.eval()
-        rows: dict[int, list[np.ndarray]] = {}
-        for row, c in zip(self.view.train.tolist(), self.y.tolist()):
-            with torch.no_grad():
-                out = self.module([self.view.hop(k)[[row]] for k in self.module.inputs])
-            rows.setdefault(c, []).append(out.embedding_NH[0].double().numpy())
-        return {c: np.stack(found) for c, found in sorted(rows.items())}
-
-
-@dataclass
 class PlainAverage:
     """FedAvg's part of a round, on plain clients: each starts from w, and what they have then is averaged.
 
@@ -140,11 +92,13 @@ class PlainAverage:
         clients: All of them.
         w: The server's parameters, `[P]`.
         weight: As FedAvg has it.
+        previous: What each had after the last round that it trained in.
     """
 
     clients: list[PlainClient]
     w: Tensor
     weight: str = "nodes"
+    previous: dict[int, Tensor] = field(default_factory=dict)
 
     def round(
         self, number: int, cohort: list[int], loss: Callable[[nn.Module, Output, Tensor], Tensor], batch: int = 100
@@ -152,40 +106,40 @@ class PlainAverage:
         """Trains a cohort on `loss(module, output, labels)` and moves w; it stays if nobody trained."""
         total, count = torch.zeros_like(self.w), 0
         for client in (self.clients[i] for i in cohort):
-            nn.utils.vector_to_parameters(self.w.clone(), client.module.parameters())
+            client.load(self.w)
             client.train(number, partial(loss, client.module), batch)
             n = {"nodes": 14, "train": len(client.y), "uniform": 1}[self.weight] * (len(client.y) > 0)
             total, count = total + n * client.w, count + n
+            self.previous |= {client.number: client.w} if len(client.y) else {}
         self.w = total / count if count else self.w
+
+    def require_previous(self, server: Server) -> None:
+        """Asserts that clients keep what they had, and nobody else does."""
+        kept = {i: tree["previous"] for i, tree in server.state.clients.items() if "previous" in tree}
+        assert kept.keys() == self.previous.keys()
+        for i, w in self.previous.items():
+            torch.testing.assert_close(kept[i], w, rtol=1e-3, atol=1e-4)
 
 
 @dataclass
-class PlainPair:
-    """A client with a copilot as plain torch has it: two modules, Adam on each, a stream of random numbers for each."""
+class PlainPair(PlainClient):
+    """A client with a copilot: two modules, Adam on each, a stream of random numbers for each."""
 
-    number: int
-    view: View
-    modules: dict[str, nn.Module]
+    copilot: nn.Module
 
     def __post_init__(self) -> None:
-        self.optimizers = {
-            name: torch.optim.Adam(module.parameters(), lr=LR, weight_decay=DECAY)
-            for name, module in self.modules.items()
-        }
-        self.y = self.view.label[self.view.train]
-
-    @property
-    def w(self) -> Tensor:
-        return nn.utils.parameters_to_vector(self.modules["model"].parameters()).detach()
+        super().__post_init__()
+        self.modules = {"model": self.module, "copilot": self.copilot}
+        self.optimizers = {"model": self.optimizer, "copilot": self.make_optimizer(self.copilot.parameters())}
 
     @property
     def copilot_w(self) -> Tensor:
-        return nn.utils.parameters_to_vector(self.modules["copilot"].parameters()).detach()
+        return nn.utils.parameters_to_vector(self.copilot.parameters()).detach()
 
     def receive(self, w: Tensor) -> None:
-        nn.utils.vector_to_parameters(w.clone(), self.modules["copilot"].parameters())
+        nn.utils.vector_to_parameters(w.clone(), self.copilot.parameters())
 
-    def train(
+    def train(  # type: ignore[override]
         self,
         round_number: int,
         rows: str,
@@ -229,7 +183,7 @@ def plain_pairs(views: Views, module_of: ModuleOf) -> Callable[[Server], list[Pl
         pairs = []
         for number, view in enumerate(views(server)):
             copilot = build("sgc", view.features, view.classes, server.job.hops, server.job.train.dropout, OPTIONS)
-            pairs.append(PlainPair(number, view, {"model": module_of(server, server._initial), "copilot": copilot}))
+            pairs.append(PlainPair(number, view, module_of(server, server._initial), copilot))
         return pairs
 
     return plain_pairs

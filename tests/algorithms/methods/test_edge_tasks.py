@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from support.fixtures import Keys, PlainClients
 from support.plain_dropout import dropped
-from support.plain_fedavg import DROPOUT, EPOCHS, SGD, require_fedavg, row_counts
+from support.plain_fedavg import DROPOUT, SGD, require_fedavg, row_counts
+from support.pyg_clients import Exported, ItemClient, require_prototypes
 from support.small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 from shoal.algorithms.models.build import build
-from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.graph.pairs import EDGE
 from shoal.storage.shards.view import View
@@ -30,11 +30,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-class Net(nn.Module):
-    """Embeds nodes, multiplies both ends, and a linear layer; parameters are named as in an export."""
+class Net(Exported):
+    """Embeds nodes, multiplies both ends, and a linear layer."""
 
     def __init__(self, kind: str) -> None:
-        super().__init__()
+        name, _, rest = kind.partition(" ")
+        options = {"hidden": HIDDEN} if name == "gcn" else {"hidden": HIDDEN, "layers": 1 if rest else 2}
+        super().__init__(lambda: build(name, FEATURES, CLASSES, 2, DROPOUT, options, task="edge"))
         self.kind = kind
         self.backbone, head = nn.Module(), nn.Module()
         self.backbone.head = head
@@ -59,27 +61,15 @@ class Net(nn.Module):
     def forward(self, client: "PlainClient", items: Tensor) -> Tensor:
         return self.backbone.head.linears[-1](dropped(self.embed(client, items), DROPOUT, self.training))
 
-    def load(self, w: Tensor) -> None:
-        name, _, rest = self.kind.partition(" ")
-        options = {"hidden": HIDDEN} if name == "gcn" else {"hidden": HIDDEN, "layers": 1 if rest else 2}
-        ours = build(name, FEATURES, CLASSES, 2, DROPOUT, options, task="edge")
-        nn.utils.vector_to_parameters(w.clone(), ours.parameters())
-        self.load_state_dict(dict(ours.named_parameters()))
 
-    @property
-    def w(self) -> dict[str, Tensor]:
-        return {name: p.detach().double().clone() for name, p in self.named_parameters()}
-
-
-class PlainClient:
-    """A client as plain torch has it: the published edges among its nodes but those that its pairs hold out."""
+class PlainClient(ItemClient):
+    """A client of pairs: the published edges among its nodes but those that its pairs hold out."""
 
     def __init__(self, number: int, folder: Path, view: View, kind: str) -> None:
         x, edges, assignment = (np.load(folder / f"{name}.npy") for name in ("x", "edge_index", "assignment"))
+        super().__init__(number, Net(kind))
         assert view.pairs is not None
-        self.number, self.view, self.module = number, view, Net(kind)
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-        self.pairs, self.y = view.pairs, view.label
+        self.view, self.pairs, self.y, self.rows = view, view.pairs, view.label, view.train.numpy()
         place = {int(node): row for row, node in enumerate(view.node)}
         joined = {tuple(sorted((place[a], place[b]))) for a, b in edges.T.tolist() if a in place and b in place}
         assert all(assignment[node] == number for node in place)
@@ -94,22 +84,14 @@ class PlainClient:
         root = adjacency.sum(1).rsqrt()
         self.hop = torch.linalg.matrix_power(root[:, None] * adjacency * root, 2) @ self.x
 
-    def train(self, round_number: int, size: int | None) -> None:
-        items = self.view.train
-        torch.manual_seed(key(0, round_number, self.number, "train"))
-        self.module.train()
-        for _ in range(EPOCHS if len(items) else 0):
-            order = items if size is None or size >= len(items) else items[torch.randperm(len(items))]
-            for chosen in order.split(size or len(items)):
-                self.optimizer.zero_grad()
-                F.cross_entropy(self.module(self, chosen), self.y[chosen]).backward()
-                self.optimizer.step()
+    def logits_of(self, items: np.ndarray) -> Tensor:
+        return self.module(self, torch.from_numpy(items)) if len(items) else torch.empty(0, CLASSES)
+
+    def embed(self, items: np.ndarray) -> Tensor:
+        return self.module.embed(self, torch.from_numpy(items))
 
     def counts(self) -> np.ndarray:
-        self.module.eval()
-        with torch.no_grad():
-            predicted = [int(self.module(self, item[None]).argmax()) for item in torch.arange(len(self.pairs))]
-        return row_counts(self.view, predicted, CLASSES)
+        return row_counts(self.view, self.predicted(), CLASSES)
 
 
 @pytest.fixture
@@ -124,6 +106,7 @@ def keys_of(edge_task: Mapping[str, Any], kind: str, **more: Any) -> dict[str, A
     return {**edge_task, **SGD, **MODELS[kind], "rounds": ROUNDS, **more}
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("size", [None, 5])
 @pytest.mark.parametrize("kind", MODELS)
 def test_fedavg_is_that_of_plain_torch(
@@ -145,14 +128,5 @@ def test_fedavg_is_that_of_plain_torch(
 def test_prototypes_are_means_over_pairs(start: Start, edge_task: Keys, plain: PlainClients, kind: str) -> None:
     """FedProto's after a round, from the embeddings of training pairs by the models that clients keep."""
     server = start({**keys_of(edge_task, kind), "algorithm.name": "fedproto", "model.init": "own", "rounds": 1})
-    clients = plain(server, kind)
     server.round()
-    sums, counts = torch.zeros(CLASSES, HIDDEN), torch.zeros(CLASSES)
-    for client in clients:
-        client.module.load(server.state.clients[client.number]["model.w"])
-        client.module.eval()
-        for item in client.view.train:
-            with torch.no_grad():
-                sums[client.y[item]] += client.module.embed(client, item[None])[0]
-            counts[client.y[item]] += 1
-    torch.testing.assert_close(server.state.server["proto"], sums / counts[:, None], rtol=1e-4, atol=1e-5)
+    require_prototypes(server, plain(server, kind), CLASSES)

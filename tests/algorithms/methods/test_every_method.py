@@ -2,22 +2,27 @@
 
 import shutil
 from collections.abc import Callable, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.both_layouts import both_layouts
 from support.errors import refused
 from support.fixtures import Keys, Start
 from support.methods import CONV, FGGP, GCN, GEN, GRAPH_ONLY, NEEDS, NODE_ONLY, SAGE
 from support.same_bits import assert_same_runs, assert_same_trees
+from support.user_graph import write_arrays
 from torch import Tensor
 
 from shoal.algorithms.methods.registry.load import describe, load, methods_for, mixing_methods
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.config.config import Config
 from shoal.engine.messages.models import require_mixable
+from shoal.engine.rounds.server import Server
+from shoal.storage.options.split_codes import TEST, TRAIN
 
 COPILOT = {"copilot": {"name": "sgc", "layers": 2, "hidden": 6}}
 PERSONAL = {"alignment": "prototype", "attention": "node"}
@@ -33,6 +38,7 @@ MIXED = [
 # Models that may teach a copilot.
 WHOLE = [{"name": "gcn", "hidden": 8}, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sgc"}]
 GAMLP = {"name": "gamlp", "hidden": 8}
+EVERY_PAIR = list(combinations(range(6), 2))
 PHASES = {"shared_rounds": 2, "hidden": 6}
 SAGE_PLUS = {"generator_rounds": 2, "hidden": 6}
 
@@ -51,6 +57,7 @@ LABELLED: list[tuple[str, Keys]] = [
 ]
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(("name", "options"), LABELLED)
 def test_labels_outside_the_training_rows_change_nothing(run: Start, name: str, options: Keys) -> None:
     assert_same_runs(*(run(keys_of(name, options), rounds=3, graph=graph) for graph in ("plain", "shuffled")))
@@ -60,7 +67,7 @@ def flat_state(clients: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]
     return {f"{i}/{name}": t for i, tree in clients.items() for name, t in tree.items()}
 
 
-@pytest.mark.exhaustive(2)
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(
     ("name", "more", "off", "plain", "model"),
     [
@@ -98,8 +105,8 @@ def flat_state(clients: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]
 def test_off_it_is_the_plain_method(run: Start, name: str, more: Keys, off: Keys, plain: str, model: Any) -> None:
     """Each of its terms alone makes another model; with dropout, weight decay and clients that stay away."""
     rest = {"train.dropout": 0.5, "train.weight_decay": 0.01, "participation.ratio": 0.7, "engine.trainer": "autograd"}
-    expected = run({**rest, **keys_of(plain, {}, model)}, rounds=3)
-    found = run({**rest, **keys_of(name, {**more, **off}, model)}, rounds=3)
+    expected = run({**rest, **keys_of(plain, {}, model)}, rounds=2)
+    found = run({**rest, **keys_of(name, {**more, **off}, model)}, rounds=2)
     own = flat_state(expected.state.clients)
     kept = flat_state(found.state.clients)
     assert all(torch.equal(kept[key], t) for key, t in own.items())
@@ -111,40 +118,119 @@ def test_off_it_is_the_plain_method(run: Start, name: str, more: Keys, off: Keys
         assert found.state.server.keys() == expected.state.server.keys()
     for term in off:
         rest_off = {option: value for option, value in off.items() if option != term}
-        some = run({**rest, **keys_of(name, {**more, **rest_off}, model)}, rounds=3)
+        some = run({**rest, **keys_of(name, {**more, **rest_off}, model)}, rounds=2)
         one, other = ({**server.state.server, **flat_state(server.state.clients)} for server in (some, expected))
         assert all(t.isfinite().all() for t in one.values())
         assert any(not torch.equal(one[key], t) for key, t in other.items())
 
 
+# Nodes, edges and training nodes: one node, no edges, one training node, none, all edges.
+TINY = [(1, [], [0]), (4, [], [0, 1, 2]), (5, [(0, 1)], [3]), (5, [(0, 1), (1, 2)], []), (6, EVERY_PAIR, [0, 3])]
+ZEROS = slice(1, 5)
+
+
 @pytest.fixture(scope="module")
-def zero_rows(tmp_path_factory: pytest.TempPathFactory, graphs: Mapping[str, Path], graph_task: Keys) -> list[Keys]:
-    """Keys of nodes, and of small graphs, of which isolated ones have no feature, or one that a view may lose."""
-    found: list[Keys] = []
-    for place, task in ((graphs["plain"], {}), (Path(graph_task["data.path"]), {"task": "graph"})):
-        folder = tmp_path_factory.mktemp("zero") / "rows"
-        shutil.copytree(place, folder)
-        x, ends = np.load(folder / "x.npy"), np.load(folder / "edge_index.npy")
-        isolated = np.setdiff1d(np.arange(len(x)), ends)
-        x[isolated] = 0
-        x[isolated[::2], 0] = 1
-        np.save(folder / "x.npy", x)
-        found.append({**task, "data.path": str(folder), "data.store": str(folder.with_name("store"))})
-    return found
+def tiny(tmp_path_factory: pytest.TempPathFactory, graph_task: Keys) -> list[Keys]:
+    """Keys of clients that have nearly nothing, and of small graphs; isolated nodes have one feature at most.
+
+    Class 2 is that of a single test node.
+    """
+    folder, first = tmp_path_factory.mktemp("tiny"), np.cumsum([0, *(nodes for nodes, _, _ in TINY)])
+    ends = [(a + low, b + low) for low, (_, edges, _) in zip(first, TINY) for a, b in edges]
+    split, y = np.full(first[-1], TEST, dtype=np.int8), np.arange(first[-1]) % 2
+    split[[low + row for low, (_, _, train) in zip(first, TINY) for row in train]], y[-1] = TRAIN, 2
+    x = np.random.default_rng(0).standard_normal((first[-1], 4)).astype(np.float32)
+    x[ZEROS] = 0
+    x[1, 0] = x[3, 0] = 1
+    arrays = {"edge_index": np.array(ends).T, "assignment": np.repeat(np.arange(len(TINY)), np.diff(first))}
+    path = write_arrays(folder / "graph", **arrays, x=x, y=y, split=split)
+    shutil.copytree(graph_task["data.path"], folder / "graphs")
+    of_graphs, edges = np.load(folder / "graphs" / "x.npy"), np.load(folder / "graphs" / "edge_index.npy")
+    of_graphs[np.setdiff1d(np.arange(len(of_graphs)), edges)] = 0
+    np.save(folder / "graphs" / "x.npy", of_graphs)
+    places = [(path, len(TINY), {}), (folder / "graphs", 6, {"task": "graph"})]
+    return [
+        {
+            **task,
+            "data.path": str(place),
+            "data.store": str(folder / place.stem / "store"),
+            "partition.clients": clients,
+        }
+        for place, clients, task in places
+    ]
 
 
+def require_finite(server: Server) -> None:
+    for tree in (server.state.server, *server.state.clients.values(), *server.state.inboxes.values()):
+        assert all(bool(t.isfinite().all()) for t in tree.values())
+
+
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", METHODS)
-def test_rows_of_zeros_move_no_parameter_far(run: Start, zero_rows: list[Keys], name: str) -> None:
-    """Clients of one feature at most are new when the others' prototypes reach them: their biases still are zero."""
-    keys = {**zero_rows[name in GRAPH_ONLY], **keys_of(name, *NEEDS.get(name, ({}, GCN)))}
+def test_clients_that_have_nearly_nothing(run: Start, tiny: list[Keys], name: str) -> None:
+    """They are new when the others' prototypes reach them, and rows of zeros move no parameter far."""
+    keys = {**tiny[name in GRAPH_ONLY], **keys_of(name, *NEEDS.get(name, ({}, GCN)))}
     keys |= {} if name == "global" else {"participation.ratio": 0.5}
-    state = run({**keys, "train.optimizer": "sgd", "train.lr": 0.1, "train.epochs": 2}, rounds=2).state
-    kept = {**state.server, **flat_state(state.clients)}
+    server = run({**keys, "train.optimizer": "sgd", "train.lr": 0.1, "train.epochs": 2}, rounds=2)
+    require_finite(server)
+    kept = {**server.state.server, **flat_state(server.state.clients)}
     numbers = {key: t for key, t in kept.items() if t.numel() and not key.endswith(("step", "count", "sum"))}
     assert all(not t.is_floating_point() or float(t.abs().max()) < 10 for t in numbers.values())
+    if name not in GRAPH_ONLY:
+        tested = sum(nodes - len(train) for nodes, _, train in TINY)
+        assert sum(counts[1, 0].sum() for counts in server.state.scores["deployed"].values()) == tested
 
 
-@pytest.mark.exhaustive(2)
+@pytest.mark.exhaustive(5)
+@pytest.mark.parametrize(
+    ("name", "options", "model"),
+    [
+        *(("fedpub", {}, model) for model in ("gat", "gin", "gcnii", "transformer")),
+        ("fedpub", {}, {**SAGE, "fanouts": [3, 2]}),
+        *(("fggp", {"gkic": "knn_only"}, model) for model in ("gat", "gin", "sage", "gcnii")),
+        *(("fgssl", {}, model) for model in ("gat", "gin", "gcnii", "transformer")),
+        *(("fedsage_plus", {**SAGE_PLUS, "generator_rounds": 1}, model) for model in ("gcn", "gat")),
+        (
+            "fedsage_plus",
+            {**SAGE_PLUS, "generator_rounds": 1},
+            {"name": "gin", "hidden": 8, "layers": 2, "head": "conv"},
+        ),
+    ],
+)
+def test_models_that_pass_messages(run: Start, name: str, options: Keys, model: Any) -> None:
+    chosen = {"name": model, "hidden": 8} if isinstance(model, str) else model
+    batch = {} if name == "fggp" else {"train.batch_size": 4}
+    server = run({**keys_of(name, options, chosen), **batch}, rounds=2)
+    require_finite(server)
+    held = {**server.state.server, **flat_state(server.state.inboxes)}
+    moved = [not torch.equal(t, server._initial) for entry, t in held.items() if entry == "w" or entry.endswith("/w")]
+    assert moved
+    assert all(moved)
+
+
+@pytest.mark.exhaustive(3)
+@pytest.mark.parametrize(
+    ("name", "options", "model"),
+    [
+        ("adafgl", {**PHASES, "shared_rounds": 1}, GAMLP),
+        ("fedpub", {}, {"name": "sgc", "layers": 2}),
+        ("fedsage_plus", {**SAGE_PLUS, "generator_rounds": 1}, SAGE),
+        *((name, COPILOT, WHOLE) for name in ("fml", "fedkd")),
+    ],
+)
+def test_sparse_features_give_the_same_numbers(
+    run: Start, graphs: Mapping[str, Path], tmp_path: Path, name: str, options: Keys, model: Any
+) -> None:
+    """Weights of the first layer lie column by column, so numbers are compared in ascending order."""
+    keys = {**keys_of(name, options, model), "train.optimizer": "sgd", "train.lr": 0.05, "train.dropout": 0.3}
+    dense, other = (run({**keys, **data}, rounds=2).state for data in both_layouts(graphs["plain"], tmp_path))
+    kept, expected = ({**state.server, **flat_state(state.clients)} for state in (other, dense))
+    assert kept.keys() == expected.keys()
+    for entry, t in expected.items():
+        torch.testing.assert_close(kept[entry].flatten().sort()[0], t.flatten().sort()[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(
     ("name", "options", "model", "stop"),
     [
@@ -181,6 +267,7 @@ def test_resumed_runs(start: Start, run: Start, patchy: Keys, name: str, options
     assert_same_trees({0: resumed.state.to_tensors()[0]}, {0: run(keys, rounds=6).state.to_tensors()[0]})
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(
     ("name", "options", "model"),
     [
@@ -193,7 +280,7 @@ def test_resumed_runs(start: Start, run: Start, patchy: Keys, name: str, options
 )
 def test_cells_change_nothing(run: Start, name: str, options: Keys, model: Any) -> None:
     keys = {**keys_of(name, options, model), "train.dropout": 0.5, "train.epochs": 1, "participation.ratio": 0.7}
-    one, other = (run({**keys, "engine.cell_size": size}, rounds=4) for size in ("auto", 3))
+    one, other = (run({**keys, "engine.cell_size": size}, rounds=3) for size in ("auto", 3))
     assert_same_runs(one, other)
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.dense_graphs import join, smoothing
 from support.fixtures import Check, CountsOf, Keys, Make, ModuleOf, PlainClients, Start, Views
+from support.written_rounds import require_model_bytes
 from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedopt import FedOPT
@@ -20,6 +22,7 @@ from shoal.storage.options.split_codes import TRAIN
 near = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("weight", [None, "nodes", "train", "uniform"])
 def test_fedavg(
     start: Start,
@@ -88,10 +91,7 @@ def test_global(start: Start, unequal: dict[str, Any], views: Views, module_of: 
     """One client on the union graph, all of it written out from the files: edges between clients, hops, rows."""
     server = start({**unequal, "algorithm.name": "global", "participation.trace": None})
     x, y, split, edges = (np.load(f"{unequal['data.path']}/{name}.npy") for name in ("x", "y", "split", "edge_index"))
-    loops = np.eye(len(x))
-    loops[edges[0], edges[1]] = loops[edges[1], edges[0]] = 1
-    root = loops.sum(1) ** -0.5
-    operator = root[:, None] * loops * root
+    operator = smoothing(join(len(x), edges.T))
     # What is dropped depends on the order of the rows.
     (whole,) = views(server)
     rows = whole.node[whole.train.numpy()]
@@ -124,10 +124,10 @@ def test_fedprox(start: Start, patchy: Keys, plain_average: Make, assert_average
         line, cohort = server.round(), server.cohort(number)
         plain.round(number, cohort, loss, more.get("train.batch_size", 100))
         assert_averaged(server, plain)
-        p = len(plain.w)
-        assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
+        require_model_bytes(line, len(plain.w))
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     "more",
     [
@@ -143,14 +143,13 @@ def test_moon(
     plain = plain_average(server, more.get("algorithm.weight", "nodes"))
     mu, tau = more.get("algorithm.mu", 1.0), more.get("algorithm.tau", 0.5)
     everybody = more.get("algorithm.rows") == "all"
-    previous: dict[int, Tensor] = {}
 
     for number in range(1, 8):
         line, cohort = server.round(), server.cohort(number)
         constant = {}
-        for i in (i for i in cohort if i in previous):
+        for i in (i for i in cohort if i in plain.previous):
             view, found = plain.clients[i].view, []
-            for w in (plain.w, previous[i]):
+            for w in (plain.w, plain.previous[i]):
                 module = module_of(server, w).eval()
                 with torch.no_grad():
                     rows = torch.arange(view.nodes) if everybody else view.train
@@ -172,14 +171,9 @@ def test_moon(
             return total + mu * torch.stack(terms).mean()
 
         plain.round(number, cohort, loss)
-        previous |= {i: plain.clients[i].w for i in cohort if len(plain.clients[i].y)}
         assert_averaged(server, plain)
-        kept = {i: state["previous"] for i, state in server.state.clients.items() if "previous" in state}
-        assert kept.keys() == previous.keys()
-        for i, w in previous.items():
-            torch.testing.assert_close(kept[i], w, rtol=1e-3, atol=1e-4)
-        p = len(plain.w)
-        assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
+        plain.require_previous(server)
+        require_model_bytes(line, len(plain.w))
 
 
 OTHER = {"eta": 0.3, "beta1": 0.6, "beta2": 0.7, "tau": 0.02, "momentum": 0.5}
@@ -204,7 +198,7 @@ def stepped(kind: str, o: Mapping[str, float], w: list[float], m: list[float], v
         w[k] += o["eta"] * m[k] / (math.sqrt(v[k]) + o["tau"])
 
 
-@pytest.mark.exhaustive(2)
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("options", [{}, OTHER])
 @pytest.mark.parametrize("kind", ["momentum", "adam", "yogi", "adagrad"])
 def test_fedopt(
@@ -231,8 +225,7 @@ def test_fedopt(
         torch.testing.assert_close(held["m"], torch.tensor(m), rtol=1e-3, atol=1e-5)
         if kind != "momentum":
             torch.testing.assert_close(held["v"], torch.tensor(v), rtol=1e-3, atol=1e-7)
-        p = len(w)
-        assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
+        require_model_bytes(line, len(w))
 
 
 def test_yogi_where_moment_and_change_are_equal() -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from support.fixtures import Keys, PlainClients, Start
+from support.written_rounds import cohorts_of
 from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedgen import sameness
@@ -69,6 +69,7 @@ class PlainGenerator:
         return total + self.own["diversity_weight"] * (-apart.mean()).exp()
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("own", OWN)
 def test_rounds_written_out(start: Start, patchy: Keys, plain_clients: PlainClients, own: dict[str, Any]) -> None:
     keys = {f"algorithm.{name}": value for name, value in {**SMALL, **own}.items()}
@@ -122,8 +123,7 @@ def test_rounds_written_out(start: Start, patchy: Keys, plain_clients: PlainClie
 
 
 def test_before_anybody_has_a_training_node_there_is_no_generator(start: Start, patchy: Keys, tmp_path: Any) -> None:
-    np.save(tmp_path / "online.npy", np.eye(6, dtype=bool)[[3, 3, 0]])
-    keys = {"participation.trace": str(tmp_path / "online.npy"), "rounds": 3, "model.hidden": 8}
+    keys = {**cohorts_of(tmp_path, [[3], [3], [0]]), "model.hidden": 8}
     server = start({**patchy, **keys, "algorithm.name": "fedgen", "algorithm.server_steps": 1})
     for _ in range(2):
         line = server.round()

@@ -1,20 +1,16 @@
 """FedGL in whole rounds written out, without its term, and at clients that have nearly nothing."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from support.fixtures import Check, Make, MakeClient, MakeView, ModuleOf, Start
+from support.fixtures import Check, Make, ModuleOf, Start
+from support.written_rounds import require_model_bytes
 from torch import Tensor, nn
 
-from shoal.algorithms.methods.fedgl import FedGL
-from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.head import Output
-from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.local_training import LocalTrainer
 
 
 @pytest.mark.parametrize(
@@ -31,13 +27,12 @@ def test_rounds_written_out(
     server = start({**patchy, "algorithm.name": "fedgl", "model.hidden": 8, **more})
     plain = plain_average(server)
     weight, threshold = more.get("algorithm.pseudo", 0.1), more.get("algorithm.threshold", 0.5)
-    previous: dict[int, Tensor] = {}
     labelled = 0
     for number in range(1, 8):
         line, cohort = server.round(), server.cohort(number)
         told: dict[nn.Module, list[tuple[int, int]]] = {}
-        for i in (i for i in cohort if i in previous):
-            view, module = plain.clients[i].view, module_of(server, previous[i]).eval()
+        for i in (i for i in cohort if i in plain.previous):
+            view, module = plain.clients[i].view, module_of(server, plain.previous[i]).eval()
             found = []
             for row in sorted(set(range(view.nodes)) - set(view.train.tolist())):
                 with torch.no_grad():
@@ -59,15 +54,9 @@ def test_rounds_written_out(
             return total + weight * torch.stack(terms).mean()
 
         plain.round(number, cohort, loss, more.get("train.batch_size", 100))
-        previous |= {i: plain.clients[i].w for i in cohort if len(plain.clients[i].y)}
         assert_averaged(server, plain)
-        kept = {i: state["previous"] for i, state in server.state.clients.items() if "previous" in state}
-        assert kept.keys() == previous.keys()
-        for i, w in previous.items():
-            torch.testing.assert_close(kept[i], w, rtol=1e-3, atol=1e-5)
-        p_count = len(plain.w)
-        assert line["bytes_up"] == len(cohort) * 4 * (p_count + 1)
-        assert line["bytes_down"] == len(cohort) * 4 * p_count
+        plain.require_previous(server)
+        require_model_bytes(line, len(plain.w))
     assert labelled
 
 
@@ -85,24 +74,3 @@ def test_among_all_clients_fedgta_averages_as_fedgl_does(run: Start) -> None:
             torch.testing.assert_close(all_alike.state.clients[i]["previous"], kept["previous"], rtol=1e-3, atol=1e-5)
     some = run({**mixed, "algorithm.eps": 0.95}, rounds=4).state.inboxes
     assert any(not torch.allclose(some[0]["w"], inbox["w"], rtol=1e-3, atol=1e-5) for inbox in some.values())
-
-
-@pytest.mark.parametrize(
-    ("threshold", "train", "rows"), [(0.0, [0], [1, 2, 3]), (1.0, [0], []), (0.0, [0, 1, 2, 3], [])]
-)
-def test_who_has_a_pseudo_label(
-    make_view: MakeView, make_client: MakeClient, threshold: float, train: list[int], rows: list[int]
-) -> None:
-    torch.manual_seed(0)
-    view = make_view(4, [], [0, 1, 0, 1], train, 3)
-    client, method = make_client(view, build("gcn", 4, 3, 0, 0.3, {"hidden": 8})), FedGL(threshold=threshold)
-    w = client.model.w.clone()
-    client.state["previous"] = w * 2
-    found, classes = method._pseudo_labels(client)
-    assert found.tolist() == rows
-    assert torch.equal(client.model.w, w)
-    client.model.load(w * 2)
-    assert torch.equal(classes, client.model.logits().argmax(1)[found])
-    trainer = LocalTrainer({"model": client.model.flat}, TrainOptions(), method)
-    assert math.isfinite(method.train(client, {}, trainer, "train"))
-    assert (method._term(client) is None) == (not rows)

@@ -31,19 +31,6 @@ def naive_rows(m: np.ndarray, h: np.ndarray, eps: float) -> np.ndarray:
     return rows
 
 
-@pytest.mark.parametrize("eps", [0.0, 0.3, 0.6])
-def test_rows_equal_a_naive_loop(eps: float) -> None:
-    generator = torch.Generator().manual_seed(3)
-    m, h = torch.randn(12, 4, generator=generator), torch.rand(12, generator=generator) * 100
-    rows = mixing_rows(m, h, eps)
-    np.testing.assert_allclose(rows.numpy(), naive_rows(m.double().numpy(), h.double().numpy(), eps), rtol=1e-5)
-    torch.testing.assert_close(rows.sum(1), torch.ones(12))
-    assert 0 < (rows == 0).float().mean() < 0.92
-
-    order = torch.randperm(12, generator=generator)
-    torch.testing.assert_close(mixing_rows(m[order], h[order], eps), rows[order][:, order])
-
-
 def test_a_cosine_equal_to_the_threshold_admits() -> None:
     m, h = torch.tensor([[1.0, 0], [2, 0], [0, 1]]), torch.tensor([1.0, 3, 1])
     assert torch.equal(mixing_rows(m, h, 1.0), torch.tensor([[0.25, 0.75, 0], [0.25, 0.75, 0], [0, 0, 1]]))
@@ -73,7 +60,7 @@ class Flaky(FedGTA):
         return super().upload(client, received, phase)
 
 
-@pytest.mark.exhaustive(3)
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -174,7 +161,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.exhaustive(5)
+@pytest.mark.exhaustive(8)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(form.values()))
 def test_upload_equals_the_equations(start: Start, views: Views, recorded: Any, form: dict[str, str]) -> None:
     options = {**DEFAULTS, "lp_steps": 3, "lp_seed_weight": 0.3, "orders": 3, **form}

@@ -39,6 +39,7 @@ def body_of(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in bodies(module)])
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     "more",
     [
@@ -105,6 +106,7 @@ def test_a_row_without_a_direction_teaches_nothing() -> None:
     assert 0 < float(z.grad[1].abs().max()) < 20
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("model", ["gcn", "gamlp", "mlp"])
 def test_the_exported_model_alone_predicts_the_same(configure: Make, tmp_path: Path, model: str) -> None:
     keys = {**NAME, "rounds": 2, "run.root": str(tmp_path), "run.tensorboard": False, "model.name": model}

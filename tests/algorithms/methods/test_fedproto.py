@@ -16,72 +16,53 @@ from shoal.algorithms.rng import key
 from shoal.storage.shards.view import View
 
 
-@pytest.mark.parametrize("more", [{}, {"algorithm.lam": 3.0, "train.batch_size": 2, "model.name": "gamlp"}])
-def test_fedproto(start: Start, patchy: Keys, plain_clients: PlainClients, assert_holds: Check, more: Keys) -> None:
-    """Prototypes are those of whole activations, of this cohort alone; a class that is not there keeps its own."""
-    server = start({**patchy, "algorithm.name": "fedproto", "model.hidden": 8, **more})
-    clients, lam = plain_clients(server), more.get("algorithm.lam", 1.0)
-    proto: dict[int, np.ndarray] = {}
+def distance(z: Tensor, logits: Tensor, proto: Tensor) -> Tensor:
+    """Computes FedProto's term of a row."""
+    return (z - proto).square().sum() / 8
+
+
+def divergence(z: Tensor, logits: Tensor, proto: Tensor) -> Tensor:
+    """Computes FedDistill's term of a row, from the class's mean logits to its own."""
+    p = proto.softmax(0)
+    return (p * (p.log() - logits.log_softmax(0))).sum()
+
+
+@pytest.mark.exhaustive(2)
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+@pytest.mark.parametrize(
+    ("name", "option", "term"), [("fedproto", "lam", distance), ("feddistill", "gamma", divergence)]
+)
+def test_personal_models(
+    start: Start, patchy: Keys, plain_clients: PlainClients, assert_holds: Check, name: str, option: str, term: Any,
+    weight: float,
+) -> None:  # fmt: skip
+    """Means run over the training rows of the cohort, nothing dropped; a class that is not there keeps its own."""
+    batch, model = (100, "mlp") if weight == 1 else (2, "gamlp")
+    more = {"algorithm": {"name": name, option: weight}, "train.batch_size": batch, "model.name": model}
+    server = start({**patchy, "model.hidden": 8, **more})
+    clients, proto, width = plain_clients(server), dict[int, np.ndarray](), 8 if name == "fedproto" else 4
 
     def loss(out: Output, y: Tensor) -> Tensor:
-        distances = [
-            (z - torch.from_numpy(proto[c]).float()).square().sum()
-            for z, c in zip(out.embedding_NH, y.tolist())
-            if c in proto
-        ]
-        plain = F.cross_entropy(out.logits_NC, y)
-        return plain + lam / 8 * torch.stack(distances).mean() if distances else plain
+        plain, rows = F.cross_entropy(out.logits_NC, y), zip(out.embedding_NH, out.logits_NC, y.tolist())
+        terms = [term(z, logits, torch.from_numpy(proto[c]).float()) for z, logits, c in rows if c in proto]
+        return plain + weight * torch.stack(terms).mean() if terms else plain
 
     for number in range(1, 8):
-        line, rows, up = server.round(), dict[int, list[np.ndarray]](), 0
-        for i in server.cohort(number):
-            clients[i].train(number, loss, more.get("train.batch_size", 100))
-            embeddings = clients[i].embeddings()
-            up += 4 * (8 * len(embeddings) + 4)
-            for c, found in embeddings.items():
-                rows.setdefault(c, []).extend(found)
-        down = len(server.cohort(number)) * (4 * 8 * len(proto) + 1) if number > 1 else 0
+        line, rows, up, cohort = server.round(), dict[int, list[np.ndarray]](), 0, server.cohort(number)
+        for i in cohort:
+            clients[i].train(number, loss, batch)
+            answers = clients[i].answers()
+            trained = clients[i].by_class(answers.embedding_NH if name == "fedproto" else answers.logits_NC)
+            up += 4 * (width * len(trained) + 4)
+            for c, of_class in trained.items():
+                rows.setdefault(c, []).extend(of_class)
+        down = len(cohort) * (4 * width * len(proto) + 1) if number > 1 else 0
         assert (line["bytes_up"], line["bytes_down"]) == (up, down)
-        proto.update({c: np.mean(found, 0) for c, found in rows.items()})
+        proto.update({c: np.mean(of_class, 0) for c, of_class in rows.items()})
         held = server.state.server
         assert held["known"].nonzero()[:, 0].tolist() == sorted(proto)
         for c, p in proto.items():
             np.testing.assert_allclose(held["proto"][c], p, rtol=1e-3, atol=1e-5)
-        assert_holds(server, clients)
-
-
-@pytest.mark.parametrize("more", [{}, {"algorithm.gamma": 3.0, "train.batch_size": 2, "model.name": "gamlp"}])
-def test_feddistill(start: Start, patchy: Keys, plain_clients: PlainClients, assert_holds: Check, more: Keys) -> None:
-    """The mean logits of a class run over the cohort's training rows of it, whoever has them."""
-    server = start({**patchy, "algorithm.name": "feddistill", "model.hidden": 8, **more})
-    clients, mean, gamma = plain_clients(server), dict[int, np.ndarray](), more.get("algorithm.gamma", 1.0)
-
-    def loss(out: Output, y: Tensor) -> Tensor:
-        terms = []
-        for row, c in zip(out.logits_NC, y.tolist()):
-            if c in mean:
-                p = torch.from_numpy(mean[c]).float().softmax(0)
-                terms.append((p * (p.log() - row.log_softmax(0))).sum())
-        plain = F.cross_entropy(out.logits_NC, y)
-        return plain + gamma * torch.stack(terms).mean() if terms else plain
-
-    for number in range(1, 8):
-        line, rows, up = server.round(), dict[int, list[np.ndarray]](), 0
-        for i in server.cohort(number):
-            client = clients[i]
-            client.train(number, loss, more.get("train.batch_size", 100))
-            client.module.eval()
-            for row, c in zip(client.view.train, client.y.tolist()):
-                with torch.no_grad():
-                    out = client.module([client.view.hop(k)[row[None]] for k in client.module.inputs])
-                rows.setdefault(c, []).append(out.logits_NC[0].double().numpy())
-            up += 4 * (4 * len(set(client.y.tolist())) + 4)
-        down = len(server.cohort(number)) * (4 * 4 * len(mean) + 1) if number > 1 else 0
-        assert (line["bytes_up"], line["bytes_down"]) == (up, down)
-        mean.update({c: np.mean(found, 0) for c, found in rows.items()})
-        assert server.state.server["known"].nonzero()[:, 0].tolist() == sorted(mean)
-        for c, g in mean.items():
-            np.testing.assert_allclose(server.state.server["proto"][c], g, rtol=1e-3, atol=1e-5)
         assert_holds(server, clients)
 
 
@@ -123,6 +104,7 @@ OWN = [
 ]
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("own", OWN)
 def test_fedtgp(start: Start, patchy: Keys, plain_clients: PlainClients, assert_holds: Check, own: Keys) -> None:
     """The server's network learns from the cohort's uploads alone; clients train towards all classes known by then."""
@@ -204,6 +186,7 @@ def train(client: Any, round_number: int, means: dict[int, Tensor], weight: floa
     client.train(round_number, loss)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     ("own", "failing"),
     [
@@ -291,6 +274,7 @@ def contrasted(out: Output, y: Tensor, proto: Prototypes, options: Keys, share: 
     return share * torch.stack(terms).mean() + (1 - share) * plain if terms else plain
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     ("name", "options", "batch"),
     [

@@ -14,8 +14,9 @@ from support.errors import refused
 from support.fixtures import Keys, Make, Start, Views
 from support.plain_dropout import dropped
 from support.plain_fedavg import SGD
-from support.pyg_clients import DROPOUT, PlainClient
+from support.pyg_clients import DROPOUT, Exported, PlainClient
 from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, ONE_GRAPH, WITHOUT_TRAIN
+from support.written_rounds import cohorts_of
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, GINConv, global_mean_pool
@@ -45,11 +46,11 @@ class Structure(nn.Module):
         self.convs = nn.ModuleList(GCNConv(HIDDEN, HIDDEN) for _ in range(2))
 
 
-class Net(nn.Module):
+class Net(Exported):
     """Both encoders, mean pooling, a linear layer."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(lambda: build("star", FEATURES, CLASSES, 2, DROPOUT, {"hidden": HIDDEN}, task="graph"))
 
         def mlp() -> nn.Module:
             return nn.Sequential(
@@ -73,14 +74,6 @@ class Net(nn.Module):
             x = F.relu(inner.convs[layer](heard, batch.edge_index))
         pooled = global_mean_pool(torch.cat([x, s], 1), batch.batch)
         return inner.head.linears[0](dropped(pooled, DROPOUT, self.training))
-
-    def load(self, w: Tensor) -> None:
-        ours = build("star", FEATURES, CLASSES, 2, DROPOUT, {"hidden": HIDDEN}, task="graph")
-        nn.utils.vector_to_parameters(w.clone(), ours.parameters())
-        self.load_state_dict(dict(ours.named_parameters()))
-
-    def named(self) -> dict[str, Tensor]:
-        return {name: p.detach().double().clone() for name, p in self.named_parameters()}
 
     @property
     def structure(self) -> Tensor:
@@ -108,14 +101,11 @@ class StarClient(PlainClient):
 
 @pytest.fixture
 def keys(graph_task: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    trace = np.zeros((len(ONLINE), 6), dtype=bool)
-    for row, clients in zip(trace, ONLINE):
-        row[clients] = True
-    np.save(tmp_path / "online.npy", trace)
     plain = {name: value for name, value in graph_task.items() if name != "model.name"}
-    return {**plain, **KEYS, "participation.trace": str(tmp_path / "online.npy"), "rounds": len(ONLINE)}
+    return {**plain, **KEYS, **cohorts_of(tmp_path, ONLINE)}
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(("size", "weight"), [(None, None), (3, "train"), (None, "uniform")])
 def test_rounds_written_out(start: Start, keys: Keys, views: Views, size: int | None, weight: str | None) -> None:
     more = {"algorithm.weight": weight} if weight else {}
@@ -140,8 +130,8 @@ def test_rounds_written_out(start: Start, keys: Keys, views: Views, size: int | 
             np.testing.assert_array_equal(server.state.scores["trained"][i], clients[i].counts())
             kept = Net()
             kept.load(server.state.clients[i]["model.w"])
-            for name, value in kept.named().items():
-                torch.testing.assert_close(value, clients[i].module.named()[name], rtol=1e-3, atol=1e-4)
+            for name, value in kept.w.items():
+                torch.testing.assert_close(value, clients[i].module.w[name], rtol=1e-3, atol=1e-4)
         of = {"train": lambda i: int((clients[i].split == TRAIN).sum()), "uniform": lambda i: 1}
         weights = {i: of.get(weight or "", lambda i: OF_CLIENT[i])(i) for i in cohort if i != WITHOUT_TRAIN}
         if weights:

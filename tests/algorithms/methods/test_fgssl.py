@@ -1,7 +1,6 @@
 """FGSSL in whole rounds against dense matrices and loops, without its terms, and what it refuses."""
 
-import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -9,19 +8,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.fixtures import Check, MakeClient, MakeView, ModuleOf, Start, Views
+from support.fixtures import MakeView, ModuleOf, Start, Views
+from support.plain_clients import TorchClient
 from support.plain_dropout import reached
 from support.small_fedgkc import answer, as_sparse, dense_operator
-from torch import Tensor, nn
+from support.written_rounds import require_mean_loss, require_model_bytes
+from torch import Tensor
 
 from shoal.algorithms.methods.fgssl import FGSSL, likeness_distilled
-from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.rng import key
-from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.storage.shards.view import View
 
 DEFAULTS = asdict(FGSSL())
 
@@ -35,22 +32,16 @@ def cosines(own_H: Tensor, others_NH: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-class Plain:
-    """A client with SGD as `unequal` has it, its graph as a dense matrix."""
+@dataclass
+class Plain(TorchClient):
+    """A client whose graph is a dense matrix."""
 
-    def __init__(self, number: int, view: View, module: nn.Module, options: dict[str, Any]) -> None:
-        self.number, self.view, self.module, self.options = number, view, module, options
-        self.optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-        self.a_NN, self.x_NF = view.adjacency.to_dense().double(), view.whole(0)
-        self.train, self.y = view.train, view.label[view.train]
+    options: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.a_NN, self.x_NF = self.view.adjacency.to_dense().double(), self.view.whole(0)
         self.edges = np.argwhere(np.triu(self.a_NN.numpy(), 1))
-
-    def load(self, w: Tensor) -> None:
-        nn.utils.vector_to_parameters(w.float().clone(), self.module.parameters())
-
-    @property
-    def w(self) -> Tensor:
-        return nn.utils.parameters_to_vector(self.module.parameters()).detach().double()
 
     def altered(self, shares: tuple[float, float]) -> Output:
         kept_F = torch.rand(self.x_NF.shape[1], generator=self.views) >= shares[1]
@@ -63,15 +54,15 @@ class Plain:
     def labels(self) -> Tensor:
         if hasattr(self.module, "convs"):
             operator = dense_operator(self.module.operator, self.a_NN)  # type: ignore
-            levels = reached(self.a_NN, self.train, len(self.module.convs))  # type: ignore
+            levels = reached(self.a_NN, self.view.train, len(self.module.convs))  # type: ignore
             matrices = [as_sparse(operator[after][:, before]) for before, after in pairwise(levels)]
             out = self.module(Neighbourhood(self.x_NF[levels[0]], tuple(matrices)))
         else:
-            out = self.module([self.view.hop(k)[self.train] for k in self.module.inputs])  # type: ignore
+            out = self.module([self.view.hop(k)[self.view.train] for k in self.module.inputs])  # type: ignore
         return F.cross_entropy(out.logits_NC, self.y)
 
     def semantic(self, sent: Output, own: Output) -> Tensor:
-        rows, y = self.train, self.y
+        rows, y = self.view.train, self.y
         if len(rows) > self.options["anchors"]:
             chosen = torch.randperm(len(rows), generator=self.drawn)[: self.options["anchors"]]
             rows, y = rows[chosen], y[chosen]
@@ -119,7 +110,7 @@ class Plain:
         return float(loss.detach())
 
 
-@pytest.mark.exhaustive(2)
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -135,7 +126,6 @@ def test_rounds_written_out(
     views: Views,
     module_of: ModuleOf,
     unequal: dict[str, Any],
-    assert_mean_loss: Check,
     model: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
@@ -155,35 +145,10 @@ def test_rounds_written_out(
             n = client.view.nodes * (len(client.y) > 0)
             total, count = total + n * client.w, count + n
         w = total / count if count else w
-        assert_mean_loss(line, losses, [client.view for client in clients])
+        require_mean_loss(line, losses, [client.view for client in clients])
         torch.testing.assert_close(server.state.server["w"].double(), w, rtol=1e-3, atol=1e-4)
         assert not any(not name.startswith("model.opt.") for kept in server.state.clients.values() for name in kept)
-        p = len(w)
-        assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
-
-
-@pytest.mark.parametrize("name", ["gcn", "sgc"])
-@pytest.mark.parametrize(
-    ("nodes", "edges", "train"), [(1, [], [0]), (4, [], [0, 1, 2]), (5, [(0, 1)], [3]), (5, [(0, 1), (1, 2)], [0, 2])]
-)
-def test_graphs_that_have_nearly_nothing(
-    make_view: MakeView, make_client: MakeClient, name: str, nodes: int, edges: list[tuple[int, int]], train: list[int]
-) -> None:
-    """One node, no edges, one training node, one class among the training nodes; class 2 is nobody's."""
-    torch.manual_seed(0)
-    view = make_view(nodes, edges, [i % 2 for i in range(nodes)], train, 3)
-    more = {"layers": 2} if name == "sgc" else {}
-    client = make_client(view, build(name, view.features, 3, 0, 0.3, {"hidden": 8, **more}))
-    method = FGSSL()
-    trainer = LocalTrainer({"model": client.model.flat}, TrainOptions(epochs=3), method)
-    assert math.isfinite(method.train(client, {}, trainer, "train"))
-    assert client.model.w.isfinite().all()
-
-
-def test_batches_and_every_backbone(run: Start) -> None:
-    for model in ("gat", "gin", "gcnii", "transformer"):
-        server = run({"algorithm.name": "fgssl", "model.name": model, "train.batch_size": 4}, rounds=1)
-        assert server.state.server["w"].isfinite().all()
+        require_model_bytes(line, len(w))
 
 
 def test_very_small_temperatures_and_zero_rows(make_view: MakeView) -> None:

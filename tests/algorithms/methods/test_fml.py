@@ -1,29 +1,25 @@
 """FML and FedKD by hand on three nodes, and in whole rounds written out with two modules a client."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from support.fixtures import Check, Keys, Make, MakeClient, Start
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Output, Received, Trainer, Tree, Upload
+from shoal.algorithms.base import Output, Tree, Upload
 from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.methods.fedkd import FedKD, projection
 from shoal.algorithms.methods.fml import FML
-from shoal.algorithms.methods.shared.copilot import WithCopilot
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.server import Server
 from shoal.storage.shards.view import View
 
 ME = {"algorithm.name": "fml"}
@@ -84,6 +80,7 @@ def mutual(method: FML, view: View, out: dict[str, Output]) -> dict[str, Tensor]
     return losses
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.8, "beta": 0.3, "rows": "train"}, {"alpha": 0.0, "beta": 1.0}])
 def test_fml(start: Start, with_copilots: Keys, plain_pairs: Make, assert_holds: Check, options: Keys) -> None:
     """Half of all activations are dropped. Rounds 3 and 4 have a cohort of one, that of round 4 nothing to train on."""
@@ -253,6 +250,7 @@ class PlainProjection:
         self.adam.step()
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     "more",
     [
@@ -330,66 +328,3 @@ def test_server_and_clients_hold_the_same_to_the_bit(start: Start) -> None:
         assert 0 < size < 4 * len(w)
     assert changes > 10
     assert failures > 1
-
-
-METHODS = ["fml", "fedkd"]
-MODELS = [{"name": "gcn", "hidden": 8}, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sgc"}]
-
-
-@dataclass(frozen=True)
-class Apart(WithCopilot):
-    """Both models learn from labels alone."""
-
-    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        trainer.fit(client, received, "copilot")
-        return trainer.fit(client, received)
-
-
-def apart(out: dict[str, Output], y: Tensor) -> dict[str, Tensor]:
-    return {name: F.cross_entropy(answer.logits_NC, y) for name, answer in out.items()}
-
-
-def test_copilots_alone(start: Start, with_copilots: Keys, plain_pairs: Make, assert_holds: Check) -> None:
-    """Absent clients keep both models, and one that comes back has the server's copilot; their own ones predict."""
-    server = start({**with_copilots, "algorithm.name": f"{__file__}:Apart"})
-    clients, w = plain_pairs(server), server.state.server["w"]
-    assert torch.equal(w, server._build("copilot").w.detach())
-    for number in range(1, 8):
-        before = dict(server.state.clients)
-        line, cohort = server.round(), server.cohort(number)
-        for i in cohort:
-            clients[i].receive(w)
-            if len(clients[i].y):
-                clients[i].train(number, "train", partial(apart, y=clients[i].y))
-            torch.testing.assert_close(server.state.clients[i]["copilot.w"], clients[i].copilot_w, rtol=1e-3, atol=1e-5)
-        for i in before.keys() - set(cohort):
-            assert all(torch.equal(server.state.clients[i][name], t) for name, t in before[i].items())
-        assert (line["bytes_up"], line["bytes_down"]) == (4 * 65 * len(cohort), 4 * 64 * len(cohort))
-        w = torch.stack([clients[i].copilot_w for i in cohort]).mean(0)
-        torch.testing.assert_close(server.state.server["w"], w, rtol=1e-3, atol=1e-5)
-        w = server.state.server["w"]
-        assert_holds(server, clients)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_models_of_all_kinds_dense_or_sparse(run: Start, name: str, graphs: Mapping[str, Path], tmp_path: Path) -> None:
-    """A copilot and models that pass messages, and such that read hops."""
-    np.savez(tmp_path / "graph.npz", **{file.stem: np.load(file) for file in graphs["plain"].glob("*.npy")})
-    keys = {"algorithm.name": name, "model": MODELS, "participation.ratio": 0.7, "train.dropout": 0.3}
-    files = {"data.path": str(tmp_path / "graph.npz"), "data.store": str(tmp_path / "store"), "data.layout": "sparse"}
-    servers = [run(keys, rounds=3), run({**keys, **files}, rounds=3)]
-    assert servers[1]._built["copilot"][0].flat.sparse
-    assert len({len(tree["model.w"]) for tree in servers[0].state.clients.values()}) == 3
-    for i in servers[0].state.clients:
-        assert_alike([server.state.clients[i]["model.w"] for server in servers], [model_of(s, i) for s in servers])
-    assert_alike([server.state.server["w"] for server in servers], [s._built["copilot"][0].flat for s in servers])
-
-
-def model_of(server: Server, client: int) -> FlatModel:
-    return server._built[MODEL][server.infos[client].model].flat
-
-
-def assert_alike(vectors: list[Tensor], models: list[FlatModel]) -> None:
-    """Parameter by parameter, in whatever order they lie; Adam makes much of small differences."""
-    for one, other in zip(*(model.parts(w) for w, model in zip(vectors, models)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-2, atol=2e-3)

@@ -37,6 +37,7 @@ def terms(z_NH: Tensor, y: Tensor, centres: Centres, tau: float) -> tuple[Tensor
     return torch.stack(apart).mean() if apart else zero, torch.stack(pulls).mean() if pulls else zero
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     "more",
     [

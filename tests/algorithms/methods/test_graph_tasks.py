@@ -11,14 +11,11 @@ import pytest
 import torch
 from support.fixtures import Keys, PlainClients, Start, Views
 from support.plain_fedavg import SGD, require_fedavg
-from support.pyg_clients import HIDDEN, PlainClient
-from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, ONE_GRAPH, WITHOUT_TEST, WITHOUT_TRAIN
+from support.pyg_clients import HIDDEN, PlainClient, require_prototypes
+from support.small_graphs import CLASSES, OF_CLIENT, ONE_GRAPH, WITHOUT_TEST, WITHOUT_TRAIN
 from support.small_pairs import NO_EDGES as WITHOUT_PAIRS
 
-from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.registry.load import methods_for
-from shoal.algorithms.models.build import build
-from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TEST, TRAIN
 
@@ -62,19 +59,8 @@ def test_fedavg_is_that_of_pyg(start: Start, graph_task: Keys, plain: PlainClien
 def test_prototypes_are_means_over_graphs(start: Start, graph_task: Keys, plain: PlainClients) -> None:
     """FedProto's after a round, from the embeddings of training graphs by the models that clients keep."""
     server = start({**keys_of(graph_task), "algorithm.name": "fedproto", "model.init": "own", "rounds": 1})
-    clients = plain(server)
     server.round()
-    sums, counts = torch.zeros(CLASSES, HIDDEN), np.zeros(CLASSES)
-    for client in clients:
-        client.module.load(server.state.clients[client.number]["model.w"])
-        client.module.eval()
-        for g in np.flatnonzero(client.split == TRAIN):
-            with torch.no_grad():
-                sums[client.y[g]] += client.module.embed(client.batch(np.array([g])))[0]
-            counts[client.y[g]] += 1
-    assert server.state.server["known"].tolist() == [True, True, False, False]
-    means = sums[:2] / torch.from_numpy(counts[:2, None]).float()
-    torch.testing.assert_close(server.state.server["proto"][:2], means, rtol=1e-4, atol=1e-5)
+    require_prototypes(server, plain(server), CLASSES)
 
 
 def training(task: Mapping[str, Any], name: str, model: str | dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +70,7 @@ def training(task: Mapping[str, Any], name: str, model: str | dict[str, Any]) ->
     return {**keys, "algorithm.name": name, "train.epochs": 2, "train.lr": 0.02, **copilot_of(name)}
 
 
-@pytest.mark.exhaustive(4)
+@pytest.mark.exhaustive(6)
 @pytest.mark.parametrize(
     ("task", "name", "model"),
     [
@@ -166,31 +152,3 @@ def test_models_teach_on_training_items(run: Start, graph_task: Keys, edge_task:
     left_open, train = (run({**keys, **more}, rounds=2).state for more in ({}, {"algorithm.rows": "train"}))
     for i, tree in train.clients.items():
         assert all(torch.equal(t, left_open.clients[i][entry]) for entry, t in tree.items())
-
-
-PROMPTED_VPG = {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "candidates": 2, "nodes": 0.7}}
-
-
-def test_a_round_is_gradient_descent_by_autograd(start: Start, views: Views, graph_task: dict[str, Any]) -> None:
-    """Prompt, GNN and classifier of every client take one step together, and FedAvg averages all three."""
-    keys = {key: value for key, value in graph_task.items() if key != "model.name"}
-    step = {"train.optimizer": "sgd", "train.lr": 0.5, "train.epochs": 1, "train.dropout": 0.0}
-    server = start({**keys, **step, "train.weight_decay": 0.0, "model": PROMPTED_VPG, "rounds": 1})
-    w = server.state.server["w"].clone()
-    mean, count = torch.zeros_like(w), sum(OF_CLIENT) - OF_CLIENT[WITHOUT_TRAIN]
-    options = {key: value for key, value in PROMPTED_VPG.items() if key != "name"}
-    for number, view in enumerate(views(server)):
-        if number == WITHOUT_TRAIN:
-            continue
-        flat = FlatModel(build("transformer", FEATURES, CLASSES, 0, 0.0, options, task="graph"))
-        flat.load(w)
-        graphs = ClientGraphs(view, view.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
-        logits = flat(graphs.some(view.train)).logits_NC
-        torch.nn.functional.cross_entropy(logits, view.label[view.train]).backward()
-        mean += OF_CLIENT[number] / count * (flat.w.detach() - 0.5 * flat.w.grad)
-    server.round()
-    trained = server.state.server["w"]
-    torch.testing.assert_close(trained, mean, rtol=1e-4, atol=1e-5)
-    prompt = 3 * FEATURES
-    assert (trained[:FEATURES] != w[:FEATURES]).all()
-    assert not torch.equal(trained[FEATURES:prompt], w[FEATURES:prompt])

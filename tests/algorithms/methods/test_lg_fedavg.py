@@ -106,6 +106,7 @@ def model(name: str) -> Mapping[str, Any]:
     return {"name": name, "hidden": 8, "head": "conv", **({"heads": 2} if name == "gat" else {})}
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_lg_fedavg_shares_the_whole_last_layer(run: Start, start: Start, name: str) -> None:
     keys = {"algorithm.name": "lg_fedavg", "model": model(name)}
@@ -124,6 +125,7 @@ def test_lg_fedavg_shares_the_whole_last_layer(run: Start, start: Start, name: s
     assert not torch.equal(bodies[0], bodies[1])
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(("method", "keeps"), [("gcfl_plus", "classifier"), ("fggp", "head")])
 @pytest.mark.parametrize("name", ["sage", "gat", "gin"])
 def test_classifiers_kept_by_clients_are_whole(run: Start, method: str, keeps: str, name: str) -> None:
@@ -135,6 +137,7 @@ def test_classifiers_kept_by_clients_are_whole(run: Start, method: str, keeps: s
     assert not torch.equal(kept[0], kept[1])
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("method", ["fednh", "fedgen"])
 @pytest.mark.parametrize("name", NAMES)
 def test_methods_that_read_a_classifier_s_weight(start: Start, method: str, name: str) -> None:

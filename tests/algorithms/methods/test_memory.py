@@ -9,6 +9,7 @@ import torch
 from support.fixtures import Keys, Start
 from support.methods import GCN, GRAPH_ONLY, NEEDS
 from support.same_bits import assert_same_trees
+from support.written_rounds import cohorts_of
 from torch import Tensor
 
 from shoal.algorithms.losses.prototypes import from_bits
@@ -164,17 +165,13 @@ HELD: dict[str, tuple[dict[str, Expected], Keys]] = {
 def ten(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     """Keys of a config for rounds of `COHORTS`, evaluated after the last one alone."""
     folder = tmp_path_factory.mktemp("ten")
-    np.save(folder / "online.npy", np.array([[i in cohort for i in range(CLIENTS)] for cohort in COHORTS]))
     skewed = {"partition.method": "dirichlet", "partition.alpha": 0.3}
     parts = {**skewed, "partition.clients": CLIENTS, "data.store": str(folder / "store")}
-    rounds = {
-        "rounds": len(COHORTS),
-        "evaluation.every": len(COHORTS),
-        "participation.trace": str(folder / "online.npy"),
-    }
+    rounds = {**cohorts_of(folder, COHORTS, CLIENTS), "evaluation.every": len(COHORTS)}
     return {**parts, **rounds, "engine.cell_size": 1, "train.epochs": 1}
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_held_of_absent_clients(start: Start, ten: Keys, graph_task: Keys, name: str) -> None:
     options, model = NEEDS.get(name, ({}, GCN))

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.fixtures import Keys, ModuleOf, Start, Views
-from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from support.plain_clients import EPOCHS, PlainClient, sgd
+from torch import Tensor
 
 from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
@@ -42,6 +42,7 @@ def check(found: torch.Tensor, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("eta", [1.0, 0.6])
 def test_scaffold_written_out(start: Start, views: Views, linear: Keys, form: str, eta: float) -> None:
@@ -72,6 +73,7 @@ def test_scaffold_written_out(start: Start, views: Views, linear: Keys, form: st
         assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 8 * (len(x) + 1), len(cohort) * 8 * len(x))
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("form", [*FORMS, "off"])
 @pytest.mark.parametrize(("alpha", "sends"), [(None, "auto"), (1.5, "after"), (1.5, "off"), (0.0, "before")])
 def test_feddc_written_out(start: Start, views: Views, linear: Keys, form: str, alpha: Any, sends: str) -> None:
@@ -109,25 +111,23 @@ def test_feddc_written_out(start: Start, views: Views, linear: Keys, form: str, 
                 check(server.state.server["g"], mean)
 
 
-RATE, EPOCHS, SIZE, ALPHA = 0.05, 2, 2, 0.3
+SIZE, ALPHA = 2, 0.3
 
 
-class PlainClient:
-    """A client as torch alone has it: one module and one optimizer for the whole run."""
+class Corrected(PlainClient):
+    """A client with SGD, whose gradients are corrected."""
 
-    def __init__(self, number: int, view: View, module: nn.Module) -> None:
-        self.number, self.view, self.module = number, view, module
-        self.optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9, weight_decay=0.01)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.optimizer = sgd(self.module.parameters())
         zero = torch.zeros_like(self.w)
         self.variate, self.drift, self.update = zero, zero.clone(), zero.clone()
 
-    @property
-    def w(self) -> Tensor:
-        return parameters_to_vector(self.module.parameters()).detach().clone()
-
-    def train(self, round_number: int, w: Tensor, correction: Tensor, penalty: float = 0.0) -> Tensor:
+    def train(  # type: ignore[override]
+        self, round_number: int, w: Tensor, correction: Tensor, penalty: float = 0.0
+    ) -> Tensor:
         """Trains from `w`, every gradient with correction + penalty (theta - w); gives the mean of the loss alone."""
-        vector_to_parameters(w.clone(), self.module.parameters())
+        self.load(w)
         torch.manual_seed(key(0, round_number, self.number, "train"))
         self.module.train()
         rows, gradients = self.view.train, []
@@ -150,16 +150,14 @@ class PlainClient:
 @pytest.fixture
 def begun(
     start: Start, patchy: Keys, views: Views, module_of: ModuleOf
-) -> Callable[[Keys], tuple[Server, list[PlainClient]]]:
+) -> Callable[[Keys], tuple[Server, list[Corrected]]]:
     """A server of a method, and its clients in plain torch."""
-    train = {"optimizer": "sgd", "lr": RATE, "momentum": 0.9, "weight_decay": 0.01, "dropout": 0.5, "epochs": EPOCHS}
-    keys = {**patchy, "train": {**train, "batch_size": SIZE}, "model.name": "mlp", "model.hidden": 8, "model.layers": 2}
+    momentum = {"train.optimizer": "sgd", "train.momentum": 0.9, "train.batch_size": SIZE}
+    keys = {**patchy, **momentum, "model.name": "mlp", "model.hidden": 8, "model.layers": 2}
 
-    def begun(algorithm: Keys) -> tuple[Server, list[PlainClient]]:
+    def begun(algorithm: Keys) -> tuple[Server, list[Corrected]]:
         server = start({**keys, "algorithm": algorithm})
-        return server, [
-            PlainClient(i, view, module_of(server, server._initial)) for i, view in enumerate(views(server))
-        ]
+        return server, [Corrected(i, view, module_of(server, server._initial)) for i, view in enumerate(views(server))]
 
     return begun
 
@@ -168,7 +166,7 @@ def gradient_check(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
 
 
-def test_scaffold(begun: Callable[[Keys], tuple[Server, list[PlainClient]]]) -> None:
+def test_scaffold(begun: Callable[[Keys], tuple[Server, list[Corrected]]]) -> None:
     server, clients = begun({"name": "scaffold"})
     able = [client for client in clients if len(client.view.train)]
     w, c = server._initial.clone(), torch.zeros_like(server._initial)
@@ -189,7 +187,7 @@ def test_scaffold(begun: Callable[[Keys], tuple[Server, list[PlainClient]]]) -> 
 
 
 @pytest.mark.parametrize("usual", [True, False])
-def test_feddc(begun: Callable[[Keys], tuple[Server, list[PlainClient]]], usual: bool) -> None:
+def test_feddc(begun: Callable[[Keys], tuple[Server, list[Corrected]]], usual: bool) -> None:
     """With momentum drifts stay out of the average, and the penalty is small, unless they are asked for."""
     alpha = 0.005 if usual else ALPHA
     server, clients = begun({"name": "feddc", **({} if usual else {"alpha": alpha, "sends": "before"})})

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from support.dense_graphs import rows_of, smoothing
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import to_undirected
 
@@ -66,14 +67,11 @@ def propagated() -> Callable[..., tuple[View, list[np.ndarray]]]:
         upper[:, 7] = upper[7] = False
         adjacency = upper | upper.T
         x = (rng.standard_normal((20, FEATURES)) * (rng.random((20, FEATURES)) < 0.7)).astype(np.float32)
-        indptr = np.concatenate([[0], adjacency.sum(1).cumsum()]).astype(np.int32)
-        indices = np.nonzero(adjacency)[1].astype(np.int32)
+        indptr, indices = rows_of(adjacency)
         shard = Shard(0, np.arange(20), np.arange(20, dtype=np.int32) % CLASSES, indptr, indices, x)
         split = Split(*(np.asarray(part, dtype=np.int32) for part in ([4, 0, 7, 19, 12, 3, 8], [1], [2])))
         stored = hops_of(indptr, indices, x, PropagationOptions(hops, r))
-        with_loops = adjacency + np.eye(20)
-        degree = with_loops.sum(1)
-        operator = np.diag(degree ** (r - 1)) @ with_loops @ np.diag(degree**-r)
+        operator = smoothing(adjacency, r)
         dense = [np.linalg.matrix_power(operator, k) @ x.astype(np.float64) for k in range(hops + 1)]
         return View("test", shard, split, stored, CLASSES, Cache(2**24)), dense
 

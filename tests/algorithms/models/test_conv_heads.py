@@ -1,4 +1,4 @@
-"""Coupled backbones whose classifier passes messages, and GCN with batch normalisation, beside PyG's layers."""
+"""Coupled backbones beside PyG's layers: all heads and norms, classifiers that pass messages among them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.fixtures import MakeClient
+from support.made_models import make_moved
 from support.plain_dropout import dropped, reached
 from support.plain_training import plain_steps
 from support.reset_models import assert_reset_as_fresh
 from support.sparse_rows import sparse
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
+from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, TransformerConv
 
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.graphs.graph_views import GraphViews
@@ -44,34 +45,33 @@ WEIGHT_AND_BIAS = {
 }
 every_model = pytest.mark.parametrize("name", MORE)
 BATCH, LINEAR, RELU = {"norm": "batch"}, {"norm": "batch", "head": "linear"}, {"head": "relu"}
+JUMPING = {"jumping": "max"}
 
 
 def make(name: str, dropout: float = 0.3, hidden_layers: int = 2, **options: Any) -> Any:
-    torch.manual_seed(0)
-    own: dict[str, Any] = {"heads": HEADS} if name == "gat" else {}
-    own |= {"head": "conv", "layers": hidden_layers + (options.get("head", "conv") == "conv")}
-    model = build(name, FEATURES, CLASSES, 0, dropout, {"hidden": HIDDEN, **own, **options})
-    with torch.no_grad():
-        for p in model.parameters():  # some start at zero
-            p.add_(0.1 * torch.randn_like(p))
-    return model
+    plain: dict[str, Any] = {"heads": HEADS} if name in ("gat", "transformer") else {}
+    plain |= {"layers": hidden_layers} if name == "transformer" else {"head": "conv"}
+    plain.setdefault("layers", hidden_layers + (options.get("head", "conv") == "conv"))
+    return make_moved(name, FEATURES, CLASSES, 0, dropout, {"hidden": HIDDEN, **plain, **options})
 
 
 def mlp(width: int, out: int, *more: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, out), *more)
 
 
-def layer(name: str, number: int, width: int) -> nn.Module:
-    """A hidden layer of PyG's."""
+def layer(name: str, number: int, width: int, heads: int, norm: str, alpha: float, theta: float) -> nn.Module:
+    """Makes a hidden layer of PyG's."""
     if name == "gcn":
         return GCNConv(width, HIDDEN)
     if name == "sage":
         return SAGEConv(width, HIDDEN)
     if name == "gat":
-        return GATConv(width, HIDDEN // HEADS, HEADS)
+        return GATConv(width, HIDDEN // heads, heads)
+    if name == "transformer":
+        return TransformerConv(width, HIDDEN // HEADS, HEADS)
     if name == "gin":
-        return GINConv(mlp(width, HIDDEN, nn.LayerNorm(HIDDEN)), train_eps=True)
-    return GCN2Conv(HIDDEN, 0.1, 0.5, number + 1)
+        return GINConv(mlp(width, HIDDEN, *[nn.LayerNorm(HIDDEN)] * (norm != "none")), train_eps=True)
+    return GCN2Conv(HIDDEN, alpha, theta, number + 1)
 
 
 def classifier(name: str) -> nn.Module:
@@ -88,14 +88,23 @@ def classifier(name: str) -> nn.Module:
 class PyGStack(nn.Module):
     """The same model from PyG's own layers, holding its weights."""
 
-    def __init__(self, name: str, model: Any, norm: str = "none", head: str = "conv") -> None:
+    def __init__(
+        self, name: str, model: Any, norm: str = "", head: str = "conv", jumping: str = "", alpha: float = 0.1,
+        theta: float = 0.5,
+    ) -> None:  # fmt: skip
         super().__init__()
+        head = "linear" if name == "transformer" else head
         self.names = ("weight", "bias") if head != "conv" else WEIGHT_AND_BIAS[name]
-        self.more, self.head = MORE[name], head
+        self.more, self.head, self.jumping = MORE.get(name, {}), head, jumping
+        self.slope = 0.01 if name == "transformer" else 0.0
+        # Heads lie side by side, but in a last layer that a linear classifier reads.
+        heads = [HEADS] * (len(model.convs) - 1) + [HEADS if head == "conv" else 1]
         batch = nn.BatchNorm1d(HIDDEN, affine=False, track_running_stats=False)
         self.norm = batch if norm == "batch" else nn.Identity()
         self.lift = nn.Linear(FEATURES, HIDDEN) if name == "gcnii" else None
-        self.convs = nn.ModuleList(layer(name, k, HIDDEN if k else FEATURES) for k in range(len(model.convs)))
+        self.convs = nn.ModuleList(
+            layer(name, k, HIDDEN if k else FEATURES, heads[k], norm, alpha, theta) for k in range(len(model.convs))
+        )
         self.last = classifier(name) if head == "conv" else nn.Linear(HIDDEN, CLASSES)
         state = {twin: p.detach() for (_, p), twin in zip(model.named_parameters(), self.twins(model), strict=True)}
         self.load_state_dict(state)
@@ -116,12 +125,17 @@ class PyGStack(nn.Module):
             return dropped(h, 0.3, self.training, levels[number])
 
         def between(h: Tensor, number: int) -> Tensor:
-            return drop(F.relu(self.norm(h)), number)
+            return drop(F.leaky_relu(self.norm(h), self.slope), number)
 
         if self.lift is not None:
             z = initial = F.relu(self.lift(x))
             for number, conv in enumerate(self.convs):
                 z = F.relu(conv(drop(z, number), initial, edges))
+        elif self.jumping:
+            outputs = [F.relu(self.norm(self.convs[0](x, edges)))]
+            for number, conv in enumerate(list(self.convs)[1:], 1):
+                outputs.append(F.relu(self.norm(conv(drop(outputs[-1], number), edges))))
+            z = torch.stack(outputs).amax(0)
         else:
             z = self.convs[0](x, edges)
             for number, conv in enumerate(list(self.convs)[1:], 1):
@@ -142,7 +156,17 @@ def gradients_of(logits_NC: Tensor, embedding_NH: Tensor, model: nn.Module) -> d
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-MADE = [*((name, {}) for name in MORE), ("gcn", BATCH), ("gcn", LINEAR), ("gcn", RELU), ("sage", RELU)]
+MADE: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in (*MORE, "transformer")),
+    *((name, {"head": "linear"}) for name in MORE),
+    *(
+        ("gcn", options)
+        for options in (BATCH, LINEAR, RELU, JUMPING, {**JUMPING, "head": "linear"}, {**JUMPING, **BATCH})
+    ),
+    ("sage", RELU),
+    ("gin", {"head": "linear", "norm": "none"}),
+    ("gcnii", {"head": "linear", "alpha": 0.3, "theta": 1.5}),
+]
 
 
 @pytest.mark.exhaustive(4)
@@ -150,13 +174,13 @@ MADE = [*((name, {}) for name in MORE), ("gcn", BATCH), ("gcn", LINEAR), ("gcn",
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("as_sparse", [False, True])
-def test_conv_head_equals_pyg_layers(
-    name: str, options: dict[str, str], layers: int, training: bool, as_sparse: bool, view: View
+def test_equals_pyg_layers(
+    name: str, options: dict[str, Any], layers: int, training: bool, as_sparse: bool, view: View
 ) -> None:
     model = make(name, hidden_layers=layers, **options).train(training)
     twin = PyGStack(name, model, **options).train(training)
     around = all_nodes(view, model.operator, model.depth)
-    assert len(around.operators) == layers + (options.get("head", "conv") == "conv")
+    assert len(around.operators) == layers + (twin.head == "conv")
     if as_sparse:
         around = around._replace(x_NF=sparse(view.x))
     torch.manual_seed(5)
@@ -256,20 +280,6 @@ def test_adapted_conv_head_becomes_the_adapter(name: str, view: View) -> None:
     around = all_nodes(view, flat.coupled.operator, flat.coupled.depth)
     z = F.relu(flat.coupled.embed(around.x_NF, around.operators[:-1]))
     torch.testing.assert_close(module(around).embedding_NH, flat.coupled.classify(around.operators[-1], z))
-
-
-def test_jumping_normalises_every_layer(view: View) -> None:
-    model = make("gcn", 0.0, hidden_layers=3, jumping="max", **BATCH)
-    twin = PyGStack("gcn", model, **BATCH)
-    outputs, x = [], view.x
-    for conv in twin.convs:
-        x = F.relu(twin.norm(conv(x, edges_of(view))))
-        outputs.append(x)
-    jumped = torch.stack(outputs).amax(0)
-    out = model(all_nodes(view, "symmetric", model.depth))
-    torch.testing.assert_close(out.embedding_NH, jumped, rtol=1e-6, atol=1e-6)
-    expected = twin.last(F.relu(twin.norm(jumped)), edges_of(view))
-    torch.testing.assert_close(out.logits_NC, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_batch_norm_of_some_rows_uses_all_nodes(view: View, make_client: Callable[..., Client]) -> None:

@@ -129,21 +129,6 @@ def test_dropout_before_the_classifier_is_an_option(name: str, embedding: int | 
         assert again is None or not torch.equal(again.embedding_NH, out.embedding_NH)
 
 
-@pytest.mark.parametrize("activation", ["relu", "prelu"])
-def test_equals_a_stack_of_torch_modules(activation: str) -> None:
-    head = Head(5, 8, 3, 3, 0.5, activation=activation).eval()
-    act = nn.ReLU() if activation == "relu" else nn.PReLU(init=0.25)
-    layers = [nn.Linear(5, 8), act, nn.Linear(8, 8), act]
-    last = nn.Linear(8, 3)
-    for own, theirs in zip(head.linears, (layers[0], layers[2], last)):
-        theirs.load_state_dict(own.state_dict())
-    x = torch.randn(6, 5)
-    hidden = nn.Sequential(*layers)(x)
-    out = head(x)
-    torch.testing.assert_close(out.embedding_NH, hidden)
-    torch.testing.assert_close(out.logits_NC, last(hidden))
-
-
 def test_weights_are_xavier_uniform_and_biases_zero() -> None:
     torch.manual_seed(0)
     head, gain = Head(300, 200, 100, 2, 0.0), nn.init.calculate_gain("relu")
@@ -152,14 +137,6 @@ def test_weights_are_xavier_uniform_and_biases_zero() -> None:
         assert 0.99 * bound < linear.weight.abs().max() <= bound
         assert linear.weight.var().item() == pytest.approx(bound**2 / 3, rel=0.05)
         assert not linear.bias.any()
-
-
-def test_one_layer_is_a_logistic_regression() -> None:
-    head = Head(5, 8, 3, 1, 0.5, activation="prelu")
-    x = torch.randn(4, 5)
-    out = head(x)
-    assert torch.equal(out.embedding_NH, x)
-    torch.testing.assert_close(out.logits_NC, x @ head.linears[0].weight.T + head.linears[0].bias)
 
 
 def adapted_mlp(dropout: float) -> Adapted:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.made_models import graphs_of
 from support.plain_dropout import dropped
 from support.sparse_rows import sparse
 from torch import Tensor, nn
@@ -18,7 +19,6 @@ from torch_geometric.nn import GATConv, GCNConv, TransformerConv
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import GraphBatch
-from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs, batch_of, pairs_of
 from shoal.algorithms.models.layers.readout import ceil_of, floor_of
 from shoal.algorithms.models.names import PROMPTS
@@ -51,12 +51,6 @@ def random_graphs(seed: int, sizes: tuple[int, ...] = (1, 4, 12, 7, 2)) -> list[
             x += 0.3 * torch.from_numpy(rng.standard_normal((n, FEATURES)).astype(np.float32))
         graphs.append(Data(x=x, edge_index=index, y=torch.tensor([number % CLASSES])))
     return graphs
-
-
-def batches(view: View, model: Prompted) -> ClientGraphs:
-    own = FlatModel(model)
-    assert own.prompted
-    return ClientGraphs(view, view.graph_ptr, own.inputs, own.coupled, own.prompted)
 
 
 def parts(graphs: PlainGraphs) -> list[tuple[Tensor, Pairs, Pairs]]:
@@ -132,7 +126,7 @@ def test_vpg_equals_plain_loops(graph_view: GraphView, options: dict[str, Any], 
     """What is kept, its features, and gradients by them, in a batch and graph by graph."""
     graphs = random_graphs(seed)
     model = make({"name": "vpg", **options})
-    view = batches(graph_view(graphs), model)
+    view = graphs_of(graph_view(graphs), model)
     loop_options = {"nodes": 0.5, "edges": 0.9, "rule": "high", "joined": 0.5, **options}
     for name in ("candidates", "learnt", "seed"):
         loop_options.pop(name, None)
@@ -161,7 +155,7 @@ def test_ties_go_to_the_first_rows(graph_view: GraphView) -> None:
     ring = torch.tensor([[0, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 0, 0, 1, 2, 3, 4, 5]])
     graphs = [Data(x=torch.ones(6, FEATURES), edge_index=ring, y=torch.tensor([0]))] * 2
     model = make({"name": "vpg", "nodes": 0.5, "edges": 0.5})
-    for _, pairs, _ in parts(model.prompt(batches(graph_view(graphs), model).all())):
+    for _, pairs, _ in parts(model.prompt(graphs_of(graph_view(graphs), model).all())):
         assert pairs == {(0, 1)}
 
 
@@ -185,7 +179,7 @@ def test_all_in_one_equals_plain_loops(graph_view: GraphView, inner: float, cros
     model = make({"name": "all_in_one", "tokens": 4, "inner": inner, "cross": cross})
     with torch.no_grad():
         tokens = model.prompt.tokens.mul_(2)
-    found = model.prompt(batches(graph_view(graphs), model).all())
+    found = model.prompt(graphs_of(graph_view(graphs), model).all())
     for (x, pairs, arrows), graph in zip(parts(found), graphs, strict=True):
         wanted_x, wanted_pairs, wanted_arrows = all_in_one_by_loops(graph, tokens, inner, cross)
         torch.testing.assert_close(x, wanted_x)
@@ -203,7 +197,7 @@ def test_what_is_added_to_features(graph_view: GraphView) -> None:
         e = torch.stack([(a[j] @ row).exp() for j in range(3)])
         rows.append(row + sum(e[j] / e.sum() * b[j] for j in range(3)))
     for model, wanted in ((gpf, x + gpf.prompt.added[0]), (plus, torch.stack(rows)), (plain, x)):
-        found = model.prompt(batches(graph_view(graphs), model).all())
+        found = model.prompt(graphs_of(graph_view(graphs), model).all())
         torch.testing.assert_close(found.x_NF, wanted)
         assert [pairs for _, pairs, _ in parts(found)] == [set(pairs_in(g)) for g in graphs]
     assert not list(plain.prompt.parameters())
@@ -234,7 +228,7 @@ def test_supt_equals_plain_loops(graph_view: GraphView, options: dict[str, Any],
             mine = [j for j in range(len(p)) if i in of[j]]
             rows.append((graph.x[i] + sum((s[i, j] * p[j] for j in mine), 0 * p[0]) / (1 + len(mine)))[None])
     wanted = torch.cat(rows)
-    found = model.prompt(batches(graph_view(graphs), model).all())
+    found = model.prompt(graphs_of(graph_view(graphs), model).all())
     torch.testing.assert_close(found.x_NF, wanted)
     assert [pairs for _, pairs, _ in parts(found)] == [set(pairs_in(g)) for g in graphs]
     towards, own = torch.randn_like(wanted), [p, layer.lin.weight, layer.bias]
@@ -258,7 +252,7 @@ def test_prompted_step_equals_pyg(graph_view: GraphView, name: str, prompt: str)
     """Its layers on the edges that a prompt gives, pooled and read, dropout included, with all gradients."""
     graphs = random_graphs(1)
     model = make(prompt, name, 0.4).train()
-    batch = batches(graph_view(graphs), model).all()
+    batch = graphs_of(graph_view(graphs), model).all()
     convs = nn.ModuleList([LAYERS[name](FEATURES), LAYERS[name](HIDDEN)])
     convs.load_state_dict(model.backbone.backbone.convs.state_dict())
     changed = model.prompt(batch)
@@ -294,7 +288,7 @@ def test_without_a_prompt_nothing_changes(graph_view: GraphView, pyg_graphs: lis
     view = graph_view(pyg_graphs)
     logits = []
     for flat in (plain, model):
-        graphs = ClientGraphs(view, view.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
+        graphs = graphs_of(view, flat)
         logits.append([flat(b).logits_NC for b in (graphs.all(), graphs.part("test"), graphs.some(torch.tensor([4])))])
     for ours, other in zip(*logits):
         assert torch.equal(ours, other)
@@ -324,7 +318,7 @@ def test_pre_defined_candidates_are_constants_of_the_seed() -> None:
 def test_sparse_features_are_written_out(graph_view: GraphView, prompt: str) -> None:
     graphs = random_graphs(0)
     model = make(prompt)
-    batch = batches(graph_view(graphs), model).all()
+    batch = graphs_of(graph_view(graphs), model).all()
     by_column = FlatModel(make(prompt), sparse=True)
     out = by_column(GraphBatch([sparse(batch.hops[0])], batch.operators, batch.first))
     torch.testing.assert_close(out.logits_NC, model(batch).logits_NC)
@@ -332,7 +326,7 @@ def test_sparse_features_are_written_out(graph_view: GraphView, prompt: str) -> 
 
 def test_batch_of_plain_graphs_restores_the_batch(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
     model = make("none", "gin")
-    batch = batches(graph_view(pyg_graphs), model).all()
+    batch = graphs_of(graph_view(pyg_graphs), model).all()
     again = batch_of(PlainGraphs(batch.hops[0], pairs_of(batch).flip(1), batch.first), model.backbone.backbone)
     assert len(again.operators) == 2
     assert torch.equal(again.operators[0].to_dense(), batch.operators[0].to_dense())

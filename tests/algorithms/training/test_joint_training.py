@@ -1,60 +1,28 @@
 """Models that are trained together against the same steps in plain torch, with a random stream for each."""
 
 import copy
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from support.errors import refused
-from support.fixtures import MakeClient, MakeView
+from support.fixtures import Make
 from support.plain_fedavg import flat
+from support.visits import trainer_of, visited
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
-from shoal.algorithms.models.build import build
+from shoal.algorithms.client import Client
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sample_neighbourhood
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_jointly, weighted_sum
-from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.storage.shards.view import View
 
 ADAM = TrainOptions(2, "adam", 0.02, 0.01)
 OTHER = {MODEL: "copilot", "copilot": MODEL}
 PURPOSE = {MODEL: "train", "copilot": "copilot/train"}
-
-
-@pytest.fixture
-def view(make_view: MakeView) -> View:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((20, 4)).astype(np.float32)
-    return make_view(20, [(i, i + 1) for i in range(19)], rng.integers(3, size=20), range(0, 20, 2), 3, x)
-
-
-def pair(view: View, make_client: MakeClient, dropout: float = 0.5, **copilot: Any) -> Client:
-    """A client with an MLP and a GCN."""
-    torch.manual_seed(1)
-    client = make_client(view, build("mlp", 4, 3, 0, dropout, {"hidden": 16}))
-    flat = FlatModel(build("gcn", 4, 3, 0, dropout, {"hidden": 5, **copilot}))
-    second = ClientModel(flat, view, random_of(client.random, "copilot"))
-    return Client(client.info, view, {MODEL: client.model, "copilot": second}, {}, {}, client.random)
-
-
-def visited(client: Client, round_number: int) -> Client:
-    """Another visit to the same host."""
-    random = partial(key, 0, round_number, client.info.client)
-    models = {name: ClientModel(m.flat, m.data, random_of(random, name)) for name, m in client.models.items()}
-    state = {name: t.clone() for name, t in client.state.items()}
-    return Client(client.info, client.data, models, state, {}, random)
-
-
-def trainer_of(client: Client, options: TrainOptions = ADAM) -> LocalTrainer:
-    return LocalTrainer({name: model.flat for name, model in client.models.items()}, options, Algorithm())
 
 
 def labels_alone(client: Client, name: str, part: str = "train") -> JointLoss:
@@ -70,9 +38,9 @@ def taught(client: Client, name: str, part: str) -> JointLoss:
 
 
 @pytest.mark.parametrize("part", ["train", "all"])
-def test_equals_plain_torch(part: str, view: View, make_client: MakeClient) -> None:
+def test_equals_plain_torch(part: str, view: View, make_pair: Make) -> None:
     """Both answer before either steps; moments are kept from visit to visit, and the mode that was does not count."""
-    client = pair(view, make_client)
+    client = make_pair()
     twins = {name: copy.deepcopy(model.module).train() for name, model in client.models.items()}
     optimizers = {name: torch.optim.Adam(twin.parameters(), lr=0.02, weight_decay=0.01) for name, twin in twins.items()}
     rows = view.train if part == "train" else torch.arange(20)
@@ -81,7 +49,7 @@ def test_equals_plain_torch(part: str, view: View, make_client: MakeClient) -> N
         client = visited(client, number)
         known = [model.logits() for model in client.models.values()]
         losses = {name: taught(client, name, part) for name in OTHER}
-        found = train_jointly(client, trainer_of(client), losses, part)
+        found = train_jointly(client, trainer_of(client, ADAM), losses, part)
         streams = {}
         for name, purpose in PURPOSE.items():
             torch.manual_seed(key(0, number, 0, purpose))
@@ -114,66 +82,66 @@ def test_equals_plain_torch(part: str, view: View, make_client: MakeClient) -> N
 
 def trained(client: Client, losses: dict[str, JointLoss], part: str = "train") -> Tree:
     client = visited(client, 1)
-    train_jointly(client, trainer_of(client), losses, part)
+    train_jointly(client, trainer_of(client, ADAM), losses, part)
     return {name: client.models[name].w.clone() for name in losses}
 
 
 @pytest.mark.parametrize("part", ["train", "all"])
-def test_joint_training_dropout_streams_are_independent(part: str, view: View, make_client: MakeClient) -> None:
-    clients = [pair(view, make_client) for _ in range(3)]
+def test_joint_training_dropout_streams_are_independent(part: str, make_pair: Make) -> None:
+    clients = [make_pair() for _ in range(3)]
     alone = {name: labels_alone(clients[0], name, part) for name in OTHER}
     expected = {name: trained(clients[i], {name: alone[name]}, part)[name] for i, name in enumerate(OTHER)}
     assert len(expected) == 2
     for order in (OTHER, reversed(OTHER)):
-        found = trained(pair(view, make_client), {name: alone[name] for name in order}, part)
+        found = trained(make_pair(), {name: alone[name] for name in order}, part)
         assert all(torch.equal(found[name], expected[name]) for name in OTHER)
     # A loss draws from the stream of the model that learns.
     noisy = {MODEL: lambda outputs: alone[MODEL](outputs) + 0 * torch.rand(3).sum(), "copilot": alone["copilot"]}
-    found = trained(pair(view, make_client), noisy, part)
+    found = trained(make_pair(), noisy, part)
     assert torch.equal(found["copilot"], expected["copilot"])
     assert not torch.equal(found[MODEL], expected[MODEL])
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_joint_training_on_labels_equals_fit_to_the_bit(name: str, view: View, make_client: MakeClient) -> None:
-    left, right = pair(view, make_client), pair(view, make_client)
-    loss = train_jointly(left, trainer_of(left), {name: labels_alone(left, name)}, "train")
-    assert loss == {name: trainer_of(right).fit(right, {}, name)}
+def test_joint_training_on_labels_equals_fit_to_the_bit(name: str, make_pair: Make) -> None:
+    left, right = make_pair(), make_pair()
+    loss = train_jointly(left, trainer_of(left, ADAM), {name: labels_alone(left, name)}, "train")
+    assert loss == {name: trainer_of(right, ADAM).fit(right, {}, name)}
     assert torch.equal(left.models[name].w, right.models[name].w)
     assert all(torch.equal(right.state[entry], t) for entry, t in left.state.items())
 
 
-def test_a_loss_without_a_term_leaves_its_model(view: View, make_client: MakeClient) -> None:
-    client = pair(view, make_client)
+def test_a_loss_without_a_term_leaves_its_model(make_pair: Make) -> None:
+    client = make_pair()
     before = client.models["copilot"].w.clone()
     losses = {MODEL: taught(client, MODEL, "all"), "copilot": lambda outputs: weighted_sum()}
-    found = train_jointly(client, trainer_of(client), losses)
+    found = train_jointly(client, trainer_of(client, ADAM), losses)
     assert torch.equal(client.models["copilot"].w, before)
     assert found["copilot"] == 0
     assert found[MODEL] > 0
     assert {name.partition(".")[0] for name in client.state} == {MODEL}
 
 
-def test_a_loss_that_is_not_finite(view: View, make_client: MakeClient) -> None:
-    client = pair(view, make_client)
+def test_a_loss_that_is_not_finite(make_pair: Make) -> None:
+    client = make_pair()
     losses = {MODEL: lambda outputs: label_loss(client, outputs[MODEL], "all") + float("inf")}
     with refused(says="loss is infinite"):
-        train_jointly(client, trainer_of(client), losses)
+        train_jointly(client, trainer_of(client, ADAM), losses)
 
 
-def test_joint_training_with_batches_or_fanouts_is_refused(view: View, make_client: MakeClient) -> None:
-    client = pair(view, make_client)
+def test_joint_training_with_batches_or_fanouts_is_refused(view: View, make_pair: Make) -> None:
+    client = make_pair()
     with refused("train.batch_size"):
         train_jointly(client, trainer_of(client, TrainOptions(batch_size=4)), {MODEL: taught(client, MODEL, "all")})
-    drawing = pair(view, make_client, fanouts=[2, 2])
+    drawing = make_pair(fanouts=[2, 2])
     losses = {name: taught(drawing, name, "all") for name in OTHER}
     with refused("algorithm.copilot.fanouts"):
-        train_jointly(drawing, trainer_of(drawing), losses)
+        train_jointly(drawing, trainer_of(drawing, ADAM), losses)
     # Of a model that is not trained nothing is asked.
-    train_jointly(drawing, trainer_of(drawing), {MODEL: labels_alone(drawing, MODEL, "all")})
+    train_jointly(drawing, trainer_of(drawing, ADAM), {MODEL: labels_alone(drawing, MODEL, "all")})
     turned = Client(drawing.info, view, {MODEL: drawing.models["copilot"]}, {}, {}, drawing.random)
     with refused("model.fanouts"):
-        train_jointly(turned, trainer_of(turned), {MODEL: labels_alone(turned, MODEL)})
+        train_jointly(turned, trainer_of(turned, ADAM), {MODEL: labels_alone(turned, MODEL)})
 
 
 def test_a_term_without_weight_is_not_computed() -> None:

@@ -2,26 +2,26 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.fixtures import MakeClient, MakeView, Start
+from support.fixtures import Make, MakeClient, MakeView, Start
 from support.plain_fedavg import cross_entropy, flat
 from support.plain_training import plain_steps
+from support.visits import trainer_of, visited
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
+from shoal.algorithms.client import Client
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sample_neighbourhood
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.local_training import LocalTrainer, flat_step, make_optimizer, without_denormals
+from shoal.algorithms.training.local_training import flat_step, make_optimizer, without_denormals
 from shoal.storage.shards.view import View
 
 ADAM = {"lr": 0.02, "weight_decay": 0.01}
@@ -33,23 +33,9 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]
 
 
 @pytest.fixture
-def view(make_view: MakeView) -> View:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((20, 4)).astype(np.float32)
-    edges = np.argwhere(np.triu(rng.random((20, 20)) < 0.2, 1))
-    return make_view(20, edges, rng.integers(3, size=20), range(0, 20, 2), 3, x)
-
-
-@pytest.fixture
 def module() -> nn.Module:
     torch.manual_seed(1)
     return build("mlp", 4, 3, 0, 0.5, {"hidden": 16, "layers": 3})
-
-
-def visited(client: Client, state: Tree, random: Callable[[str], int]) -> Client:
-    """Another visit to the same host."""
-    model = ClientModel(client.model.flat, client.data, random)
-    return Client(client.info, client.data, {MODEL: model}, state, {}, random)
 
 
 def on_rows(module: nn.Module, view: View) -> Callable[[Tensor], Tensor]:
@@ -68,9 +54,7 @@ def test_plain_loop(name: str, batch_size: int | None, view: View, module: nn.Mo
     twin = copy.deepcopy(module)
     client = make_client(view, module)
     client.model.logits()
-    loss = LocalTrainer({MODEL: client.model.flat}, options(name, epochs=5, batch_size=batch_size), Algorithm()).fit(
-        client, {}
-    )
+    loss = trainer_of(client, options(name, epochs=5, batch_size=batch_size)).fit(client, {})
     optimizer = OPTIMIZERS[name][1](twin.parameters())
     losses = plain_steps(on_rows(twin, view), optimizer, view, key(0, 1, 0, "train"), 5, batch_size)
     torch.testing.assert_close(client.model.w, flat(twin), rtol=1e-5, atol=1e-6)
@@ -78,6 +62,7 @@ def test_plain_loop(name: str, batch_size: int | None, view: View, module: nn.Mo
     assert loss == pytest.approx(np.average(losses[-len(sizes) :], weights=sizes), rel=1e-5)
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat", "gin", "gcnii", "transformer"])
 @pytest.mark.parametrize("fanouts", [None, [1, 2]])
 @pytest.mark.parametrize("batch_size", [None, 4])
@@ -107,7 +92,7 @@ def test_coupled_models_equal_a_plain_loop(
 @pytest.mark.parametrize("fanouts", [[3, 3], None])
 def test_any_cells_give_the_same_numbers(run: Start, fanouts: list[int] | None) -> None:
     keys = {"model.name": "gat", "model.fanouts": fanouts, "train.batch_size": 4, "algorithm.name": "local"}
-    one, other = (run({**keys, "engine.cell_size": size}, rounds=3) for size in (1, 4))
+    one, other = (run({**keys, "engine.cell_size": size}, rounds=2) for size in (1, 4))
     for client, state in one.state.clients.items():
         assert all(torch.equal(t, other.state.clients[client][name]) for name, t in state.items())
 
@@ -116,32 +101,30 @@ def test_any_cells_give_the_same_numbers(run: Start, fanouts: list[int] | None) 
 def test_kept_moments_make_visits_one_run(name: str, view: View, module: nn.Module, make_client: MakeClient) -> None:
     twin = copy.deepcopy(module)
     optimizer = OPTIMIZERS[name][1](twin.parameters())
-    state: Tree = {}
     client = make_client(view, module)
-    trainer = LocalTrainer({MODEL: client.model.flat}, options(name, epochs=2), Algorithm())
+    fresh, trainer = visited(client, 1, seed=1), trainer_of(client, options(name, epochs=2))
     for number in (1, 2, 3):
-        visit = visited(client, state, partial(key, 0, number, 0))
-        trainer.fit(visit, {})
-        state = {entry: t.clone() for entry, t in visit.state.items()}
-        w = visit.model.w.clone()
+        client = visited(client, number)
+        trainer.fit(client, {})
+        w = client.model.w.clone()
         # Another client trains on the same host in between.
-        guest = visited(client, {}, partial(key, 1))
+        guest = visited(fresh, 1, seed=1)
         guest.model.load(torch.zeros_like(w))
         trainer.fit(guest, {})
-        visit.model.load(w)
+        client.model.load(w)
         plain_steps(on_rows(twin, view), optimizer, view, key(0, number, 0, "train"), 2)
     torch.testing.assert_close(client.model.w, flat(twin), rtol=1e-5, atol=1e-6)
     names = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": set(), "momentum": {"momentum_buffer"}}
-    assert set(state) == {f"model.opt.{moment}" for moment in names[name]}
+    assert set(client.state) == {f"model.opt.{moment}" for moment in names[name]}
 
 
 @pytest.mark.parametrize("name", ["adam", "momentum"])
 def test_reset_moments_start_afresh(name: str, view: View, module: nn.Module, make_client: MakeClient) -> None:
     twin = copy.deepcopy(module)
     client = make_client(view, module)
-    trainer = LocalTrainer({MODEL: client.model.flat}, options(name, epochs=2, opt_state="reset"), Algorithm())
+    trainer = trainer_of(client, options(name, epochs=2, opt_state="reset"))
     for number in (1, 2, 3):
-        client = visited(client, client.state, partial(key, 0, number, 0))
+        client = visited(client, number)
         trainer.fit(client, {})
         optimizer = OPTIMIZERS[name][1](twin.parameters())
         plain_steps(on_rows(twin, view), optimizer, view, key(0, number, 0, "train"), 2)
@@ -152,29 +135,16 @@ def test_reset_moments_start_afresh(name: str, view: View, module: nn.Module, ma
 def test_a_client_without_training_rows_stays(make_view: MakeView, module: nn.Module, make_client: MakeClient) -> None:
     client = make_client(make_view(3, [], [0, 1, 2], [], 3, np.ones((3, 4), dtype=np.float32)), module)
     before = client.model.w.clone()
-    loss = LocalTrainer({MODEL: client.model.flat}, TrainOptions(), Algorithm()).fit(client, {})
+    loss = trainer_of(client, TrainOptions()).fit(client, {})
     assert np.isnan(loss)
     assert torch.equal(client.model.w, before)
     assert client.state == {}
 
 
-@pytest.fixture
-def pair(view: View, module: nn.Module, make_client: MakeClient) -> Client:
-    """A client with a second, smaller model."""
-    torch.manual_seed(2)
-    client, flat = make_client(view, module), FlatModel(build("mlp", 4, 3, 0, 0.5, {"hidden": 5}))
-    copilot = ClientModel(flat, view, random_of(client.random, "copilot"))
-    return Client(client.info, view, {MODEL: client.model, "copilot": copilot}, {}, {}, client.random)
-
-
-def trainer_of(client: Client, settings: TrainOptions, method: Algorithm | None = None) -> LocalTrainer:
-    flats = {name: model.flat for name, model in client.models.items()}
-    return LocalTrainer(flats, settings, method or Algorithm())
-
-
 @pytest.mark.parametrize("trained", [MODEL, "copilot"])
-def test_a_model_is_trained_alone(trained: str, pair: Client) -> None:
+def test_a_model_is_trained_alone(trained: str, make_pair: Make) -> None:
     """The other one, its moments and the logits that are known of it stay as they are."""
+    pair = make_pair("mlp")
     (other,) = {MODEL, "copilot"} - {trained}
     trainer = trainer_of(pair, options("adam", epochs=2))
     trainer.fit(pair, {}, other)
@@ -192,7 +162,8 @@ def test_a_model_is_trained_alone(trained: str, pair: Client) -> None:
     assert all(torch.equal(pair.state[name], t) for name, t in values.items())
 
 
-def test_two_models_in_turns_are_two_plain_runs_with_streams_of_their_own(pair: Client) -> None:
+def test_two_models_in_turns_are_two_plain_runs_with_streams_of_their_own(make_pair: Make) -> None:
+    pair = make_pair("mlp")
     twins = {name: copy.deepcopy(model.module).train() for name, model in pair.models.items()}
     optimizers = {name: torch.optim.Adam(twin.parameters(), **ADAM) for name, twin in twins.items()}
     trainer = trainer_of(pair, options("adam", epochs=2, batch_size=4))
@@ -237,15 +208,17 @@ def test_fit_with_loss_replaces_the_method_s_loss(view: View, module: nn.Module,
     torch.testing.assert_close(client.model.w, inside.model.w)
 
 
-def test_training_is_no_download(pair: Client) -> None:
+def test_training_is_no_download(make_pair: Make) -> None:
+    pair = make_pair("mlp")
     trainer_of(pair, options("adam")).fit(pair, {})
     assert not pair.model.received
 
 
 @pytest.mark.parametrize("opt_state", ["keep", "reset"])
 @pytest.mark.parametrize("model", [MODEL, "copilot"])
-def test_an_optimizer_for_a_loop_of_its_own(model: str, opt_state: str, pair: Client) -> None:
+def test_an_optimizer_for_a_loop_of_its_own(model: str, opt_state: str, make_pair: Make) -> None:
     """Two visits that pull the parameters to one; kept moments make them one run of Adam."""
+    pair = make_pair("mlp")
     settings = options("adam", opt_state=opt_state)
     own = pair.models[model]
     plain = nn.Parameter(own.w.clone())

@@ -1,7 +1,7 @@
 """Numbers of hosts that fit machines with the server, by hand; and clusters that are refused."""
 
+import itertools
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +15,7 @@ import yaml
 from ray._private.utils import set_sigterm_handler
 from ray.cluster_utils import Cluster
 from support.errors import refused
+from support.forked import shoal
 from support.small_runs import small_run
 
 from shoal.engine.cluster import cluster as cluster_module
@@ -86,6 +87,22 @@ def test_a_cluster_whose_token_is_not_here_is_refused(
     assert not (tmp_path / "token").exists()
 
 
+def test_room_that_comes_later_is_waited_for(
+    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Machines as Ray lists them: at the second look there is one more."""
+    machine, asked = {"Alive": True, "Resources": {"CPU": 1.0}}, []
+    looks = itertools.chain([[machine]], itertools.repeat([machine, machine]))
+    monkeypatch.setattr(ray, "nodes", lambda: next(looks))
+    monkeypatch.setattr(cluster_module, "SECONDS_IN_SILENCE", 0.0)
+    monkeypatch.setattr(cluster_module, "_ask_autoscaler", lambda hosts, share: asked.append(hosts))
+    cluster_module._await_room(configure({"engine.backend": "ray", "engine.hosts": 2, "ray.address": "127.0.0.1:1"}))
+    # What was asked for is withdrawn: an autoscaler would keep machines for it.
+    assert asked == [2, 0]
+    assert "waiting for 2 hosts: the cluster has room for 1 (1 machines, 1 CPU, 0 GPU); " in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_machines_that_come_later_are_waited_for(
     configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,18 +134,18 @@ def test_machines_that_come_later_are_waited_for(
     assert "waiting for 2 hosts: the cluster has room for 1 (1 machines, 1 CPU, 0 GPU); " in capsys.readouterr().err
 
 
-def test_run_on_a_small_cluster_ends_with_one_line(tmp_path: Path) -> None:
+def test_run_on_a_small_cluster_ends_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, which makes its token and removes what Ray wrote."""
     plain = small_run(tmp_path, engine={"backend": "ray", "hosts": 9000}, resources={"server_cpus": 0.5})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain))
-    command = [sys.executable, "-m", "shoal", "run", tmp_path / "config.yaml"]
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
-        env = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token"), "RAY_TMPDIR": short}
-        result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setenv("RAY_TMPDIR", short)
+        status, printed = shoal("run", tmp_path / "config.yaml", printed=tmp_path / "printed")
         assert not list(Path(short).iterdir())
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
-    assert "engine.hosts 9000 with resources.cpus_per_host 1" in result.stderr
+    assert status == 2
+    assert "Traceback" not in printed
+    assert "engine.hosts 9000 with resources.cpus_per_host 1" in printed
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
 
 

@@ -38,7 +38,7 @@ PoolOf = Callable[..., RayPool]
 UP = {"w": Reduce.MEAN, "process": Reduce.GATHER}
 PAIRS = ([0, 1], [2, 3], [4, 5])
 SKIP = {"engine.on_client_error": "skip"}
-FAILS = r"/harmful\.py, line 24, in upload\(\): RuntimeError: no luck$"
+FAILS = r"/toy_method\.py, line \d+, in upload\(\): RuntimeError: no luck$"
 
 
 def cells_of(*groups: Sequence[int], states: dict[int, Any] | None = None) -> list[Cell]:
@@ -205,27 +205,27 @@ def test_cell_lost_twice_runs_client_by_client(pool_of: PoolOf, job_of: MakeJob)
     assert 2 <= pool.retried <= 2 + 2 * 5
 
 
-def test_batched_cell_lost_stays_whole_while_retries_last(pool_of: PoolOf, job_of: MakeJob) -> None:
-    """Its last bits depend on the clients in it, so that it is not split at the second loss."""
-    job = job_of(client=3, kind="dies", times=3)
-    pool = pool_of(job, retries=4)
-    found = run(pool, [replace(cell, train=Training(batched=True)) for cell in cells_of([2, 3])])
-    require_local(found, job, cells_of([2, 3]))
-    assert losses_of(pool.events(), [2, 3]) == ["1", "2", "3"]
+@pytest.mark.parametrize(("batched", "sizes"), [(False, [1, 1]), (True, [2])])
+def test_second_loss_splits_no_batch(pool_of: PoolOf, job_of: MakeJob, batched: bool, sizes: list[int]) -> None:
+    """The last bits of a batch depend on the clients in it."""
+    phase = _Phase(pool_of(job_of()), {})
+    phase._place([replace(cell, train=Training(batched=batched)) for cell in cells_of([2, 3])])
+    for _ in range(2):
+        (task,) = [*phase._queues.empty(0), *phase._queues.empty(1)]
+        phase._lose_task(task, 0, "gone")
+    assert [len(task.cell.ids) for host in (0, 1) for task in phase._queues.empty(host)] == sizes
 
 
-def test_lost_too_often_a_cell_raises_and_a_client_is_skipped(pool_of: PoolOf, job_of: MakeJob) -> None:
-    advice = "look for lack of memory, or raise engine.retries"
-    lost = r"lost with host .*, loss 1 \("
-    with pytest.raises(ShoalError, match=rf"^round 1, clients \[2, 3\]: {lost}.*; {advice}$") as end:
-        run(pool_of(job_of(SKIP, client=3, kind="dies", times=1), retries=0), cells_of([2, 3]))
-    assert end.value.detail.splitlines()[-1] == str(end.value).partition(";")[0]
-    pool = pool_of(job_of(SKIP, client=3, kind="dies", times=1), retries=0)
-    found = run(pool, cells_of([3]))
-    line, what_to_do = found[0].failures[3]
-    assert re.match(rf"round 1, client 3: {lost}", line)
-    assert (what_to_do, found[0].failures.keys(), found[0].ids, found[0].states) == (advice, {3}, [], {})
-    assert pool.retried == 1
+def test_loss_beyond_the_retries_ends_the_run_or_skips_a_client(pool_of: PoolOf, job_of: MakeJob) -> None:
+    phase = _Phase(pool_of(job_of(SKIP), retries=0), {})
+    phase._place(cells_of([2, 3], [4]))
+    several, one = sorted((*phase._queues.empty(0), *phase._queues.empty(1)), key=lambda task: -len(task.cell.ids))
+    with refused(says="clients [2, 3]: lost with host 0, loss 1 (gone); look for lack of memory, or raise engine.ret"):
+        phase._lose_task(several, 0, "gone")
+    phase._lose_task(one, 0, "gone")
+    ((position, outcome),) = phase._finished
+    assert (position, list(outcome.failures), outcome.ids) == (1, [4], [])
+    assert outcome.failures[4][0] == "round 1, client 4: lost with host 0, loss 1 (gone)"
 
 
 def test_silent_host_is_replaced(pool_of: PoolOf, job_of: MakeJob) -> None:

@@ -11,6 +11,7 @@ import ray
 import torch
 from ray.exceptions import ObjectLostError
 from safetensors.torch import load_file
+from support.needs import needs
 from torch import Tensor
 
 from shoal.engine.cluster.ray_pool import RayPool
@@ -45,6 +46,7 @@ def require_same(mine: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert all(torch.equal(t, other[name]) for name, t in mine.items())
 
 
+@needs("compression")
 @pytest.mark.parametrize(("method", "hidden", "mixes"), [("fedgta", 40_000, True), ("local", 2000, False)])
 def test_states_stay_with_hosts(
     hosts: list[Any], start: Callable[..., Server], tmp_path: Path, method: str, hidden: int, mixes: bool

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from support.errors import refused
+from support.needs import has_keys, needs
 
 import shoal
 from shoal.engine.config import config_text
@@ -29,6 +30,7 @@ FORMS: dict[str, tuple[str, str, Any]] = {
     "participation.availability": ("periodic", "period", 4),
     "train.schedule": ("LinearLR", "total_iters", 3),
 }
+FORMS = {section: form for section, form in FORMS.items() if has_keys(section)}
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +98,7 @@ def key_of(section: str) -> str:
     return f"{section}.{FORMS[section][1]}"
 
 
+@needs("hostile")
 def test_sweep_over_kinds_leaves_the_option_out_where_it_has_no_effect(file: Path) -> None:
     study = Study(str(file), ("attack.share=0.3", "attack=none,sign_flip,scaled"))
     assert [(config.attack.kind, config.attack.share) for config in study.configs] == [
@@ -130,6 +133,7 @@ OF_FILE: dict[str, tuple[dict[str, Any], str, list[str], dict[str, Any]]] = {
         {"gamma": 0.9},
     ),
 }
+OF_FILE = {section: form for section, form in OF_FILE.items() if has_keys(section)}
 
 
 @pytest.mark.parametrize("source", ["command", "program", "run"])
@@ -156,6 +160,7 @@ def test_options_of_the_file_that_go_are_named(
     assert all(line.endswith("it is left out") for line in said)
 
 
+@needs("hostile")
 def test_a_run_alone_has_no_option_without_effect(file: Path) -> None:
     study = Study(str(file), ("attack=sign_flip", "attack.share=0.4", "algorithm=local,fedavg"))
     alone = [study.alone(choice) for choice in study.choices]
@@ -163,6 +168,7 @@ def test_a_run_alone_has_no_option_without_effect(file: Path) -> None:
     assert [load_config(file, overrides) for overrides in alone] == study.configs
 
 
+@needs("hostile", "compression", "secure")
 def test_an_option_that_the_command_gives_is_never_left_out(tmp_path: Path) -> None:
     file = written(tmp_path / "config.yaml", with_value("attack", {"kind": "backdoor", "target": 2}))
     with refused(str(file), "attack.target", says="is for attack.kind backdoor, found sign_flip"):

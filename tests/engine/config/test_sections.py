@@ -8,16 +8,13 @@ from typing import Any, get_type_hints
 import pytest
 from pydantic import ValidationError
 from support.errors import refused
+from support.needs import has_keys
 
 from shoal.algorithms.models.names import ModelSpec
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config import config, round_sections, sections
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.stages.compression.section import CommunicationOptions
-from shoal.engine.stages.hostile.section import AttackOptions
-from shoal.engine.stages.privacy.section import PrivacyOptions
-from shoal.engine.stages.robust.section import AggregationOptions
-from shoal.engine.stages.secure.section import SecureOptions
+from shoal.engine.sections.sections import SECTIONS
 from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import PropagationOptions
@@ -36,11 +33,7 @@ CLASSES: dict[str, type] = {
     "participation": round_sections.ParticipationOptions,
     "schedule": round_sections.ScheduleOptions,
     "devices": round_sections.DeviceOptions,
-    "communication": CommunicationOptions,
-    "attack": AttackOptions,
-    "aggregation": AggregationOptions,
-    "privacy": PrivacyOptions,
-    "secure": SecureOptions,
+    **{section.name: section.options for section in SECTIONS if section.options is not None},
     "evaluation": config.EvaluationConfig,
     "engine": sections.EngineConfig,
     "resources": sections.ResourcesConfig,
@@ -159,6 +152,7 @@ REFUSED: dict[str, list[Any]] = {
 for names, wrong in KINDS:
     for key in names.split():
         REFUSED[key] = [*REFUSED.get(key, []), *wrong]
+REFUSED = {key: values for key, values in REFUSED.items() if has_keys(key)}
 
 # The ends of what is allowed.
 TAKEN: dict[str, list[Any]] = {
@@ -208,7 +202,7 @@ TAKEN: dict[str, list[Any]] = {
     "resources.gpus_per_host": [0.0, 0.25, 1.0, 2.0],
     "resources.server_gpus": [0.0, 1.0],
 }
-
+TAKEN = {key: values for key, values in TAKEN.items() if has_keys(key)}
 
 # What else is chosen where a key has an effect.
 BESIDE: dict[str, dict[str, Any]] = {

@@ -157,6 +157,7 @@ def test_scores_of_a_cell_cost_what_those_of_a_client_do(count: Count, trainer: 
     assert counts.launches - plain.launches < 90 + (6 * FEW if trainer == "autograd" else 0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", ["gcn", "sage", "gcnii"])
 def test_scores_of_batched_graphs(count: Count, model: str) -> None:
     """As of rows: one pass for all, twice; beside it each client is visited once more."""

@@ -18,7 +18,6 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.rng import key
 from shoal.engine.newcomers.newcomers import draw_newcomers
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.storage.shards.view import View
 
@@ -96,16 +95,6 @@ def test_the_federation_is_that_of_its_members_alone(method: str, start: Start, 
             lines[1][name] for name in ("cohort", "loss", "bytes_up", "bytes_down")
         ]
     assert_same_runs(with_them, without)
-
-
-def test_scores_are_the_same_in_other_cells_and_after_a_resume(start: Start) -> None:
-    keys = {**HALF, "algorithm.name": "fedgta", "train.dropout": 0.5, "engine.trainer": "autograd"}
-    one, other = start({**keys, "engine.cell_size": 1}), start({**keys, "engine.cell_size": 4})
-    one.round()
-    other.round()
-    tensors, plain = other.state.to_tensors()
-    resumed = start({**keys, "engine.cell_size": 4}, state=FederationState.from_tensors(tensors, plain))
-    assert one.round()["scopes"] == resumed.round()["scopes"]
 
 
 def test_samples_are_of_members_and_newcomers_are_scored_whole(start: Start) -> None:

@@ -5,9 +5,10 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import yaml
 from support.errors import refused
+from support.forked import start
 from support.shards import assert_holds, times
 from support.store_contents import contents
 from support.user_graph import user_graph
@@ -93,14 +95,13 @@ main()
 """
 
 
-def wait_for_lines(log: Path, count: int, process: subprocess.Popen[bytes]) -> None:
-    """Returns when the log has so many lines, or the process has ended."""
-    while not log.exists() or log.read_bytes().count(b"\n") < count:
-        try:
-            process.wait(timeout=0.001)
-        except subprocess.TimeoutExpired:
-            continue
-        return
+def kill_after(lines: int, log: Path, process: BaseProcess) -> None:
+    """Kills a process when the log has so many lines."""
+    while process.is_alive() and not (log.exists() and log.read_bytes().count(b"\n") >= lines):
+        time.sleep(0.001)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 def test_a_prepare_killed_often_ends_as_one_that_was_not(
@@ -111,14 +112,11 @@ def test_a_prepare_killed_often_ends_as_one_that_was_not(
     killed, calm = tmp_path / "killed", tmp_path / "calm"
     values = plain(data__options=options, partition__clients=60, data__store=str(killed))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    command = [sys.executable, "-c", IN_PAIRS, "prepare", str(tmp_path / "config.yaml")]
     left = []
     # One line says what is made, one the partition; then 30 packs of shards, 30 of splits, 30 of hops.
     for lines in (15, 45, 75):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_for_lines(killed / "progress.jsonl", lines, process)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        process = start(IN_PAIRS, "prepare", tmp_path / "config.yaml", printed=tmp_path / "printed")
+        kill_after(lines, killed / "progress.jsonl", process)
         manifest = json.loads((killed / NAME).read_text()) if (killed / NAME).exists() else {}
         left.append((bool(manifest), bool(manifest.get("splits")), bool(manifest.get("hops"))))
     # The manifest came with the shards, and grew with the split.

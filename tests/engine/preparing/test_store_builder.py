@@ -77,10 +77,19 @@ def test_what_a_cluster_makes_is_what_is_made_here(
     assert len(contents(here.path)) == 6 * 3 + 6
     scratch = [sorted((tmp_path / f"{name}-scratch").rglob("csr/*.npy")) for name in ("here", "there")]
     assert [path.read_bytes() for path in scratch[0]] == [path.read_bytes() for path in scratch[1]]
-    path, record = there.path / shard_path(range(2, 4)), there.manifest.clients[3].file
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_cluster")
+def test_damage_that_a_cluster_meets_is_named(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, value in (("PACKED_BELOW", 1 << 20), ("MOST_IN_A_PACK", 2)):
+        monkeypatch.setattr(f"shoal.storage.store.client_table.{limit}", value)
+    store = prepare(make_config(engine__backend="local"))
+    path, record = store.path / shard_path(range(2, 4)), store.manifest.clients[3].file
     flip(path, record.start + record.bytes - 1)
     with refused(path, "client 3", says="checksum does not match the manifest"):
-        made("there", propagation__hops=1, **RAY)
+        prepare(make_config(propagation__hops=1, **RAY))
     assert not ray.is_initialized()
 
 

@@ -4,15 +4,18 @@ import ast
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rooms import ROOT
 from support.errors import refused
+from support.needs import has
 from support.small_runs import small_run
 
 import shoal
-from shoal.clock.report import Asked, clocked
+from shoal.cli.readers import READERS as OF_PAST
+from shoal.cli.readers import read_run
 from shoal.engine.config.config import parse_config
 from shoal.engine.records.client_scores import mean_scores, read_upload_digests
 from shoal.engine.records.metrics import METRICS, read_log, read_metrics, read_records
@@ -26,12 +29,7 @@ from shoal.kept.listing import Kept, compare, entries, plain_content
 from shoal.kept.removal import remove
 from shoal.pages.report import report
 from shoal.past.fork import fork
-from shoal.past.influence import influence
-from shoal.past.inversion import inversion
 from shoal.past.ledger import ledger
-from shoal.past.membership import membership
-from shoal.past.properties import properties
-from shoal.past.replay import replay
 from shoal.scaling.scaling import scaling_groups
 from shoal.study.groups import Row
 from shoal.study.sweep_folder import rows_of
@@ -42,9 +40,9 @@ ROUNDS = 4
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    kept = {"keep_digests": True, "keep_records": True, "checkpoint_every": 2, "keep": 9}
-    private = {"unit": "client", "noise": 30.0, "delta": 1e-3}
-    return run(parse_config(small_run(folder, rounds=ROUNDS, run=kept, privacy=private), "a small run"))
+    kept = {"keep_digests": has("digests"), "keep_records": True, "checkpoint_every": 2, "keep": 9}
+    private = {"privacy": {"unit": "client", "noise": 30.0, "delta": 1e-3}} if has("privacy") else {}
+    return run(parse_config(small_run(folder, rounds=ROUNDS, run=kept, **private), "a small run"))
 
 
 def cut(folder: Path, lines: int) -> None:
@@ -61,26 +59,22 @@ def short(whole: Path) -> Path:
     return folder
 
 
+# Options that a reader must be given.
+OPTIONS = {"inversion": {"client": 0}, "replay": {"round": 1, "client": 0}}
 READERS: dict[str, Callable[[Path], object]] = {
+    **{name: partial(read_run, name, OPTIONS.get(name, {})) for name in OF_PAST},
     "lines": read_metrics,
     "text": lambda run: read_log(run, 2),
     "summary": read_summary,
     "scores of clients": mean_scores,
     "digests": lambda run: read_upload_digests(run, 1),
     "records": lambda run: read_records(run, 1),
-    "privacy": ledger,
-    "replay": lambda run: replay(run, 1, 0),
     "fork": lambda run: fork(run, 2, ["train.lr=0.2"]),
-    "influence": influence,
-    "membership": membership,
-    "properties": lambda run: properties(run, 1),
-    "inversion": lambda run: inversion(run, 1, 0),
     "export": export,
     "predict": lambda run: predict(run, None, 0, None),
-    "report": lambda run: report([run], None),
+    "report": lambda run: report([run], None, kinds=("svg",)),
     "rows of tables": lambda run: rows_of([run]),
     "table": lambda run: shoal.table(str(run)),
-    "clock": lambda run: clocked([run], Asked.of("phones", "consumer", None, None, 0)),
     "scaling": lambda run: scaling_groups([Row({}, {"rounds": 4.0}, str(run), "finished")]),
     "compare": lambda run: compare(run, run),
     "inspect --json": plain_content,

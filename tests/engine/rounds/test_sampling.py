@@ -31,7 +31,6 @@ from shoal.engine.rounds.sampling import (
 )
 
 W = torch.ones(2)
-OF_FIVE = {"selection": "power_of_choice", "count": 5}
 
 
 @given(st.integers(1, 60), st.fractions(Fraction(1, 99), 1, max_denominator=99), st.integers(0, 9))

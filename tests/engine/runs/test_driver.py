@@ -3,7 +3,7 @@
 import contextlib
 import ipaddress
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import pytest
 import ray
 import yaml
 from support.errors import refused
+from support.forked import limited
 
 from shoal.engine.cluster.ray_backend import RayBackend
 from shoal.engine.config.config import load_config, parse_config
+from shoal.engine.hosts.backend import LocalBackend, ServerLost
 from shoal.engine.messages.job import Job
 from shoal.engine.records.client_scores import read_client_scores
 from shoal.engine.records.metrics import METRICS, read_metrics
@@ -86,7 +88,7 @@ def test_ray_of_a_run_is_out_of_reach_and_has_names_and_variables(backend: Loses
 def test_servers_lost_in_a_row(tiny: Path, backend: LosesServers) -> None:
     whole = run(load_config(tiny, [*LENGTH, "callbacks=[csv]"]))
     expected, scores = numbers(whole), read_client_scores(whole)
-    backend.lost = 2
+    backend.lost = 1
     folder = run(load_config(tiny, [*RAY, "callbacks=[csv]"]), fresh=True, backend=backend)
     assert folder == whole
     assert backend.lost == 0
@@ -96,17 +98,21 @@ def test_servers_lost_in_a_row(tiny: Path, backend: LosesServers) -> None:
     # Rounds that were lost and run once more are there once.
     rows = (folder / "metrics.csv").read_text().splitlines()
     assert [row.partition(",")[0] for row in rows] == ["round", "1", "2", "3", "4"]
-    assert (folder / LOG).read_text().count("server lost") == 3
+    assert (folder / LOG).read_text().count("server lost") == 2
 
 
-def test_servers_lost_too_often(tiny: Path, backend: LosesServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Each takes seconds to start.
-    monkeypatch.setattr(driver, "SERVERS_LOST", 2)
-    backend.lost = 3
-    with refused(says="the server was lost 3 times "):
-        run(load_config(tiny, RAY), backend=backend)
-    assert backend.lost == 1
-    backend.lost = 0
+class LosesRound3(LocalBackend):
+    """The server is lost whenever the third round begins."""
+
+    def round(self, watch: Watch) -> dict[str, Any]:
+        if self.state().round == 2:
+            raise ServerLost("gone")
+        return super().round(watch)
+
+
+def test_servers_lost_too_often(tiny: Path) -> None:
+    with refused(says=f"the server was lost {driver.SERVERS_LOST + 1} times in a row (gone); the newest checkpoint is"):
+        run(load_config(tiny, LENGTH), backend=LosesRound3())
     folder = run(load_config(tiny, LENGTH), resume=True)
     assert [line["round"] for line in read_metrics(folder)] == [1, 2, 3, 4]
 
@@ -165,7 +171,7 @@ def test_asked_to_stop_in_mid_round_keeps_the_round_before_at_once(
 
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("limit", [0, 300, 2500, 9000])
-def test_full_disk_is_one_line_and_resumable(tiny: Path, limited: Callable[..., tuple[int, str]], limit: int) -> None:
+def test_full_disk_is_one_line_and_resumable(tiny: Path, limit: int) -> None:
     plain = yaml.safe_load(tiny.read_text())
     plain["run"] |= {"tensorboard": True, "checkpoint_every": 1}
     tiny.write_text(yaml.safe_dump({**plain, "rounds": 6}))

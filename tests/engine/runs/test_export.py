@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.errors import refused
+from support.needs import needs
 from support.shards import adjacency, dense_hops
 from support.small_runs import small_run
 
@@ -66,6 +67,7 @@ def test_accuracies_follow_from_the_predictions(tmp_path: Path, algorithm: str, 
         assert logged[scope]["final"]["test"]["clients"] == pytest.approx(np.mean(accuracy), abs=1e-12)
 
 
+@needs("hostile")
 def test_accuracies_follow_from_predictions_of_a_run_with_a_backdoor(tmp_path: Path) -> None:
     """Hostile clients train on more nodes than they have; predictions are of those that they have."""
     attack = {"kind": "backdoor", "share": 0.4}

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from support.errors import refused
+from support.needs import needs
 from support.user_graph import user_graph
 
 import shoal
@@ -183,6 +184,7 @@ def test_dry_run_sizes_by_hand(tiny: Path) -> None:
     assert sorted(path.name for path in tiny.parent.iterdir()) == ["config.yaml"]
 
 
+@needs("compression")
 def test_compression_of_nothing_is_said(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the dry run and the run; a selection among all is refused by both."""
     config = load_config(tiny, ["communication.upload=topk", "rounds=1"])

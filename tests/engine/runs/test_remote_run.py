@@ -120,9 +120,8 @@ def test_forks_and_sweeps_of_an_address_have_the_numbers_of_folders(
     assert numbers(again) == numbers(expected)
     assert parent_of(again) == {"run": address, "round": 2}
     assert "fork of small-" in make_tables([Kept("run", again)])[0].text()
-    words = shlex.split(
-        html.unescape(re.findall(r'<pre class="command">(.*?)</pre>', report([again], None).read_text())[0])
-    )
+    page = report([again], None, kinds=("svg",)).read_text()
+    words = shlex.split(html.unescape(re.findall(r'<pre class="command">(.*?)</pre>', page)[0]))
     assert words[:5] == ["shoal", "fork", address, "--round", "2"]
     assert "train.lr=0.2" in words
     local = fork(copy_of(address), 2, ["train.lr=0.2", f"run.root={tmp_path / 'folder'}", "name=other"])

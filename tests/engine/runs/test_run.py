@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -18,8 +16,9 @@ import pyarrow as pa
 import pytest
 import yaml
 from support.errors import refused as is_refused
-from support.failing_method import failing
+from support.forked import SHOAL, start
 from support.small_runs import small_run
+from support.toy_method import NAME as TOY
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from shoal.engine.config import run_identity
@@ -82,20 +81,19 @@ def test_cells_are_larger_where_they_are_trained_in_batches(config: Path) -> Non
 
 def test_an_interrupted_run_ends_its_round_and_resumes(config: Path) -> None:
     many = ["rounds=100", "run.tensorboard=false"]
-    command = [sys.executable, "-m", "shoal.cli.main", "run", str(config), *many]
+    printed = config.with_name("printed")
     # Where the tests themselves ignore the signal, as by nohup, the run would, too.
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
-    signal.signal(signal.SIGHUP, before)
+    hears = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    process = start(hears + SHOAL, "run", config, *many, printed=printed)
     deadline = time.monotonic() + 60
     while not list(config.parent.glob("runs/*/metrics.jsonl")):
         assert time.monotonic() < deadline
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.01)
-    process.send_signal(signal.SIGHUP)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGHUP
-    assert "--resume" in errors
+    os.kill(process.pid, signal.SIGHUP)
+    process.join(120)
+    assert process.exitcode == 128 + signal.SIGHUP
+    assert "--resume" in printed.read_text()
     (folder,) = config.parent.glob("runs/*")
     stopped = len(read_metrics(folder))
     assert 0 < stopped < 100
@@ -154,7 +152,7 @@ def test_resume_with_a_changed_config_or_a_lost_shard(tiny: Path, refused: Refus
 
 
 def run_failing(folder: Path, options: dict[str, Any], **changes: Any) -> Path:
-    plain = small_run(folder, algorithm={"name": failing(folder), **options}, **{"rounds": 2, **changes})
+    plain = small_run(folder, algorithm={"name": TOY, **options}, **{"rounds": 2, **changes})
     return run(parse_config(plain, "test"))
 
 
@@ -171,16 +169,18 @@ def test_client_error_skips_the_client_or_ends_the_run(tmp_path: Path, kind: str
     assert all(message.split(":")[0] in line["failures"]["2"] for line in lines)
     assert "Traceback" in (folder / "run.log").read_text()
     assert np.isfinite(lines[-1]["loss"])
-    summary = read_summary(folder)
-    assert summary["scopes"]["global"]["final"]["test"]["rows"] > 0
-    # Whoever looks at the numbers sees that they lack a client.
-    assert summary["left_out"] == {"visits": 2, "clients": 1}
+    assert read_summary(folder)["scopes"]["global"]["final"]["test"]["rows"] > 0
+
+
+def test_a_client_that_was_left_out_is_shown_wherever_the_numbers_are(tmp_path: Path) -> None:
+    folder = run_failing(tmp_path, {}, engine={"backend": "local", "on_client_error": "skip"})
+    assert read_summary(folder)["left_out"] == {"visits": 2, "clients": 1}
     with console.capture() as captured:
         show_run(folder)
     assert "left out: 2 visits of 1 clients" in captured.get()
     assert "left_out.visits" in table_of(rows_of([folder]), Layout(wide=True)).heads
     assert "some clients failed" in table_of(rows_of([folder]), Layout()).notes[-1]
-    assert "visits left out" in report([folder], tmp_path / "page").read_text()
+    assert "visits left out" in report([folder], tmp_path / "page", kinds=("svg",)).read_text()
 
 
 def test_rounds_before_a_failure_are_kept(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.needs import needs
 from support.plain_fedavg import sgd_step
 from support.same_bits import assert_same_trees
 from support.small_runs import small_run
 
 import shoal
 from shoal.algorithms.rng import key
-from shoal.clock.report import Asked, ClockedRun
 from shoal.engine.config.config import parse_config
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
@@ -121,8 +121,11 @@ def test_run_is_known_by_the_text_of_its_schedule_and_goes_on_from_its_folder(tm
     assert shoal.run(shoal.load_config(run.path, rounds=5), resume=True).finished
 
 
+@needs("clock")
 def test_late_schedule_has_no_clock(tmp_path: Path, paces: str) -> None:
     """It says in which rounds clients begin, and nothing of seconds; one of whole rounds is clocked as any other."""
+    from shoal.clock.report import Asked, ClockedRun
+
     (tmp_path / "mine.py").write_text(TURNS)
     asked = Asked.of("phones", "consumer", None, None, 0)
     late, turns = (
@@ -248,7 +251,9 @@ def test_wrong_schedule_is_refused(start: Start, tmp_path: Path, name: str, says
         start({**PLAIN, "schedule": f"{tmp_path / 'own.py'}:{name}"}).round()
 
 
-@pytest.mark.parametrize("keys", [{"participation.dropout": 0.1}, {"communication.upload": "int8"}])
+@pytest.mark.parametrize(
+    "keys", [{"participation.dropout": 0.1}, pytest.param({"communication.upload": "int8"}, marks=needs("compression"))]
+)
 def test_what_would_not_be_read_is_refused(start: Start, paces: str, keys: dict[str, Any]) -> None:
     (place,) = keys
     with refused(place, says="is for schedule.name synchronous"):

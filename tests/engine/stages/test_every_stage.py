@@ -1,12 +1,11 @@
 """What holds for every stage, alone and two at a time: the same bits in any cells and after a resume, and rounds in
 which a client fails or none takes part.
 
-A stage has a case as soon as its feature is in `SECTIONS`, or this file fails. Two hosts, kills and other processes are
-in `tests/integration/golden_digests.py`, other devices in `tests/engine/test_other_device.py`.
+A stage has a case as soon as its feature is in `SECTIONS`, or this file fails. Two hosts of which one is lost are in
+`tests/engine/cluster/test_features_on_hosts.py`, other devices in `tests/engine/test_other_device.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.needs import needs
 from support.same_bits import assert_same_runs, assert_same_trees
+from support.toy_method import NAME as TOY
 
 import shoal
-from shoal.algorithms.client import Client
-from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import Replies, Tree, Upload
+from shoal.algorithms.protocol import Replies, Upload
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.stage import make_stages
@@ -98,16 +97,6 @@ class Whole(shoal.Stage):
         return Replies(ids, means, {entry: torch.stack(of).sum() for entry, of in weights.items()})
 
 
-@dataclass(frozen=True)
-class Failing(FedAvg):
-    """FedAvg in which client 1 fails when it uploads."""
-
-    def upload(self, client: Client, received: Tree, phase: str) -> Upload:
-        if client.info.client == 1:
-            raise RuntimeError("lost")
-        return super().upload(client, received, phase)
-
-
 def run_rounds(server: Server, rounds: int) -> list[dict[str, Any]]:
     lines = [server.round() for _ in range(rounds)]
     return [{key: value for key, value in line.items() if key not in ("seconds", "hosts", "memory")} for line in lines]
@@ -150,8 +139,7 @@ def test_same_bits_in_other_cells_and_after_a_resume(start: Start, keys: Keys) -
 
 @pytest.mark.parametrize("keys", CASES.values(), ids=CASES)
 def test_client_that_fails_leaves_nothing(start: Start, keys: Keys) -> None:
-    name = f"{__file__}:Failing"
-    failing = {**COMMON, **keys, "algorithm.name": name, "engine.on_client_error": "skip"}
+    failing = {**COMMON, **keys, "algorithm.name": TOY, "algorithm.client": 1, "engine.on_client_error": "skip"}
     if keys.get("privacy.where") == "client":
         # With noise at clients a failure is seen.
         with refused("engine.on_client_error"):
@@ -184,6 +172,7 @@ def test_round_without_clients_changes_nothing(start: Start, keys: Keys, tmp_pat
     assert run_rounds(server, 1)[0]["cohort"] == list(range(6))
 
 
+@needs("users")
 def test_stages_that_exclude_one_another_are_refused(start: Start, configure: Callable[..., Any]) -> None:
     for keys in (CASES[case] for case in ("masks", "client", "median") if case in CASES):
         with refused("stages", says="take one of them"):

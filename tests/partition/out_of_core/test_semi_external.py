@@ -20,9 +20,9 @@ from shoal.partition.out_of_core.kaminpar import by_kaminpar, write_parhip
 from shoal.partition.out_of_core.semi_external import (
     BLOCK,
     BUCKET,
-    BUFFERS,
-    CODE,
-    OF_NODE,
+    BYTES_OF_CODE,
+    BYTES_OF_LEAST_BUFFERS,
+    BYTES_OF_NODE,
     Memory,
     by_semi_external,
     metis_bytes,
@@ -48,7 +48,7 @@ def test_several_levels_find_what_one_finds(planted, monkeypatch):
 
 
 @pytest.mark.exhaustive(2)
-@pytest.mark.parametrize(("block", "bucket"), [(1, 1), (50, 10**6), (10**6, 50)])
+@pytest.mark.parametrize(("block", "bucket"), [(7, 11), (50, 10**6), (10**6, 50)])
 def test_blocks_and_buckets_change_nothing(planted, monkeypatch, block, bucket):
     expected = parts(planted, 12)
     monkeypatch.setattr(semi_external.Memory, "of", lambda limit, nodes: semi_external.Memory(limit, block, bucket))
@@ -101,13 +101,11 @@ def test_maps_give_what_arrays_give_and_nothing_stays_behind(planted, tmp_path, 
 
 
 @pytest.mark.parametrize("method", BOUNDED)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_the_bound_holds_and_no_client_is_empty(make_graph, method, data):
-    nodes = data.draw(st.integers(1, 60))
-    clients = data.draw(st.integers(1, nodes))
-    node = st.integers(0, nodes - 1)
-    graph = make_graph(nodes, data.draw(st.lists(st.tuples(node, node), max_size=150)))
+def test_the_bound_holds_and_no_client_is_empty(draw_graph, method, data):
+    graph = draw_graph(data, 60, 150)
+    nodes, clients = graph.nodes, data.draw(st.integers(1, graph.nodes))
     imbalance, seed = data.draw(st.sampled_from([1.001, 1.03, 1.5, 3.0])), data.draw(st.integers(0, 3))
     assignment = BOUNDED[method](graph, PartitionOptions(method, clients, imbalance=imbalance, seed=seed))
     assert_cover(assignment, nodes, clients)
@@ -136,7 +134,7 @@ def test_buffers_have_their_useful_size_and_shrink_with_the_limit():
 
 
 def test_limits_that_cannot_be_kept():
-    enough = -(-(OF_NODE * 10**7 + BUFFERS + CODE) // MIB)
+    enough = -(-(BYTES_OF_NODE * 10**7 + BYTES_OF_LEAST_BUFFERS + BYTES_OF_CODE) // MIB)
     Memory.of(enough * MIB, 10**7)
     with refused(says=f"at least {enough}MiB: raise it"):
         Memory.of((enough - 1) * MIB, 10**7)
@@ -194,13 +192,12 @@ def test_leaves_of_a_full_star_are_joined_unless_clusters_are_few_enough(make_gr
     assert most - 1 <= np.count_nonzero(sizes) <= most
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_no_cluster_outweighs_the_limit_unless_it_is_one_node(make_graph, data):
-    nodes = data.draw(st.integers(2, 30))
-    node = st.integers(0, nodes - 1)
-    graph = make_graph(nodes, data.draw(st.lists(st.tuples(node, node), max_size=100)))
-    weights = np.array(data.draw(st.lists(st.integers(1, 9), min_size=nodes, max_size=nodes)), dtype=np.int32)
+def test_no_cluster_outweighs_the_limit_unless_it_is_one_node(draw_graph, data):
+    graph = draw_graph(data, 30, 100, least=2)
+    weight = st.lists(st.integers(1, 9), min_size=graph.nodes, max_size=graph.nodes)
+    weights = np.array(data.draw(weight), dtype=np.int32)
     limit = data.draw(st.integers(1, 40))
     label = clusters(graph, limit, enough=data.draw(st.sampled_from([0, 100])), node_weights=weights)
     np.testing.assert_array_equal(label < 0, np.diff(graph.indptr) == 0)
@@ -220,7 +217,7 @@ def test_clusters_are_numbered_in_their_order_and_cut_into_buckets():
     assert bucket_starts(np.array([3, 3, 9, 0, 1, 5, 6]), 6) == [0, 2, 3, 6, 7]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_contraction_is_a_product_with_the_membership_matrix(tmp_path_factory, data):
     # The weights of coarse edges are the off-diagonal of P' A P, those of coarse nodes P' w.
@@ -275,14 +272,11 @@ def test_refined_by_hand(make_graph, edges, start, low, high, end):
     assert refined(Level(graph.indptr, graph.indices), start, 2, low, high).tolist() == end
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_the_cut_never_grows_and_bounds_hold(make_graph, data):
-    nodes = data.draw(st.integers(2, 25))
-    node = st.integers(0, nodes - 1)
-    edges = data.draw(st.lists(st.tuples(node, node), min_size=1, max_size=100))
-    graph = make_graph(nodes, edges)
-    clients = data.draw(st.integers(1, 5))
+def test_the_cut_never_grows_and_bounds_hold(draw_graph, data):
+    graph = draw_graph(data, 25, 100, least=2, least_edges=1)
+    nodes, clients = graph.nodes, data.draw(st.integers(1, 5))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     # Symmetric weights of edges from the sum of their ends.
     rows = np.repeat(np.arange(nodes), np.diff(graph.indptr))
@@ -325,13 +319,11 @@ def test_the_node_that_loses_least_leaves_for_where_its_edges_lead(make_graph):
     assert part.tolist() == [0, 0, 0, 2, 1, 1, 2, 2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_the_bound_is_kept_to_the_node(make_graph, data):
-    nodes = data.draw(st.integers(1, 40))
-    node = st.integers(0, nodes - 1)
-    graph = make_graph(nodes, data.draw(st.lists(st.tuples(node, node), max_size=80)))
-    clients = data.draw(st.integers(1, 6))
+def test_the_bound_is_kept_to_the_node(draw_graph, data):
+    graph = draw_graph(data, 40, 80)
+    nodes, clients = graph.nodes, data.draw(st.integers(1, 6))
     start = np.array(data.draw(st.lists(st.integers(-1, clients - 1), min_size=nodes, max_size=nodes)))
     placed = int((start >= 0).sum())
     high = max(-(-placed // clients), 1) + data.draw(st.integers(0, 5))

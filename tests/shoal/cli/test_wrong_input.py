@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.forked import limited
 
 # Of addresses: torch alone maps some gigabytes that it never touches.
 MOST_ADDRESSES = 10 << 30
@@ -62,7 +63,7 @@ def given(*overrides: str) -> Callable[[Path], list[str]]:
     ],
 )
 def test_wrong_input_prints_one_line_with_status_2(
-    tiny: Path, tmp_path: Path, limited: Callable[..., tuple[int, str]], attack: Callable[[Path], list[str]], says: str
+    tiny: Path, tmp_path: Path, attack: Callable[[Path], list[str]], says: str
 ) -> None:
     overrides = attack(tmp_path)
     status, errors = limited("run", tiny, *overrides, limit="RLIMIT_AS", most=MOST_ADDRESSES)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.errors import refused
+from support.small_runs import small_config
 
 from shoal.engine.records.run_folder import RunFolder
 from shoal.engine.records.summary import NODES, POOLED
@@ -24,17 +25,37 @@ def yes(_: str) -> bool:
     return True
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sweep]]:
+    """Two sweeps that share a run, in `here` beside their store and config, and a copy of all in `sound`."""
+    folder = tmp_path_factory.mktemp("kept")
+    here = folder / "here"
+    config = small_config(here, name="tiny", rounds=2, data={"store": str(here / "store")})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(here)
+        sweeps = [Sweep(Study(config, (axis,))) for axis in ("seed=0,1", "seed=1,2")]
+        assert all(sweep.go() for sweep in sweeps)
+    shutil.copytree(here, folder / "sound", symlinks=True)
+    return here, sweeps
+
+
 @pytest.fixture
-def sweeps(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sweep]:
-    """Two sweeps that share a run; the folder of runs is `runs` of the working directory."""
-    monkeypatch.chdir(tiny.parent)
-    made = [Sweep(Study(str(tiny), (axis,))) for axis in ("seed=0,1", "seed=1,2")]
-    assert all(sweep.go() for sweep in made)
-    return made
+def here(made: tuple[Path, list[Sweep]], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Their folder, as it was; the folder of runs is `runs` of the working directory."""
+    here, _ = made
+    shutil.rmtree(here)
+    shutil.copytree(here.with_name("sound"), here, symlinks=True)
+    monkeypatch.chdir(here)
+    return here
 
 
-def test_listed_names_state_and_result(sweeps: list[Sweep], tiny: Path) -> None:
-    runs = tiny.parent / "runs"
+@pytest.fixture
+def sweeps(made: tuple[Path, list[Sweep]], here: Path) -> list[Sweep]:
+    return made[1]
+
+
+def test_listed_names_state_and_result(sweeps: list[Sweep], here: Path) -> None:
+    runs = here / "runs"
     found = list(kept_in(runs))
     assert [each.kind for each in found] == ["run"] * 3 + ["sweep"] * 2
 
@@ -56,20 +77,20 @@ def test_listed_names_state_and_result(sweeps: list[Sweep], tiny: Path) -> None:
     assert whats()[first.path.name] == "fedavg, seed 0: failed in round 1: client 2: RuntimeError: no luck"
     (first.path / "config.yaml").write_text("{")
     assert ": damaged" in whats()[first.path.name]
-    (store,) = (each for each in kept_in(tiny.parent) if each.kind == "store")
+    (store,) = (each for each in kept_in(here) if each.kind == "store")
     assert make_tables([store])[0].rows[0][-1] == "sbm, 4 clients, 120 nodes (synthetic)"
     assert store.bytes == sum(file.stat().st_size for file in store.path.rglob("*") if file.is_file())
-    assert make_tables(list(kept_in(tiny.parent / "nowhere")))[0].notes == ("no runs, sweeps or stores",)
+    assert make_tables(list(kept_in(here / "nowhere")))[0].notes == ("no runs, sweeps or stores",)
 
 
-def test_listed_in_the_order_of_time_with_runs_below_their_sweep(sweeps: list[Sweep], tiny: Path) -> None:
+def test_listed_in_the_order_of_time_with_runs_below_their_sweep(sweeps: list[Sweep], here: Path) -> None:
     """A run of two sweeps is below the one that was written last; the newest run is last of all."""
     own, shared = (row.path for row in sweeps[0].rows)
     last = sweeps[1].rows[1].path
     for seconds, path in enumerate((last, sweeps[1].folder, sweeps[0].folder, shared, own)):
         for file in path.iterdir():
             os.utime(file, (seconds, seconds))
-    names = [Path(each["path"]).name for each in plain_list([*kept_in(tiny.parent / "runs"), *kept_in(tiny.parent)])]
+    names = [Path(each["path"]).name for each in plain_list([*kept_in(here / "runs"), *kept_in(here)])]
     assert names == ["store", sweeps[1].folder.name, last.name, sweeps[0].folder.name, shared.name, own.name]
 
 
@@ -94,7 +115,7 @@ def test_scores_of_a_sweep_are_those_of_its_table(tiny: Path, monkeypatch: pytes
     }  # fmt: skip
 
 
-def test_compare_shows_what_differs(sweeps: list[Sweep], tiny: Path) -> None:
+def test_compare_shows_what_differs(sweeps: list[Sweep]) -> None:
     left, right = (row.path for row in sweeps[0].rows)
     config, inputs, environment, results = compare(left, right)
     assert config.rows == (("seed", "0", "1", "yes"),)
@@ -110,8 +131,8 @@ def test_compare_shows_what_differs(sweeps: list[Sweep], tiny: Path) -> None:
     assert compare(left, right)[-1].notes == (f"not finished: {right.name}",)
 
 
-def test_nothing_is_removed_unasked(sweeps: list[Sweep], tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = tiny.parent / "store"
+def test_nothing_is_removed_unasked(sweeps: list[Sweep], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = here / "store"
     assert not remove([sweeps[0].folder, store], lambda _: False)
     text = capsys.readouterr()
     # The run that both have stays, and so does the other's; both need the store.
@@ -130,17 +151,17 @@ def test_nothing_is_removed_unasked(sweeps: list[Sweep], tiny: Path, capsys: pyt
     assert not store.exists()
 
 
-def test_remove_refuses_other_folders_and_running_runs(sweeps: list[Sweep], tiny: Path) -> None:
+def test_remove_refuses_other_folders_and_running_runs(sweeps: list[Sweep], here: Path) -> None:
     run = sweeps[0].rows[0].path
     with (run / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with refused(run, says="is being written by a run"):
             remove([run], yes)
     assert run.exists()
-    with refused(tiny.parent, says="neither a store, a run nor a sweep"):
-        remove([tiny.parent], yes)
-    assert tiny.exists()
-    link = tiny.parent / "link"
+    with refused(here, says="neither a store, a run nor a sweep"):
+        remove([here], yes)
+    assert (here / "config.yaml").exists()
+    link = here / "link"
     link.symlink_to(run)
     with refused(link, says="is a link to "):
         remove([link], yes)
@@ -149,10 +170,10 @@ def test_remove_refuses_other_folders_and_running_runs(sweeps: list[Sweep], tiny
 
 
 def test_remove_leaves_what_shoal_did_not_write(
-    sweeps: list[Sweep], tiny: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+    sweeps: list[Sweep], here: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Files, folders, links and runs of others in and below what is removed."""
-    elsewhere, store, sweep = tmp_path_factory.mktemp("elsewhere"), tiny.parent / "store", sweeps[0]
+    elsewhere, store, sweep = tmp_path_factory.mktemp("elsewhere"), here / "store", sweeps[0]
     (elsewhere / "mine.txt").write_text("mine")
     run = sweep.rows[0].path
     theirs = [
@@ -177,12 +198,12 @@ def test_remove_leaves_what_shoal_did_not_write(
     assert all(f"{root}: stays with what Shoal did not write: " in said for root in (run, store, sweep.folder))
 
 
-def test_remove_refuses_what_has_no_seal_or_is_locked(sweeps: list[Sweep], tiny: Path) -> None:
-    run, store = sweeps[0].rows[0].path, tiny.parent / "store"
+def test_remove_refuses_what_has_no_seal_or_is_locked(sweeps: list[Sweep], here: Path) -> None:
+    run, store = sweeps[0].rows[0].path, here / "store"
     copied = (run / "config.yaml").read_text()
     strangers = (("manifest.json", '{"name": "my app"}'), ("sweep.json", "{}"), ("config.yaml", "lr: 1"))
     for number, (name, text) in enumerate((*strangers, ("config.yaml", copied))):
-        folder = tiny.parent / str(number)
+        folder = here / str(number)
         folder.mkdir()
         for file in (name, ".lock", "summary.json"):
             (folder / file).write_text(text)
@@ -199,7 +220,7 @@ def test_remove_refuses_what_has_no_seal_or_is_locked(sweeps: list[Sweep], tiny:
         with refused(Path("runs") / run.name, says="is being written"):
             remove([store], yes)
     (run / ".lock").unlink()
-    (run / ".lock").symlink_to(tiny)
+    (run / ".lock").symlink_to(here / "config.yaml")
     with refused(run / ".lock", says="is a link"):
         RunFolder(run)
     assert (store / "manifest.json").exists()

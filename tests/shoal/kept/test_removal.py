@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from support.small_runs import small_run
-from typer.testing import CliRunner
+from support.needs import needs
+from support.small_runs import small_config, small_run
 
-from shoal.cli.cli import app
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import checkpoint
@@ -30,9 +28,7 @@ from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import scratch_path
 from shoal.study.study import Study
 from shoal.sweeps.forecast import forecast
-from shoal.sweeps.search import Asked, Search
 from shoal.sweeps.sweep import Sweep
-from shoal.tables.influences import Influences
 
 METHOD = """
 from dataclasses import dataclass
@@ -68,7 +64,9 @@ def files_in(folder: Path) -> set[str]:
 
 
 @pytest.fixture
-def full_run(config_of: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def full_run(
+    config_of: Callable[..., Config], tmp_path: Path, printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A run with all that commands and callbacks write into its folder, and what kills and damages leave."""
     # Models and what clients keep are in files of their own.
     monkeypatch.setattr(checkpoint, "PART_BYTES", 100)
@@ -85,7 +83,9 @@ def full_run(config_of: Callable[..., Config], tmp_path: Path, monkeypatch: pyte
     export(made)
     export(made, "deployed")
     report([made], None)
-    assert CliRunner().invoke(app, ["clock", str(made)]).exception is None
+    printed("clock", made)
+    from shoal.influence.influences import Influences
+
     Influences("deployed", 2, (), ()).write(made)
     newest = made / CHECKPOINTS / "round-000002"
     for aside in ("round-000002.unusable", "round-000002.unusable1", "round-000003.unfinished"):
@@ -97,6 +97,7 @@ def full_run(config_of: Callable[..., Config], tmp_path: Path, monkeypatch: pyte
     return made
 
 
+@needs("clock", "influence")
 def test_nothing_of_a_run_remains(full_run: Path) -> None:
     files = files_in(full_run)
     # It has one of each kind, or this says nothing.
@@ -142,34 +143,28 @@ def test_nothing_of_a_store_remains(config_of: Callable[..., Config], tmp_path: 
     assert files_in(store) == mine
 
 
+@needs("clock", "search")
 def test_nothing_of_a_study_remains(
-    config_of: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, printed: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(small_run(tmp_path, rounds=2)))
-    sweep = Sweep(Study(str(file), ("seed=1,2",)))
+    config = small_config(tmp_path, rounds=2)
+    sweep = Sweep(Study(config, ("seed=1,2",)))
     forecast(sweep, 1.0)
     assert sweep.go()
     output = sweep._output(0)
     output.parent.mkdir()
     output.write_text("what its process printed")
-    report([sweep.folder], None)
-    assert CliRunner().invoke(app, ["clock", str(sweep.folder)]).exception is None
-    search = Search(Study(str(file), ()), Asked(("train.lr=0.1,0.2",), trials=2, sampler="grid", seeds=1))
+    report([sweep.folder], None, kinds=("svg",))
+    printed("clock", sweep.folder)
+    from shoal.search.search import Asked, Search
+
+    search = Search(Study(config, ()), Asked(("train.lr=0.1,0.2",), trials=2, sampler="grid", seeds=1))
     assert search.go()
-    report([search.folder], None)
+    report([search.folder], None, kinds=("svg",))
     (search.folder / ".lock").touch()
     names = {name for folder in (sweep.folder, search.folder) for name in files_in(folder)}
-    wanted = {
-        "sweep.json",
-        "search.json",
-        "forecast.json",
-        "table.csv",
-        "table.parquet",
-        "table.json",
-        "clock/rounds.csv",
-    }
-    assert wanted <= names
+    assert {"sweep.json", "search.json", "forecast.json", "table.csv", "table.parquet", "table.json"} <= names
+    assert "clock/rounds.csv" in names
     (search.folder / "paper.tex").write_text("mine")
     runs = tmp_path / "runs"
     assert remove([sweep.folder, search.folder], yes)
@@ -237,9 +232,7 @@ def test_a_removal_at_an_address_that_was_cut_off_goes_on(
 def test_a_run_elsewhere_that_a_sweep_names_stays(
     config_of: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(small_run(tmp_path, rounds=1)))
-    sweep = Sweep(Study(str(file), ("seed=1,2",)))
+    sweep = Sweep(Study(small_config(tmp_path, rounds=1), ("seed=1,2",)))
     assert sweep.go()
     moved = tmp_path / "theirs" / "sweeps" / sweep.folder.name
     moved.parent.mkdir(parents=True)

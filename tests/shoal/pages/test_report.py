@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from safetensors import safe_open
 from support.browser import BROWSER, FAULTS, browser
 from support.errors import refused as is_refused
-from support.small_runs import small_run
+from support.small_runs import small_config, small_run
 
 import shoal
 from shoal.engine.config.config import Config, load_config
@@ -38,11 +37,7 @@ quick = partial(report, kinds=("svg",))
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """Eight finished runs."""
-    folder = tmp_path_factory.mktemp("report")
-    plain = small_run(folder, name="reported")
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(plain))
-    made = Sweep(Study(str(path), AXES))
+    made = Sweep(Study(small_config(tmp_path_factory.mktemp("report"), name="reported"), AXES))
     assert made.go()
     return made
 

@@ -4,17 +4,17 @@ import html
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.errors import refused
+from support.needs import needs
 from support.same_runs import require_same_runs
-from support.small_runs import small_run
+from support.small_runs import run_small, stopped_after
+from support.started_at_once import start_at_once
 
-from shoal.engine.config.config import Config, load_config, parse_config
-from shoal.engine.hosts.backend import LocalBackend
+from shoal.engine.config.config import load_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import parent_of, read_summary
 from shoal.engine.runs.run import run
@@ -22,21 +22,21 @@ from shoal.kept.listing import compare, kept_in, make_tables
 from shoal.pages.report import report
 from shoal.past.fork import fork
 from shoal.storage.errors import ShoalError
-from shoal.sweeps.sweep import SHOAL
 
+# Uploads that are made again are compared with their digests.
+pytestmark = needs("digests")
 KEPT = {"checkpoint_every": 1, "keep": 9, "keep_digests": True, "keep_records": True}
 
 
-def small(folder: Path, **changes: Any) -> Config:
-    kept = {"root": str(folder / "runs"), **KEPT, **changes.pop("run", {})}
-    plain = {"participation": {"ratio": 0.5}, "rounds": 5, "algorithm": {"name": "fedgta"}, **changes, "run": kept}
-    return parse_config(small_run(folder, **plain), "a small run")
+def made(folder: Path, **changes: Any) -> Path:
+    plain = {"participation": {"ratio": 0.5}, "rounds": 5, "algorithm": {"name": "fedgta"}, "run": KEPT}
+    return run_small(folder, **{**plain, **changes})
 
 
 def test_a_fork_without_changes_has_the_bits_of_the_run_and_trains_no_shared_round(
     tmp_path: Path, rounds_trained: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = run(small(tmp_path))
+    whole = made(tmp_path)
     rounds_trained.clear()
     forked = fork(whole, 3, [])
     assert rounds_trained == [4, 5]
@@ -54,7 +54,7 @@ def test_a_fork_without_changes_has_the_bits_of_the_run_and_trains_no_shared_rou
 def test_a_fork_of_a_round_without_checkpoint_says_what_it_trains(
     tmp_path: Path, rounds_trained: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = run(small(tmp_path, run={"checkpoint_every": 2, "keep": 9}))
+    whole = made(tmp_path, run={**KEPT, "checkpoint_every": 2})
     rounds_trained.clear()
     forked = fork(whole, 3, [])
     assert "from the checkpoint of round 2; rounds 3 to 3 are trained once more" in capsys.readouterr().err
@@ -63,7 +63,7 @@ def test_a_fork_of_a_round_without_checkpoint_says_what_it_trains(
 
 
 def test_a_fork_with_another_rate_parts_behind_its_round(tmp_path: Path) -> None:
-    whole = run(small(tmp_path))
+    whole = made(tmp_path)
     forked = fork(whole, 3, ["train.lr=0.2", "rounds=6", "participation.ratio=1.0"])
     assert read_metrics(forked)[:3] == read_metrics(whole)[:3]
     assert [len(line["cohort"]) for line in read_metrics(forked)] == [2, 2, 2, 4, 4, 4]
@@ -73,36 +73,25 @@ def test_a_fork_with_another_rate_parts_behind_its_round(tmp_path: Path) -> None
     assert f"fork of {whole.name} after round 3" in text
 
 
-def test_a_fork_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run(small(tmp_path))
-    before = LocalBackend.round
-
-    def killed(self: LocalBackend, watch: Any) -> dict[str, Any]:
-        if self.state().round == 4:
-            raise ShoalError("killed")
-        return before(self, watch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalBackend, "round", killed)
-        with pytest.raises(ShoalError, match="killed"):
-            fork(whole, 3, [])
+def test_a_fork_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    whole = made(tmp_path)
+    with stopped_after(4, ShoalError("killed")), pytest.raises(ShoalError, match="killed"):
+        fork(whole, 3, [])
     require_same_runs(whole, fork(whole, 3, []))
 
 
-def test_another_method_of_the_same_state_goes_on(tmp_path: Path) -> None:
-    whole = run(small(tmp_path, algorithm={"name": "fedavg"}))
-    forked = fork(whole, 3, ["algorithm=fedprox"])
-    assert read_metrics(forked)[:3] == read_metrics(whole)[:3]
-    assert len(read_metrics(forked)) == 5
-
-
 @pytest.mark.parametrize(
-    "changes", [["train.lr=0.2", "rounds=6", "name=mine"], ["algorithm=fedprox", "algorithm.mu=0.3"], []]
+    "changes",
+    [
+        ["train.lr=0.2", "rounds=6", "name=mine"],
+        pytest.param(["algorithm=fedprox", "algorithm.mu=0.3"], marks=pytest.mark.slow),
+        pytest.param([], marks=pytest.mark.slow),
+    ],
 )
 def test_the_command_of_a_forks_page_makes_the_fork_again(tmp_path: Path, changes: list[str]) -> None:
-    whole = run(small(tmp_path, algorithm={"name": "fedavg"}))
+    whole = made(tmp_path, algorithm={"name": "fedavg"})
     forked = fork(whole, 3, changes)
-    page = report([forked], None).read_text()
+    page = report([forked], None, kinds=("svg",)).read_text()
     (command,) = re.findall(r'<pre class="command">(.*?)</pre>', page)
     _, verb, parent, _, number, *words = shlex.split(html.unescape(command))
     assert (verb, Path(parent)) == ("fork", whole)
@@ -110,7 +99,7 @@ def test_the_command_of_a_forks_page_makes_the_fork_again(tmp_path: Path, change
 
 
 def test_what_cannot_change_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    whole = run(small(tmp_path, algorithm={"name": "fedavg"}))
+    whole = made(tmp_path, algorithm={"name": "fedavg"})
     for change in ("data.split_seed=3", "partition.clients=5", "model.hidden=8", "seed=1", "propagation.hops=2"):
         with refused(change.partition("=")[0]):
             fork(whole, 3, [change])
@@ -124,7 +113,7 @@ def test_what_cannot_change_is_refused_and_leaves_nothing(tmp_path: Path) -> Non
 
 
 def test_a_fork_without_its_parent_goes_on_and_a_new_one_names_it(tmp_path: Path) -> None:
-    whole = run(small(tmp_path))
+    whole = made(tmp_path)
     forked = fork(whole, 3, [])
     (forked / "summary.json").unlink()
     shutil.rmtree(whole)
@@ -136,36 +125,26 @@ def test_a_fork_without_its_parent_goes_on_and_a_new_one_names_it(tmp_path: Path
 
 
 def test_of_two_forks_into_one_folder_one_is_refused_or_all_is_the_same(tmp_path: Path) -> None:
-    whole = run(small(tmp_path))
+    whole = made(tmp_path)
     expected = fork(whole, 3, ["name=alone"])
-    command = [*SHOAL, "fork", str(whole), "--round", "3", "name=both"]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ended = [(process.communicate()[1], process.returncode) for process in processes]
-    assert 0 in {code for _, code in ended}
-    assert all(code == 0 or "another run of this config is writing here" in said for said, code in ended)
+    ended = start_at_once(tmp_path, 2, ["fork", str(whole), "--round", "3", "name=both"], ["shoal.past.fork"])
+    assert 0 in {status for status, _ in ended}
+    assert all(status == 0 or "another run of this config is writing here" in said for status, said in ended)
     (both,) = (tmp_path / "runs").glob("both-*")
     require_same_runs(both, expected)
 
 
 def test_a_fork_never_starts_over(tmp_path: Path) -> None:
-    whole = run(small(tmp_path))
-    other = run(small(tmp_path, name="other"))
+    whole = made(tmp_path)
+    other = made(tmp_path, name="other")
     forked = fork(whole, 3, ["name=mine"])
     with refused(forked, says="another name"):
         fork(other, 3, ["name=mine"])
     with refused(forked, "--fresh"):
-        run(small(tmp_path, name="mine"), fresh=True)
+        run(load_config(whole, ["name=mine"]), fresh=True)
     assert len(read_metrics(forked)) == 5
     (forked / "summary.json").unlink()
     for path in (forked / "checkpoints").rglob("state.json"):
         path.write_text("{}")
     with pytest.raises(ShoalError, match="no checkpoint can be used"):
         fork(whole, 3, ["name=mine"])
-
-
-def test_a_fork_has_the_metrics_of_its_parent(tmp_path: Path) -> None:
-    both = {"every": 2, "metrics": ["accuracy", "f1"]}
-    whole = run(small(tmp_path, rounds=3, evaluation=both))
-    for metrics in ("[f1]", "[f1,accuracy]", "[accuracy]"):
-        with refused("evaluation.metrics", says="cannot change after a round (['accuracy', 'f1'] -> "):
-            fork(whole, 2, [f"evaluation.metrics={metrics}"])

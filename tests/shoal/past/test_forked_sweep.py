@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from support.errors import refused
+from support.needs import needs
 from support.same_runs import require_same_runs
-from support.small_runs import small_run
+from support.small_runs import small_config, stopped_after
 
 from shoal.engine.config.config import load_config
-from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import parent_of
 from shoal.engine.runs.run import run
@@ -26,16 +26,16 @@ from shoal.storage.errors import ShoalError
 from shoal.study.study import Study, read_study
 from shoal.sweeps.sweep import show_sweep_plan
 
+# Uploads that are made again are compared with their digests.
+pytestmark = needs("digests")
 KEPT = {"checkpoint_every": 2, "keep": 9, "keep_digests": True, "keep_records": True}
 AXES = ("train.lr=0.01,0.2", "seeds=2")
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    path = tmp_path / "config.yaml"
-    plain = small_run(tmp_path, name="swept", rounds=5, participation={"ratio": 0.5}, train={"lr": 0.01}, run=KEPT)
-    path.write_text(yaml.safe_dump(plain))
-    return str(path)
+    half = {"participation": {"ratio": 0.5}, "train": {"lr": 0.01}}
+    return small_config(tmp_path, name="swept", rounds=5, run=KEPT, **half)
 
 
 def forked(config: str, *axes: str, at: int = 3, at_once: int = 1, **chosen: Any) -> ForkedSweep:
@@ -61,19 +61,10 @@ def test_shared_rounds_are_trained_once_a_seed_and_change_no_bit(config: str, ro
 
 
 @pytest.mark.parametrize("last", [2, 4])
-def test_killed_it_goes_on(config: str, rounds_trained: list[int], monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+def test_killed_it_goes_on(config: str, rounds_trained: list[int], last: int) -> None:
     """In the shared rounds, and behind them: no round that has a checkpoint is trained again, and bits are the same."""
-    before = LocalBackend.round
-
-    def killed(self: LocalBackend, watch: Any) -> dict[str, Any]:
-        if self.state().round == last:
-            raise KeyboardInterrupt
-        return before(self, watch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalBackend, "round", killed)
-        with pytest.raises(KeyboardInterrupt):
-            forked(config, "train.lr=0.01,0.2").go()
+    with stopped_after(last, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        forked(config, "train.lr=0.01,0.2").go()
     sweep = forked(config, "train.lr=0.01,0.2")
     assert sweep.go()
     assert rounds_trained == [1, 2, 3, 4, 5, 4, 5]
@@ -98,7 +89,7 @@ def test_several_at_once_have_the_same_bits(config: str, tmp_path: Path) -> None
     runs = [
         [row.path for row in sweep.rows]
         for root, at_once in (("one", 1), ("two", 2))
-        if (sweep := forked(config, *AXES, f"run.root={tmp_path / root}", at_once=at_once)).go()
+        if (sweep := forked(config, AXES[0], f"run.root={tmp_path / root}", at_once=at_once)).go()
     ]
     for one, two in zip(*runs, strict=True):
         require_same_runs(one, two)
@@ -122,17 +113,9 @@ def test_the_plan_counts_shared_rounds_once(config: str, tmp_path: Path, capsys:
     assert not forked(config, *AXES).before
 
 
-def test_a_base_that_fails_is_the_error_of_its_forks(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = LocalBackend.round
-
-    def failing(self: LocalBackend, watch: Any) -> dict[str, Any]:
-        if self.state().round == 1:
-            raise ShoalError("no more")
-        return before(self, watch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalBackend, "round", failing)
-        sweep = forked(config, "train.lr=0.01,0.2")
+def test_a_base_that_fails_is_the_error_of_its_forks(config: str) -> None:
+    sweep = forked(config, "train.lr=0.01,0.2")
+    with stopped_after(1, ShoalError("no more")):
         assert not sweep.go()
     assert [(row.state, row.error) for row in sweep.rows] == [("failed", "no more")] * 2
     assert forked(config, "train.lr=0.01,0.2").go()
@@ -158,7 +141,7 @@ def test_the_key_of_a_file_and_the_command_of_a_page(config: str, tmp_path: Path
     assert status("sweep", str(file), "--no-report") == 0
     (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
     assert folder == forked(config, "train.lr=0.01,0.2").folder
-    page = report([folder], None).read_text()
+    page = report([folder], None, kinds=("svg",)).read_text()
     (command,) = re.findall(r'<pre class="command">(.*?)</pre>', page)
     assert shlex.split(html.unescape(command))[-1] == "--fork-at=3"
     assert forked(config, "train.lr=0.01,0.2").command.endswith(" --fork-at 3")

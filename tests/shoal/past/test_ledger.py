@@ -1,27 +1,26 @@
 """What left clients is as the run logged it, and each entry is told by how it is reduced."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.errors import refused
-from support.small_runs import small_run
-from typer.testing import CliRunner
+from support.needs import has, needs
+from support.small_runs import run_small
 
 from shoal.algorithms.protocol import Reduce
-from shoal.cli.cli import app
-from shoal.engine.config.config import parse_config
+from shoal.engine.config.config import load_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
-from shoal.engine.stages.privacy.accounting import epsilon_after
-from shoal.past.fork import fork
 from shoal.past.ledger import AVERAGED, BY_ROW, HIDDEN, HIDDEN_IN_A_SUM, MIXED, NOISY, OF_CLASSES, ledger
+
+if has("privacy"):
+    from shoal.engine.stages.privacy.accounting import epsilon_after
 
 
 def made(folder: Path, **changes: Any) -> Path:
-    plain = {"participation": {"ratio": 0.5}, "rounds": 4, **changes}
-    return run(parse_config(small_run(folder, **plain), "a small run"))
+    return run_small(folder, **{"participation": {"ratio": 0.5}, "rounds": 4, **changes})
 
 
 @pytest.mark.parametrize(
@@ -40,6 +39,7 @@ def test_entries_are_those_of_the_method(tmp_path: Path, method: str, entries: d
     assert read_metrics(folder)[-1]["round"] == 4
 
 
+@needs("privacy")
 def test_entries_of_hidden_clients_are_told_by_where_their_noise_is(tmp_path: Path) -> None:
     private = {"unit": "client", "noise": 30.0, "delta": 1e-3}
     rows = ledger(made(tmp_path, privacy=private, algorithm={"name": "fedproto"}))
@@ -57,6 +57,7 @@ def test_entries_of_hidden_clients_are_told_by_where_their_noise_is(tmp_path: Pa
     )
 
 
+@needs("secure")
 @pytest.mark.parametrize("kind", ["masks", "homomorphic"])
 def test_entries_that_are_hidden_have_the_shapes_of_plain_ones(tmp_path: Path, kind: str) -> None:
     found = [ledger(made(tmp_path, secure=secure)) for secure in ({}, {"kind": kind})]
@@ -64,6 +65,7 @@ def test_entries_that_are_hidden_have_the_shapes_of_plain_ones(tmp_path: Path, k
     assert [says for of in found for _, says in of.sent] == [AVERAGED, HIDDEN_IN_A_SUM]
 
 
+@needs("privacy")
 def test_times_and_bytes_are_those_of_the_log(tmp_path: Path) -> None:
     hidden = {"unit": "client", "noise": 30.0, "delta": 1e-3}
     folder = made(tmp_path, privacy=hidden, train={"epochs": 1, "opt_state": "reset"})
@@ -77,11 +79,10 @@ def test_times_and_bytes_are_those_of_the_log(tmp_path: Path) -> None:
     assert list(np.diff(list(found.epsilons.values())) > 0) == [True] * 3
 
 
-def test_command_prints_epsilon_with_its_unit_and_writes_tables(tmp_path: Path) -> None:
+@needs("privacy")
+def test_command_prints_epsilon_with_its_unit_and_writes_tables(tmp_path: Path, printed: Callable[..., str]) -> None:
     folder = made(tmp_path, privacy={"unit": "client", "noise": 30.0, "delta": 1e-3})
-    shown = CliRunner().invoke(app, ["privacy", str(folder), "--out", str(tmp_path / "ledger")])
-    assert shown.exit_code == 0, shown.output
-    words = " ".join(shown.output.split())
+    words = printed("privacy", folder, "--out", tmp_path / "ledger")
     # Clients keep Adam's moments.
     assert f"epsilon {epsilon_after(30.0, 1e-3, 4, 4, 4):.3g} of a client (all its data replaced), delta 0.001" in words
     assert (tmp_path / "ledger" / "epsilon.csv").read_text().startswith("after round,epsilon of a client\n1,")
@@ -89,18 +90,10 @@ def test_command_prints_epsilon_with_its_unit_and_writes_tables(tmp_path: Path) 
     assert rows[1:] == [f"{i},{n},{n * 108}" for i, n in enumerate(ledger(folder).times.tolist())]
 
 
-def test_a_fork_keeps_what_epsilon_counts(tmp_path: Path) -> None:
-    folder = made(tmp_path, privacy={"unit": "client", "epsilon": 5.0, "delta": 1e-3})
-    for change in ("privacy.clip=2", "participation.ratio=1", "rounds=6"):
-        with refused(change.partition("=")[0], says="cannot change after a round"):
-            fork(folder, 2, [change])
-
-
+@needs("privacy")
 def test_a_longer_run_does_not_go_on_with_the_noise_of_a_shorter_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = {"privacy": {"unit": "client", "epsilon": 5.0, "delta": 1e-3}}
-    made(tmp_path, **keys)
-    plain = small_run(tmp_path, participation={"ratio": 0.5}, rounds=6, **keys)
-    run(parse_config(plain, "a longer run"), resume=True)
+    run(load_config(made(tmp_path, **keys), ["rounds=6"]), resume=True)
     assert "the noise for privacy.epsilon is that of all rounds" in " ".join(capsys.readouterr().err.split())

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 from integration.golden_digests import COUPLED, MOST, config_of, matrix, write_graph
 from support.errors import refused
+from support.needs import needs
 from support.same_runs import require_same_runs
-from support.small_runs import small_run
-from typer.testing import CliRunner
+from support.small_runs import run_small
 
 from shoal.algorithms.methods.registry.names import METHODS
-from shoal.cli.cli import app
-from shoal.engine.config.config import Config, config_from, parse_config
 from shoal.engine.records.client_scores import read_upload_digests
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_run
 from shoal.past.fork import fork
 from shoal.past.replay import replay, tables
+
+# Uploads that are made again are compared with their digests.
+pytestmark = needs("digests")
 
 MINE = """
 from dataclasses import dataclass
@@ -52,10 +53,9 @@ class Mine(Algorithm):
 """
 
 
-def small(folder: Path, **changes: Any) -> Config:
-    kept = {"root": str(folder / "runs"), "keep_digests": True, **changes.pop("run", {})}
-    plain = {"participation": {"ratio": 0.5}, "rounds": 4, **changes, "run": kept}
-    return parse_config(small_run(folder, **plain), "a small run")
+def made(folder: Path, **changes: Any) -> Path:
+    kept = {"keep_digests": True, **changes.pop("run", {})}
+    return run_small(folder, **{"participation": {"ratio": 0.5}, "rounds": 4, **changes, "run": kept})
 
 
 def require_replayed(folder: Path, numbers: Sequence[int]) -> None:
@@ -69,10 +69,12 @@ def require_replayed(folder: Path, numbers: Sequence[int]) -> None:
 
 
 QUICK = ("fedgta participation 0.3", "scaffold gcn", "fedpg participation 0.3", "fedavg stacked")
+# Of hidden sums no digest is kept, and only visits of synchronous rounds are replayed.
+OTHERS = [name for name, keys in matrix().items() if not {"secure", "schedule"} & keys.keys() and name not in QUICK]
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_replayed_visits_have_the_digests_of_the_run(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHERS)])
+def test_replayed_visits_of_golden_runs_have_their_digests(tmp_path: Path, name: str) -> None:
     graph = write_graph(tmp_path / "graph")
     require_replayed(run(config_of(name, matrix()[name], graph, run__keep_digests=True)), [3, 4])
 
@@ -80,18 +82,7 @@ def test_replayed_visits_have_the_digests_of_the_run(tmp_path: Path, name: str) 
 def test_visits_of_selected_clients_are_replayed(tmp_path: Path) -> None:
     part = {"count": 2, "selection": "loss", "dropout": 0.1}
     on_devices = {"devices": {"kind": "phones", "network": "consumer"}}
-    require_replayed(run(small(tmp_path, participation={"ratio": 1.0, **part}, **on_devices, run={"keep": 2})), [2, 4])
-
-
-# Of hidden sums no digest is kept, and only visits of synchronous rounds are replayed.
-REPLAYED = [name for name, keys in matrix().items() if not {"secure", "schedule"} & keys.keys() and name not in QUICK]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", REPLAYED)
-def test_replayed_visits_of_every_golden_run_have_its_digests(tmp_path: Path, name: str) -> None:
-    graph = write_graph(tmp_path / "graph")
-    require_replayed(run(config_of(name, matrix()[name], graph, run__keep_digests=True)), [4])
+    require_replayed(made(tmp_path, participation={"ratio": 1.0, **part}, **on_devices, run={"keep": 2}), [2, 4])
 
 
 # Its store has edges between clients, as that of no golden run.
@@ -117,7 +108,7 @@ def test_forks_and_visits_of_every_method_have_the_bits_of_the_run(tmp_path: Pat
 
 
 def test_a_visit_shows_losses_gradients_and_confusions(tmp_path: Path) -> None:
-    folder = run(small(tmp_path, train={"epochs": 3, "lr": 0.1}, participation={"ratio": 1.0}))
+    folder = made(tmp_path, train={"epochs": 3, "lr": 0.1}, participation={"ratio": 1.0})
     found = replay(folder, 2, 1)
     (visit,) = found.visits
     assert len(visit.steps) == 3
@@ -133,41 +124,40 @@ def test_a_visit_shows_losses_gradients_and_confusions(tmp_path: Path) -> None:
     assert "accuracy" in text
 
 
+@pytest.mark.slow
 def test_a_visit_of_a_two_host_run_is_replayed_here(tmp_path: Path) -> None:
-    config = small(tmp_path, engine={"backend": "ray", "hosts": 2}, resources={"cpus_per_host": 0.5})
-    require_replayed(run(config), [1, 4])
+    on_ray = {"engine": {"backend": "ray", "hosts": 2}, "resources": {"cpus_per_host": 0.5}}
+    require_replayed(made(tmp_path, **on_ray), [1, 4])
 
 
 def test_the_run_of_a_replay_stays_as_it_is(tmp_path: Path) -> None:
-    folder = run(small(tmp_path, run={"keep": 1, "checkpoint_every": 4}))
+    folder = made(tmp_path, run={"keep": 1, "checkpoint_every": 4})
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     require_replayed(folder, [3])
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_method_of_another_file_differs_and_exits_with_1(tmp_path: Path) -> None:
+def test_a_method_of_another_file_differs_and_exits_with_1(
+    tmp_path: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "my.py"
     file.write_text(MINE)
-    folder = run(small(tmp_path, algorithm={"name": f"{file}:Mine"}))
+    folder = made(tmp_path, algorithm={"name": f"{file}:Mine"})
     client = read_metrics(folder)[2]["cohort"][0]
-    words = ["replay", str(folder), "--round", "3", "--client", str(client)]
-    done = CliRunner().invoke(app, words)
-    assert (done.exit_code, done.stdout.splitlines()[-1]) == (
-        0,
-        f"round 3, client {client}: the upload is that of the run",
-    )
-    file.write_text(MINE.replace("self.scale *", "2 * self.scale *"))
-    done = CliRunner().invoke(app, [*words, f"algorithm.name={file}:Mine"])
-    assert (done.exit_code, done.stdout.splitlines()[-1]) == (
-        1,
-        f"round 3, client {client}: the upload differs from the run",
-    )
+    for text, ended, says in (
+        (MINE, 0, "is that of"),
+        (MINE.replace("self.scale", "2 * self.scale"), 1, "differs from"),
+    ):
+        file.write_text(text)
+        words = ["replay", folder, "--round", "3", "--client", client, f"algorithm.name={file}:Mine"]
+        assert status(*words) == ended
+        assert capsys.readouterr().out.splitlines()[-1] == f"round 3, client {client}: the upload {says} the run"
 
 
 def test_pdb_stops_in_the_method_of_the_user(tmp_path: Path) -> None:
     file = tmp_path / "my.py"
     file.write_text(MINE)
-    folder = run(small(tmp_path, algorithm={"name": f"{file}:Mine"}))
+    folder = made(tmp_path, algorithm={"name": f"{file}:Mine"})
     client = read_metrics(folder)[2]["cohort"][-1]
     command = [sys.executable, "-m", "shoal", "replay", str(folder), "--round", "3", "--client", str(client), "--pdb"]
     typed = "n\np marked + 1000\nc\nc\n"
@@ -179,7 +169,7 @@ def test_pdb_stops_in_the_method_of_the_user(tmp_path: Path) -> None:
 
 
 def test_a_replay_that_cannot_be_names_why(tmp_path: Path, capsys: Any) -> None:
-    folder = run(small(tmp_path, run={"checkpoint_every": 1, "keep": 9}))
+    folder = made(tmp_path, run={"checkpoint_every": 1, "keep": 9})
     cohort = read_metrics(folder)[2]["cohort"]
     other = next(i for i in range(4) if i not in cohort)
     with refused(folder, "--client", says=", ".join(map(str, cohort))):
@@ -196,7 +186,7 @@ def test_a_replay_that_cannot_be_names_why(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_without_digests_nothing_is_compared(tmp_path: Path) -> None:
-    folder = run(small(tmp_path, run={"keep_digests": False}))
+    folder = made(tmp_path, run={"keep_digests": False})
     assert read_upload_digests(folder, 3) == []
     found = replay(folder, 3, read_metrics(folder)[2]["cohort"][0])
     assert len(found.visits) == 1
@@ -204,7 +194,7 @@ def test_without_digests_nothing_is_compared(tmp_path: Path) -> None:
 
 
 def test_digests_of_uploads_stay_after_a_kill_and_are_of_their_bytes(tmp_path: Path) -> None:
-    whole = run(small(tmp_path))
+    whole = made(tmp_path)
     seen = [read_upload_digests(whole, number) for number in (1, 2, 3, 4)]
     assert all(len(of_round) == 2 for of_round in seen)
     assert len({digest for of_round in seen for *_, digest in of_round}) == 8
@@ -216,6 +206,6 @@ def test_digests_of_uploads_stay_after_a_kill_and_are_of_their_bytes(tmp_path: P
 
 
 def test_a_visit_of_an_asynchronous_run_is_not_replayed(tmp_path: Path) -> None:
-    folder = run(config_from(small_run(tmp_path, rounds=2, schedule={"name": "fedasync", "concurrency": 2})))
+    folder = run_small(tmp_path, rounds=2, schedule={"name": "fedasync", "concurrency": 2})
     with refused(folder, "schedule.name", says="not those of fedasync"):
         replay(folder, 1, 0)

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from support.small_runs import small_run
+from support.small_runs import small_config
 
 from shoal.engine.config.config import load_config
 from shoal.engine.records.metrics import METRICS, Metrics, read_metrics
@@ -25,10 +24,7 @@ from shoal.study.sweep_folder import read_rows
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("scaling")
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(small_run(folder, name="grown")))
-    return str(path)
+    return small_config(tmp_path_factory.mktemp("scaling"), name="grown")
 
 
 def test_a_study_of_clients_by_the_files_of_its_runs(

@@ -6,10 +6,9 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-import yaml
 from support.errors import refused
-from support.failing_method import failing
-from support.small_runs import small_run
+from support.small_runs import small_config
+from support.toy_method import NAME as TOY
 
 from shoal.engine.records.metrics import read_metrics
 from shoal.pages.report import report
@@ -20,9 +19,8 @@ from shoal.sweeps.sweep import Sweep
 
 
 def test_forecast_is_that_of_a_period_and_stands_beside_what_all_took(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(small_run(tmp_path, rounds=8, evaluation={"every": 2})))
-    study = Study(str(path), ("participation.ratio=0.5,1.0", "seed=0,1"))
+    config = small_config(tmp_path, rounds=8, evaluation={"every": 2})
+    study = Study(config, ("participation.ratio=0.5,1.0", "seed=0,1"))
     sweep = Sweep(study)
     shown = forecast(sweep, price=3600.0)
     logged = [read_metrics(row.path) for row in sweep.rows]
@@ -51,8 +49,6 @@ def test_forecast_is_that_of_a_period_and_stands_beside_what_all_took(tmp_path: 
 
 
 def test_forecast_of_a_run_that_fails_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(small_run(tmp_path, algorithm={"name": failing(tmp_path)})))
-    sweep = Sweep(Study(str(path), ("seed=0,1",)))
+    sweep = Sweep(Study(small_config(tmp_path, algorithm={"name": TOY}), ("seed=0,1",)))
     with refused(sweep.rows[0].label):
         forecast(sweep, price=0.0)

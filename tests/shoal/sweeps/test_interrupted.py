@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.small_runs import small_run
+from support.needs import needs
+from support.small_runs import small_config
 
 from shoal.engine.config.config import load_config
 from shoal.engine.records.run_folder import finished
@@ -41,9 +42,7 @@ def config(tmp_path: Path) -> Path:
     mark = tmp_path / "ends.py"
     # A run has a copy of its code; the mark is beside the original.
     mark.write_text(CALLBACK.replace("Path(__file__)", f"Path({str(mark)!r})"))
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(small_run(tmp_path, rounds=2, callbacks=[f"{mark}:Ends"])))
-    return path
+    return Path(small_config(tmp_path, rounds=2, callbacks=[f"{mark}:Ends"]))
 
 
 def ended(*command: object, who: str = "itself") -> tuple[int, str]:
@@ -114,6 +113,7 @@ def test_sigterm_in_the_last_round_of_a_run_of_several_at_once(tmp_path: Path, c
     assert 1 <= len(begun) <= 3, said
 
 
+@needs("influence")
 def test_sigterm_in_the_last_round_of_a_run_without_a_client_ends_the_others(
     tmp_path: Path, config: Path, status: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

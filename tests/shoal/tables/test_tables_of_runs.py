@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from scipy import stats
-from support.small_runs import small_run
+from support.small_runs import small_config
 
 from shoal.engine.records.run_folder import CONFIG
 from shoal.study.sweep_folder import rows_of
@@ -36,9 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_sweep_to_latex_by_two_commands(
     folder: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = folder / "config.yaml"
-    config.write_text(yaml.safe_dump(small_run(folder, name="tabled", rounds=2, run={"checkpoint_every": 2})))
-    shoal("sweep", config, f"algorithm={','.join(METHODS)}", f"participation.ratio={','.join(RATIOS)}", "seeds=3")
+    config = small_config(folder, name="tabled", rounds=2, run={"checkpoint_every": 2})
+    axes = (f"algorithm={','.join(METHODS)}", f"participation.ratio={','.join(RATIOS)}", "seeds=3")
+    shoal("sweep", config, *axes, "--no-report")
     (sweep,) = (folder / "runs" / "sweeps").iterdir()
     score = {}
     for run in (folder / "runs").glob("tabled-*"):

@@ -69,18 +69,6 @@ def test_weights_of_edges_and_one_where_there_is_none() -> None:
     assert from_networkx(club(), "h").edge_weight is None
 
 
-def test_numbers_of_the_library_are_labels() -> None:
-    graph = nx.karate_club_graph()
-    nx.set_edge_attributes(graph, 1, "weight")
-    nx.set_node_attributes(graph, dict(graph.degree()), "degree")
-    found = from_networkx(graph, "degree", y="club")
-    assert found.label_names == ("Mr. Hi", "Officer")
-    assert (found.nodes, found.entries) == (34, 156)
-    nx.set_node_attributes(graph, {node: node % 2 for node in graph}, "parity")
-    found = from_networkx(graph, "degree", y="parity")
-    assert (found.label_names, found.y.tolist()) == (None, [0, 1] * 17)
-
-
 @pytest.mark.parametrize(
     ("change", "place", "says"),
     [
@@ -387,17 +375,12 @@ def test_masks_may_be_absent_and_clients_there(square: Square) -> None:
     ("attribute", "value", "message"),
     [
         ("x", None, "missing"),
-        ("y", torch.tensor([0, 1, -2, 1]), "row 2 is -2"),
         ("edge_index", None, "missing"),
         ("x", [[1.0], [2.0]], "must be a tensor or an array, found list"),
-        ("x", torch.tensor([[1.0], [torch.nan], [2.0], [3.0]]), "row 1 "),
-        ("y", torch.tensor([0, 1, 2]), "x has 4 rows"),
-        ("edge_index", torch.tensor([[0, 4], [1, 2]]), "names node 4"),
         ("train_mask", torch.ones(4, 10, dtype=torch.bool), "10 splits; take one"),
         ("val_mask", torch.ones(3, dtype=torch.bool), "4 nodes, found bool [3]"),
         ("test_mask", torch.tensor([0, 1, 3]), "found int64 [3]"),
         ("val_mask", torch.tensor([True, False, False, False]), "node 0 is in another mask"),
-        ("assignment", torch.tensor([0, 1, -1, 1]), "row 2 is -1"),
     ],
 )
 def test_data_refuses(attribute: str, value: Any, message: str, square: Square) -> None:

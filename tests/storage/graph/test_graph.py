@@ -288,31 +288,12 @@ def test_bytes_of_a_matrix_and_of_one_that_is_its_own_transpose(dense: torch.Ten
     assert own.most_bytes == sum(part.nbytes for part in both.parts())
 
 
-def test_product_and_gradient(dense: torch.Tensor) -> None:
-    matrix, weight = sparse(dense), torch.randn(7, 3, requires_grad=True)
-    expected = torch.autograd.grad((dense @ weight).sin().sum(), weight)
-    torch.testing.assert_close(torch.autograd.grad((matrix @ weight).sin().sum(), weight), expected)
-    # The weight may lie by rows or by columns.
-    for lying in (weight.detach(), torch.randn(3, 7).t()):
-        product = matrix @ lying
-        assert not product.requires_grad
-        torch.testing.assert_close(product, dense @ lying)
-
-
 def test_a_product_is_float32_under_autocast(dense: torch.Tensor) -> None:
     weight = torch.randn(7, 3)
     with torch.autocast("cpu", torch.bfloat16):
         found = sparse(dense) @ weight.bfloat16()
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, dense @ weight.bfloat16().float())
-
-
-def test_what_memory_held_before_does_not_show() -> None:
-    """The result of a product is not filled first."""
-    matrix = SparseMatrix.of(np.zeros(6, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32), 4)
-    for _ in range(50):
-        torch.full((5, 3), torch.nan)
-        assert torch.equal(matrix @ torch.randn(4, 3), torch.zeros(5, 3))
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 9), (3, 4), (4, 4), (5, 9), (5, 20)])

@@ -58,12 +58,6 @@ def test_clients_of_one_pass_are_those_of_many(make_graph: Callable[..., Graph])
             np.testing.assert_array_equal(a, b)
 
 
-def star(leaves: int) -> tuple[np.ndarray, np.ndarray]:
-    """Node 0 is the neighbour of all others; the last node has none."""
-    indptr = np.concatenate([[0], [leaves] * 1, leaves + np.arange(1, leaves + 1), [2 * leaves]])
-    return indptr.astype(np.int32), np.concatenate([np.arange(1, leaves + 1), np.zeros(leaves)]).astype(np.int32)
-
-
 @pytest.fixture
 def graph() -> tuple[np.ndarray, np.ndarray]:
     upper = np.triu(np.random.default_rng(0).random((60, 60)) < 0.2, 1)
@@ -90,32 +84,6 @@ def test_every_row_hears_some_of_its_own_neighbours_once(graph: tuple[np.ndarray
         assert len(heard) == len(set(heard)) == (len(own) if fanout < 0 else min(len(own), fanout))
         assert set(heard) <= set(own)
     assert neighbours(drawn, 1) == []
-
-
-def test_every_neighbour_is_as_likely() -> None:
-    indptr, indices = star(10)
-    rng = np.random.default_rng(2)
-    counts = np.zeros(12)
-    for _ in range(3000):
-        counts[neighbours(draw_neighbours(indptr, indices, np.array([0]), 3, rng), 0)] += 1
-    # Three of ten: 900 each, with a standard deviation of 25.
-    assert np.abs(counts[1:11] - 900).max() < 125
-    assert counts[0] == counts[11] == 0
-
-
-def test_the_same_stream_draws_the_same(graph: tuple[np.ndarray, np.ndarray]) -> None:
-    rows = np.arange(60)
-    first, again, other = (draw_neighbours(*graph, rows, 4, np.random.default_rng(seed)) for seed in (5, 5, 6))
-    assert all(np.array_equal(a, b) for a, b in zip(first, again))
-    assert not np.array_equal(first.indices, other.indices)
-
-
-def test_nothing_to_draw() -> None:
-    indptr, indices = star(3)
-    nobody = draw_neighbours(indptr, indices, np.empty(0, dtype=np.int64), 2, np.random.default_rng(0))
-    assert [len(part) for part in nobody] == [0, 1, 0]
-    alone = draw_neighbours(indptr, indices, np.array([4]), 2, np.random.default_rng(0))
-    assert (alone.nodes.tolist(), alone.indptr.tolist(), len(alone.indices)) == ([4], [0, 0], 0)
 
 
 Make = Callable[..., Graph]

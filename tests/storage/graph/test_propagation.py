@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.dense_graphs import rows_of, smoothing
 from support.errors import refused
 from support.induced_parts import csr_rows
 from support.shards import dense
-from torch_geometric.nn import SGConv
 
 from shoal.storage.graph import propagation
 from shoal.storage.graph.propagation import bound_degrees, hops, propagate
@@ -27,28 +26,13 @@ def random_graph(seed: int, nodes: int, density: float) -> np.ndarray:
     return (upper | upper.T).astype(np.float64)
 
 
-def csr(adjacency: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    indptr = np.concatenate([[0], adjacency.sum(1).cumsum()]).astype(np.int64)
-    return indptr, np.nonzero(adjacency)[1].astype(np.int32)
-
-
-def edge_index(adjacency: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.stack(np.nonzero(adjacency)))
-
-
-def operator(adjacency: np.ndarray, r: float) -> np.ndarray:
-    with_loops = adjacency + np.eye(len(adjacency))
-    degree = with_loops.sum(1)
-    return np.diag(degree ** (r - 1)) @ with_loops @ np.diag(degree**-r)
-
-
 def features(seed: int, nodes: int, width: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((nodes, width)).astype(np.float32)
 
 
 def one_hop(adjacency: np.ndarray, x: np.ndarray, r: float, **options: Any) -> np.ndarray:
     out = np.full_like(x, np.nan)
-    propagate(*csr(adjacency), x, r, out, **options)
+    propagate(*rows_of(adjacency), x, r, out, **options)
     return out
 
 
@@ -80,7 +64,7 @@ def _any_processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("_any_processor")
 def test_what_is_beyond_float16_is_refused_even_where_it_would_round_to_it() -> None:
-    no_edges, out = csr(np.zeros((1, 1))), np.empty((1, 3), dtype=np.float16)
+    no_edges, out = rows_of(np.zeros((1, 1))), np.empty((1, 3), dtype=np.float16)
     x = np.array([[65504.0, -65504.0, np.nan]], dtype=np.float32)
     propagate(*no_edges, x, 0.5, out)
     np.testing.assert_array_equal(out, x)
@@ -97,14 +81,14 @@ def test_what_is_beyond_float16_is_refused_even_where_it_would_round_to_it() -> 
 def test_processor_without_halves_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, dtypes: tuple[str, str]) -> None:
     adjacency, x = random_graph(9, 70, 0.3), features(10, 70, 600).astype(dtypes[0])
     outs = [np.empty(x.shape, dtype=dtypes[1]) for _ in range(2)]
-    propagate(*csr(adjacency), x, 0.5, outs[0])
+    propagate(*rows_of(adjacency), x, 0.5, outs[0])
     monkeypatch.setattr(propagation, "converts_halves", lambda: False)
-    propagate(*csr(adjacency), x, 0.5, outs[1])
+    propagate(*rows_of(adjacency), x, 0.5, outs[1])
     np.testing.assert_array_equal(*outs)
 
 
 def test_float16_is_read_exactly_and_written_to_nearest_even() -> None:
-    no_edges = csr(np.zeros((1, 1)))
+    no_edges = rows_of(np.zeros((1, 1)))
     halves = np.arange(2**16).astype(np.uint16).view(np.float16)
     halves = halves[np.isfinite(halves)][None]
     read = np.empty(halves.shape, dtype=np.float32)
@@ -130,14 +114,14 @@ WIDTHS = (1, 3, 7, 8, 9, 16, 31, 32, 33, 63, 100, 128)
 def test_the_kernel_equals_dense_algebra(r: float, dtype: type, out_dtype: type, pointer: type) -> None:
     adjacency = random_graph(19, 150, 0.6)
     adjacency[:, 40:50] = adjacency[40:50] = 0
-    indptr, indices = csr(adjacency)
+    indptr, indices = rows_of(adjacency)
     # A sum of 80 float32 terms, and where `out` is float16, one rounding: neighbours of one float16 lie 2^-10 apart.
     rtol = 1e-5 if out_dtype == np.float32 else 2.0**-10
     for width in WIDTHS:
         x = features(width, 150, width).astype(dtype)
         out = np.full(x.shape, np.nan, dtype=out_dtype)
         propagate(indptr.astype(pointer), indices, x, r, out)
-        np.testing.assert_allclose(out, operator(adjacency, r) @ x.astype(np.float64), rtol=rtol, atol=1e-5)
+        np.testing.assert_allclose(out, smoothing(adjacency, r) @ x.astype(np.float64), rtol=rtol, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -152,8 +136,8 @@ def test_a_column_depends_on_no_other_column(dtype: type) -> None:
 
 def test_several_threads_at_once_and_either_pointer_change_no_bit() -> None:
     adjacency, x = random_graph(22, 300, 0.3), features(23, 300, 65)
-    indptr, indices = csr(adjacency)
-    pointers = [indptr, indptr.astype(np.int32)] * 4
+    indptr, indices = rows_of(adjacency)
+    pointers = [indptr, indptr.astype(np.int64)] * 4
     outs = [np.empty_like(x) for _ in pointers]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda pointer, out: propagate(pointer, indices, x, 0.5, out), pointers, outs))
@@ -171,14 +155,14 @@ def test_whether_the_processor_converts_float16() -> None:
 def test_inputs_may_be_read_only_maps_and_nothing_warns(tmp_path) -> None:
     adjacency, x = random_graph(13, 30, 0.2), features(14, 30, 5)
     arrays = []
-    for name, array in zip(("indptr", "indices", "x"), (*csr(adjacency), x)):
+    for name, array in zip(("indptr", "indices", "x"), (*rows_of(adjacency), x)):
         np.save(tmp_path / f"{name}.npy", array)
         arrays.append(np.load(tmp_path / f"{name}.npy", mmap_mode="r"))
     out = np.lib.format.open_memmap(tmp_path / "out.npy", mode="w+", dtype=np.float32, shape=x.shape)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         propagate(arrays[0].astype(np.int32), *arrays[1:], 0.5, out)
-    np.testing.assert_allclose(out, operator(adjacency, 0.5) @ x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out, smoothing(adjacency, 0.5) @ x, rtol=1e-5, atol=1e-6)
 
 
 def weigh(adjacency: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -192,28 +176,14 @@ def weigh(adjacency: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def test_weights_are_the_entries_of_the_dense_operator(r: float, width: int) -> None:
     adjacency, x = random_graph(21, 40, 0.2), features(22, 40, width)
     weighted, weight = weigh(adjacency, 23)
-    expected = operator(weighted, r) @ x
+    expected = smoothing(weighted, r) @ x
     for dtype, rtol in ((np.float32, 1e-5), (np.float16, 3e-3)):
         out = np.empty(x.shape, dtype=dtype)
-        propagate(*csr(adjacency), x.astype(dtype), r, out, weight=weight)
+        propagate(*rows_of(adjacency), x.astype(dtype), r, out, weight=weight)
         np.testing.assert_allclose(out, expected, rtol=rtol, atol=2 * rtol)
     # Weights of one have the bits of no weights.
     ones = one_hop(adjacency, x, r, weight=np.ones_like(weight))
     np.testing.assert_array_equal(ones, one_hop(adjacency, x, r))
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("k", [1, 3])
-def test_equals_sgconv_of_pyg(k: int, weighted: bool) -> None:
-    adjacency, x = random_graph(15, 40, 0.15), features(16, 40, 6)
-    weight = weigh(adjacency, 26)[1] if weighted else None
-    convolution = SGConv(6, 6, K=k, bias=False)
-    convolution.lin.weight.data = torch.eye(6)
-    with torch.no_grad():
-        edge_weight = None if weight is None else torch.from_numpy(weight)
-        expected = convolution(torch.from_numpy(x), edge_index(adjacency), edge_weight).numpy()
-    found = hops(*csr(adjacency), x, PropagationOptions(k), weight)[-1]
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 SHARES = st.floats(0, 1)
@@ -223,11 +193,11 @@ SHARES = st.floats(0, 1)
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 5), SHARES, SHARES, st.integers(0, 4))
 def test_any_small_graph(seed: int, nodes: int, width: int, density: float, r: float, k: int) -> None:
     adjacency, x = random_graph(seed, nodes, density), features(seed, nodes, width)
-    result = hops(*csr(adjacency), x, PropagationOptions(k, r))
+    result = hops(*rows_of(adjacency), x, PropagationOptions(k, r))
     assert len(result) == k
     expected = x.astype(np.float64)
     for hop in result:
-        expected = operator(adjacency, r) @ expected
+        expected = smoothing(adjacency, r) @ expected
         assert hop.dtype == np.float32
         np.testing.assert_allclose(hop, expected, rtol=1e-4, atol=1e-5)
 
@@ -239,7 +209,7 @@ def test_bits_of_the_dense_kernel(dtype: Any, r: float, width: int, share: float
     rng = np.random.default_rng(0)
     x = ((rng.random((60, width)) < share) * rng.standard_normal((60, width))).astype(dtype)
     x[:5] = 0
-    graph = csr(random_graph(4, 60, 0.04))
+    graph = rows_of(random_graph(4, 60, 0.04))
     # The kernels do not mind that drawn ones differ both ways.
     drawn = rng.uniform(0.1, 3, len(graph[1])).astype(np.float32)
     weight = {"none": None, "ones": np.ones_like(drawn), "drawn": drawn}[weights]
@@ -260,7 +230,7 @@ def test_bits_of_the_dense_kernel(dtype: Any, r: float, width: int, share: float
 @pytest.mark.parametrize("width", [60, 200])
 def test_hops_become_dense_and_stay_so(width: int) -> None:
     x = csr_rows(np.eye(60, width, dtype=np.float32))
-    found = hops(*csr(random_graph(4, 60, 0.04)), x, PropagationOptions(6))
+    found = hops(*rows_of(random_graph(4, 60, 0.04)), x, PropagationOptions(6))
     layouts = [isinstance(hop, CsrRows) for hop in found]
     assert layouts[0]
     assert layouts == sorted(layouts, reverse=True)
@@ -271,14 +241,14 @@ def test_hops_become_dense_and_stay_so(width: int) -> None:
 def test_too_large_for_float16(width: int) -> None:
     x = csr_rows(np.full((60, 1), 6e4, dtype=np.float16) * np.eye(1, width, dtype=np.float16))
     with refused("propagation.dtype", says="float16 ends at 65504, but a hop reaches"):
-        hops(*csr(random_graph(4, 60, 0.1)), x, PropagationOptions(1, 1.0, "float16"))
+        hops(*rows_of(random_graph(4, 60, 0.1)), x, PropagationOptions(1, 1.0, "float16"))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([0.1, 0.4, 0.9]))
 def test_bounded_graphs_keep_edges_that_are_among_the_first_at_both_nodes(seed: int, most: int, density: float) -> None:
     adjacency = random_graph(seed, 14, density)
-    indptr, indices = csr(adjacency)
+    indptr, indices = rows_of(adjacency)
     weight = np.triu(np.random.default_rng(seed).random((14, 14)), 1).astype(np.float32)
     of_entries = (weight + weight.T)[np.nonzero(adjacency)]
     pointer, kept, weights = bound_degrees(indptr, indices, most, of_entries)
@@ -303,7 +273,7 @@ def test_hops_of_a_degree_run_over_the_bounded_graph() -> None:
     star[0, 1:] = star[1:, 0] = 1
     x = np.arange(5, dtype=np.float32)[:, None]
     options = PropagationOptions(1, 0.0, max_degree=1)
-    found = hops(*csr(star), x, options)[0][:, 0]
+    found = hops(*rows_of(star), x, options)[0][:, 0]
     moved = np.flatnonzero(found[1:] != x[1:, 0]) + 1
     assert len(moved) == 1
     assert found[0] == found[moved[0]] == moved[0] / 2

@@ -1,18 +1,17 @@
 """AdaFGL in whole rounds against loops over pairs of nodes, its parts by hand, and who comes late."""
 
 import math
-from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.both_layouts import both_layouts
-from support.fixtures import Check, CountsOf, MakeClient, MakeView, ModuleOf, PlainClients, Start
+from support.fixtures import CountsOf, MakeClient, MakeView, ModuleOf, PlainClients, Start
+from support.induced_parts import csr_rows
 from support.plain_fedavg import row_counts
+from support.written_rounds import require_mean_loss, require_model_bytes
 from torch import Tensor, nn
 
 from shoal.algorithms.client import Client
@@ -27,73 +26,27 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.storage.shards.view import View
 
-KEYS: dict[str, Any] = {"algorithm.name": "adafgl", "algorithm.shared_rounds": 2, "algorithm.hidden": 6}
 
-
-@pytest.mark.parametrize("weight", [None, 3.0])
-def test_knowledge_by_hand(make_view: MakeView, weight: float | None) -> None:
-    x = np.array([[1.0, 0.0], [0.0, 2.0], [4.0, 4.0]], dtype=np.float32)
+@pytest.mark.parametrize(("weight", "width"), [(None, 2), (3.0, 2), (None, 40)])
+def test_knowledge_by_hand(make_view: MakeView, weight: float | None, width: int) -> None:
+    """Hops of sparse features are written out unless they are wide."""
+    x = np.zeros((3, width), dtype=np.float32)
+    x[:, :2] = [[1.0, 0.0], [0.0, 2.0], [4.0, 4.0]]
     weights = None if weight is None else np.full((3, 3), weight, dtype=np.float32)
-    view = make_view(3, [(0, 1)], [0, 1, 1], [0], 2, x, weights)
+    view = make_view(3, [(0, 1)], [0, 1, 1], [0], 2, x if width == 2 else csr_rows(x), weights)
     edge = 0.25 * (weight or 1)
     p = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     found = knowledge(view, p, 0.25, 1, 0.5)
     m = np.array([[1, edge, 0], [edge, 1, 0.75], [0, 0.75, 1]])
     root = m.sum(1) ** -0.5
     hops = np.concatenate([x, (root[:, None] * m * root) @ x], 1)
-    np.testing.assert_allclose(found.hops_NG, hops, rtol=1e-6)
-    products = propagate_weighted(found, view.whole(0), [torch.eye(4), torch.full((4, 4), 2.0)])
-    np.testing.assert_allclose(torch.cat(products, 1), np.concatenate([hops, hops @ np.full((4, 4), 2)], 1), rtol=1e-6)
-
-
-def test_half_of_the_rounds_are_shared_by_default(start: Start) -> None:
-    server = start({"algorithm.name": "adafgl", "rounds": 5})
-    moved, before = [], server.state.server["w"]
-    for _ in range(5):
-        server.round()
-        moved.append(not torch.equal(server.state.server["w"], before))
-        before = server.state.server["w"]
-    assert moved == [True, True, True, False, False]
-
-
-@pytest.mark.parametrize("copies", [1, 12])
-def test_sparse_features_change_nothing(
-    start: Start, torch_clients: PlainClients, graphs: Mapping[str, Path], tmp_path: Path, copies: int
-) -> None:
-    """They are written out, as dense ones are, but where they are wide."""
-    found, written = [], []
-    for data in both_layouts(graphs["plain"], tmp_path, copies):
-        server = start({**KEYS, **data})
-        for _ in range(4):
-            server.round()
-        found.append(server.state.clients)
-        view = torch_clients(server)[0].view
-        known = knowledge(view, torch.ones(view.nodes, 3), 0.5, 3, 0.9)
-        written.append(bool(known.hops_NG.numel()))
-    assert written == [True, copies == 1]
-    for i in range(5):
-        torch.testing.assert_close(found[1][i]["branches"], found[0][i]["branches"], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "edges", "train"), [(1, [], [0]), (4, [], [0, 1, 2]), (5, [(0, 1)], [3]), (5, [(0, 1), (1, 2)], [0, 2])]
-)
-@pytest.mark.parametrize("cut", [0.0, 0.999])
-def test_graphs_that_have_nearly_nothing(
-    make_view: MakeView, make_client: MakeClient, cut: float, nodes: int, edges: list[tuple[int, int]], train: list[int]
-) -> None:
-    """One node, no edges, one training node; class 2 is nobody's."""
-    torch.manual_seed(0)
-    view = make_view(nodes, edges, [i % 2 for i in range(nodes)], train, 3)
-    client = make_client(view, build("gcn", view.features, 3, 0, 0.3, {"hidden": 8}))
-    method = AdaFGL(hidden=5, cut=cut)
-    trainer = LocalTrainer({"model": client.model.flat}, TrainOptions(epochs=3), method)
-    assert np.isfinite(method.train(client, Received(), trainer, "personal"))
-    assert client.state["branches"].isfinite().all()
-    scores = method.predict(client, Received(), "all")
-    assert scores.shape == (nodes, 3)
-    torch.testing.assert_close(scores.sum(1), torch.ones(nodes))
-    assert torch.equal(method.predict(client, Received(), "test"), scores[view.test])
+    if width == 2:
+        np.testing.assert_allclose(found.hops_NG, hops, rtol=1e-6)
+    assert bool(found.hops_NG.numel()) == (width == 2)
+    w_HG = np.random.default_rng(0).standard_normal((3, 2 * width)).astype(np.float32)
+    first, second = propagate_weighted(found, view.whole(0), [torch.from_numpy(w_HG), torch.from_numpy(2 * w_HG)])
+    np.testing.assert_allclose(first, hops @ w_HG.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(second, 2 * hops @ w_HG.T, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture
@@ -282,7 +235,7 @@ class Personal:
         return row_counts(self.view, predicted)
 
 
-@pytest.mark.exhaustive(2)
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -298,7 +251,6 @@ def test_rounds_written_out(
     torch_clients: PlainClients,
     module_of: ModuleOf,
     counts_of: CountsOf,
-    assert_mean_loss: Check,
     options: dict[str, Any],
 ) -> None:
     """The second phase begins in round 3; client 4 comes as a newcomer, client 2 in the last round."""
@@ -317,7 +269,7 @@ def test_rounds_written_out(
                 n = clients[i].view.nodes * (len(clients[i].view.train) > 0)
                 total, count = total + n * clients[i].w, count + n
             w = total / count
-            assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
+            require_model_bytes(line, p)
         else:
             new = [i for i in cohort if i not in personal]
             for i in new:
@@ -325,7 +277,7 @@ def test_rounds_written_out(
                 personal[i] = Personal(i, clients[i].view, module, number, {**DEFAULTS, **options})
             losses = {i: personal[i].visit(number, 2) for i in cohort}
             assert (line["bytes_up"], line["bytes_down"]) == (0, len(new) * 4 * p)
-            assert_mean_loss(line, losses, [client.view for client in clients])
+            require_mean_loss(line, losses, [client.view for client in clients])
         torch.testing.assert_close(server.state.server["w"].double(), w, rtol=1e-4, atol=1e-5)
         for i, client in enumerate(clients):
             expected = counts_of(server, client.view, server.state.server["w"])

@@ -42,6 +42,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("form", ["paper", "recommended"])
 def test_tasks_are_mixed_by_the_equations(start: Start, keys: dict[str, Any], form: str) -> None:
     """What clients trained, which a server that mixes nothing keeps, in equations (5) to (7) written out."""

@@ -15,8 +15,10 @@ from safetensors.torch import load_file
 from support.fixtures import Keys, Make
 from support.plain_dropout import dropped
 from support.plain_fedavg import row_counts
+from support.pyg_clients import graphs_of
 from support.same_bits import assert_same_runs
-from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
+from support.small_graphs import CLASSES, FEATURES, WITHOUT_TRAIN
+from support.written_rounds import cohorts_of, require_mean_loss
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
@@ -30,7 +32,6 @@ from shoal.storage.shards.view import View
 
 Start = Callable[..., Server]
 HIDDEN, EPOCHS, BATCH, DROPOUT, LR, SERVER_LR, KEPT_NODES, KEPT_EDGES = 6, 2, 2, 0.5, 0.05, 0.01, 0.6, 0.8
-ROUNDS = 3
 # Client 3 comes in round 2 alone, client 5 has nothing to train on.
 ONLINE = [[0, 1, 5], [0, 1, 2, 3, 4, 5], [1, 4, 5]]
 KEYS = {
@@ -47,7 +48,6 @@ KEYS = {
     "train.epochs": EPOCHS,
     "train.batch_size": BATCH,
     "train.dropout": DROPOUT,
-    "rounds": ROUNDS,
 }
 Prompted = list[tuple[Tensor, list[tuple[int, int]]]]
 
@@ -97,18 +97,11 @@ class PlainClient:
     """A client's graphs, prompt and head."""
 
     def __init__(self, number: int, folder: Path, view: View) -> None:
-        arrays = {file.stem: np.load(file) for file in folder.glob("*.npy")}
-        mine = np.flatnonzero(arrays["assignment"] == number)
+        mine = np.load(folder / "assignment.npy") == number
         self.number, self.view = number, view
         self.candidates: Tensor | None = None
-        self.split, self.y = arrays["split"][mine], torch.from_numpy(arrays["y"][mine])
-        self.graphs = []
-        for graph in mine:
-            nodes = view.node[arrays["graph"][view.node] == graph]
-            place = {int(node): row for row, node in enumerate(nodes)}
-            ends = [(place[int(a)], place[int(b)]) for a, b in arrays["edge_index"].T if int(a) in place and a != b]
-            pairs = sorted({(min(a, b), max(a, b)) for a, b in ends})
-            self.graphs.append((torch.from_numpy(arrays["x"][nodes]), pairs))
+        self.split, self.y = np.load(folder / "split.npy")[mine], torch.from_numpy(np.load(folder / "y.npy")[mine])
+        self.graphs = [(torch.from_numpy(x), pairs) for x, pairs in graphs_of(folder, number, view)]
         self.p = nn.Parameter(torch.empty(FEATURES))
         self.head = nn.Linear(HIDDEN, CLASSES)
         self.optimizer = torch.optim.Adam([self.p, *self.head.parameters()], lr=LR, weight_decay=0.01)
@@ -135,8 +128,8 @@ class PlainClient:
     def counts(self, gnn: Net) -> np.ndarray:
         gnn.eval()
         with torch.no_grad():
-            predicted = [int(self.head(gnn(self.with_prompt(np.array([g])))).argmax()) for g in range(len(self.y))]
-        return row_counts(self.view, predicted, CLASSES)
+            predicted = self.head(gnn(self.with_prompt(np.arange(len(self.y))))).argmax(1)
+        return row_counts(self.view, predicted.tolist(), CLASSES)
 
 
 class OneProcess:
@@ -220,12 +213,8 @@ def export_of(server: Server, gnn: Net) -> None:
 
 @pytest.fixture
 def keys(graph_task: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    trace = np.zeros((ROUNDS, len(OF_CLIENT)), dtype=bool)
-    for row, clients in zip(trace, ONLINE):
-        row[clients] = True
-    np.save(tmp_path / "online.npy", trace)
     plain = {name: value for name, value in graph_task.items() if name != "model.name"}
-    return {**plain, **KEYS, "participation.trace": str(tmp_path / "online.npy")}
+    return {**plain, **KEYS, **cohorts_of(tmp_path, ONLINE)}
 
 
 @pytest.fixture
@@ -283,9 +272,7 @@ def assert_rounds_are_those_of(plain: OneProcess, server: Server) -> None:
             torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5, msg=name)
         after = server.state.server["theta"]
         torch.testing.assert_close(after, mixed(before, plain.clients, cohort), rtol=1e-3, atol=1e-5)
-        rows = {i: int((plain.clients[i].split == TRAIN).sum()) for i in losses}
-        mean = sum(rows[i] * losses[i] for i in rows) / sum(rows.values())
-        assert line["loss"] == pytest.approx(mean, rel=1e-4)
+        require_mean_loss(line, losses, [client.view for client in plain.clients])
         for i in cohort:
             np.testing.assert_array_equal(server.state.scores["trained"][i], plain.clients[i].counts(found))
             # Nothing of a round is left with a client but its optimizer.
@@ -295,20 +282,19 @@ def assert_rounds_are_those_of(plain: OneProcess, server: Server) -> None:
             np.testing.assert_array_equal(server.state.scores["deployed"][i], plain.clients[i].counts(found))
 
 
-@pytest.mark.exhaustive(2)
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("updates", ["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"])
 def test_a_context_that_is_computed_again_has_the_same_bits(run: Start, keys: dict[str, Any], updates: str) -> None:
     keys = {**keys, "algorithm.gnn": updates}
-    assert_same_runs(*(run({**keys, "algorithm.recompute": recompute}) for recompute in (False, True)))
+    assert_same_runs(*(run({**keys, "algorithm.recompute": recompute}, rounds=1) for recompute in (False, True)))
 
 
 def test_small_passes_are_one_large_one(run: Start, keys: dict[str, Any]) -> None:
     """Without dropout, whose masks are drawn by pass."""
     keys = {**keys, "train.dropout": 0.0}
-    found = [run({**keys, "algorithm.most_rows": most}).state.server for most in (65_536, 1, 9)]
-    for other in found[1:]:
-        for name in ("gnn", "theta"):
-            torch.testing.assert_close(other[name], found[0][name], rtol=1e-4, atol=1e-6)
+    found = [run({**keys, "algorithm.most_rows": most}, rounds=1).state.server for most in (65_536, 1)]
+    for name in ("gnn", "theta"):
+        torch.testing.assert_close(found[1][name], found[0][name], rtol=1e-4, atol=1e-6)
 
 
 def test_an_export_predicts(configure: Make, start: Start, keys: Keys, one_process: Make, tmp_path: Path) -> None:
@@ -361,17 +347,15 @@ def test_classifiers_alone_and_no_mixing(start: Start, keys: dict[str, Any]) -> 
 @pytest.mark.parametrize("noise", ["paper", "clipped"])
 def test_noise_is_of_the_messages(start: Start, keys: dict[str, Any], noise: str) -> None:
     """With a huge epsilon, and a clip beyond all rows, rounds are nearly those without."""
-    options = {"algorithm.noise": noise, "algorithm.epsilon": 1e9, "algorithm.clip": 50.0}
-    plain, faint = start(keys), start({**keys, **options})
-    loud = start({**keys, **options, "algorithm.epsilon": 1.0})
-    again = start({**keys, **options, "algorithm.epsilon": 1.0})
-    lines = [[server.round() for _ in ONLINE] for server in (plain, faint, loud, again)]
-    theta = [server.state.server["theta"] for server in (plain, faint, loud, again)]
-    torch.testing.assert_close(theta[1], theta[0], rtol=1e-2, atol=1e-3)
-    assert (theta[2] - theta[0]).abs().max() > 1e-2
-    assert torch.equal(theta[2], theta[3])
-    notes = [line.get("notes", {}).get("epsilon of a training graph") for line in lines[2]]
-    assert notes == ([None] * 3 if noise == "paper" else [4.0, 8.0, 12.0])
+    options = {"algorithm.noise": noise, "algorithm.clip": 50.0}
+    servers = [start(keys), *(start({**keys, **options, "algorithm.epsilon": e}) for e in (1e9, 1.0, 1.0))]
+    lines = [server.round() for server in servers]
+    plain, faint, loud, again = (server.state.server["theta"] for server in servers)
+    torch.testing.assert_close(faint, plain, rtol=1e-2, atol=1e-3)
+    assert (loud - plain).abs().max() > 1e-2
+    assert torch.equal(loud, again)
+    notes = [line.get("notes", {}).get("epsilon of a training graph") for line in (lines[2], servers[2].round())]
+    assert notes == ([None] * 2 if noise == "paper" else [4.0, 8.0])
 
 
 @pytest.mark.parametrize("width", [FEATURES, HIDDEN])

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.fixtures import MakeView
+from support.plain_fedgta import equations_3_to_5
 from torch import Tensor
 
 from shoal.algorithms.methods.fedgta import label_sketch
@@ -17,7 +18,6 @@ from shoal.algorithms.methods.fedgta.label_sketch import (
     Sketch,
     SketchForm,
     confidence,
-    moments,
     sketch_by_tiles,
     sketch_by_torch,
     sketch_labels,
@@ -77,16 +77,6 @@ def test_moments_are_within_the_norm_that_is_declared(make_view: MakeView, rows:
         assert float(same.norm()) == pytest.approx(norm)
 
 
-@pytest.mark.parametrize("nodes", [1023, 1024, 1025, 2500])
-def test_moments_of_many_nodes(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
-    """512 rows at a time."""
-    monkeypatch.setattr(label_sketch, "NUMBERS_AT_A_TIME", 2 * 3 * 512)
-    y = random_rows(nodes, 3)
-    rows = y.double().numpy()
-    expected = [np.mean((rows - origin) ** q, axis=0) for origin in (0, rows.mean(0)) for q in (1, 2, 3)]
-    np.testing.assert_allclose(moments(y[None], 3, "hybrid")[0], expected, rtol=1e-4, atol=1e-7)
-
-
 @pytest.fixture
 def random_view(make_view: Callable[..., View]) -> Callable[..., View]:
     """A client of some nodes, of which the last has no neighbour, with a hub and `degree` random entries a node."""
@@ -104,32 +94,11 @@ def random_view(make_view: Callable[..., View]) -> Callable[..., View]:
     return random_view
 
 
-def exact(view: View, seed_NC: Tensor, form: SketchForm) -> tuple[np.ndarray, float]:
-    """Moments and confidence with every matrix written out, in float64."""
-    loops = view.adjacency.to_dense().double().numpy() + np.eye(view.nodes)
-    degree = loops.sum(1)
-    operator = loops / np.sqrt(np.outer(degree, degree))
-    y0 = seed_NC.double().numpy()
-    y, found = y0, []
-    for _ in range(form.lp_steps):
-        y = form.lp_seed_weight * y0 + (1 - form.lp_seed_weight) * operator @ y
-        rows = y / y.sum(1, keepdims=True) if form.rows == "stochastic" else y
-        origins = {"raw": [0], "central": [rows.mean(0)], "hybrid": [0, rows.mean(0)]}[form.moments]
-        found.append([np.mean((rows - o) ** q, axis=0) for o in origins for q in range(1, form.orders + 1)])
-    y_log_y = np.where(rows > 0, rows * np.log(np.where(rows > 0, rows, 1)), 0).sum(1)
-    classes = rows.shape[1]
-    h = {
-        "paper": degree @ (classes / np.e + y_log_y),
-        "normalized": degree @ (1 + y_log_y / np.log(max(classes, 2))),
-        "uniform": 1.0,
-    }
-    return np.concatenate(found if form.moment_steps == "all" else found[-1:]), float(h[form.confidence])
-
-
 def require_exact(found: Sketch, view: View, seed_NC: Tensor, form: SketchForm) -> None:
-    moments_SC, h = exact(view, seed_NC, form)
+    options = {**form._asdict(), "lp_seed": "predictions"}
+    h, moments_M = equations_3_to_5(view, seed_NC.double().numpy(), options)
     assert found.moments_SC.dtype == torch.float32
-    np.testing.assert_allclose(found.moments_SC, moments_SC, rtol=2e-5, atol=2e-7)
+    np.testing.assert_allclose(found.moments_SC.flatten(), moments_M, rtol=2e-5, atol=2e-7)
     assert found.confidence == pytest.approx(h, rel=1e-5, abs=1e-4)
 
 
@@ -151,9 +120,12 @@ FORMS = [
 @pytest.mark.parametrize("changes", FORMS, ids=lambda form: " ".join(map(str, form.values())) or "defaults")
 @pytest.mark.parametrize(("nodes", "classes"), [(1, 3), (2, 1), (31, 16), (32, 17), (65, 40)])
 def test_both_paths_equal_dense_algebra(
-    random_view: Callable[..., View], sketch: Callable[..., Sketch], changes: dict[str, Any], nodes: int, classes: int
-) -> None:
+    random_view: Callable[..., View], sketch: Callable[..., Sketch], changes: dict[str, Any], nodes: int, classes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Sixteen rows at a time by torch."""
     form, view, seed = FORM._replace(**changes), random_view(nodes, classes), random_rows(nodes, classes)
+    monkeypatch.setattr(label_sketch, "NUMBERS_AT_A_TIME", 16 * classes)
     require_exact(sketch(view, seed, form), view, seed, form)
 
 

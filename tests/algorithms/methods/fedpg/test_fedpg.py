@@ -2,20 +2,18 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from support import pyg_clients
 from support.errors import refused
-from support.fixtures import Keys, MakeClient, MakeView, ModuleOf, Start, Views
-from support.same_bits import assert_same_scores, assert_same_trees
+from support.fixtures import MakeClient, MakeView, ModuleOf, Start, Views
 from support.small_fedpg import (
     CLASSES,
     DECAY,
@@ -30,99 +28,19 @@ from support.small_fedpg import (
     flat,
 )
 from support.small_graphs import ONE_GRAPH, WITHOUT_TRAIN
+from support.written_rounds import require_mean_loss
 from torch import Tensor
 
 from shoal.algorithms.base import Tree
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.fedpg.fedpg import FedPG, Received, depth_of
-from shoal.algorithms.methods.fedpg.hop_prototypes import annotate
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.rounds.reduction import upload_bytes
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
-from shoal.storage.shards.view import View
 
 PG = {"algorithm.name": "fedpg"}
-
-
-def assert_same_local(one: Server, other: Server) -> None:
-    """In all that the first keeps, which may be less."""
-    for i, tree in one.state.clients.items():
-        assert_same_trees({i: tree}, {i: {name: other.state.clients[i][name] for name in tree}})
-    assert_same_scores(one, other, "trained", "deployed")
-
-
-@pytest.mark.parametrize("alignment", ["node", "prototype"])
-def test_own_targets_equal_federated_with_alpha_0_lam_above_1(run: Start, alignment: str) -> None:
-    keys = {**PG, "train.dropout": 0.5, "algorithm.alignment": alignment}
-    alone = run({**keys, "algorithm.alpha": 0, "algorithm.lam": 1.1})
-    own = run({**keys, "algorithm.targets": "own"})
-    assert_same_local(alone, own)
-    for i in range(6):
-        assert torch.equal(own.state.clients[i]["proto"], alone.state.server["proto"][i])
-    assert own.state.server == {}
-
-
-ATTENTIVE = {"algorithm.attention": "node", "algorithm.alignment": "prototype", "algorithm.noise": 0.1}
-
-
-# Single clients
-
-
-def upload_of(make_client: MakeClient, view: View, **options: Any) -> Tree:
-    torch.manual_seed(0)
-    client = make_client(view, build("mlp", view.features, view.classes, 0, 0.5, {"hidden": 6}))
-    upload = FedPG(**options).upload(client, Received(2), "train")
-    present = upload.entries["present"]
-    assert upload_bytes(upload) == 4 * 6 * int(present.sum()) + 4 * view.classes + -(-present.numel() // 8)
-    assert torch.equal(upload.entries["proto"][~present], torch.zeros(int((~present).sum()), 6))
-    return upload.entries
-
-
-def test_one_class(make_view: MakeView, make_client: MakeClient) -> None:
-    entries = upload_of(make_client, make_view(4, [(0, 1), (1, 2), (2, 3)], [1] * 4, [0, 1, 2, 3], 3))
-    assert entries["present"].tolist() == [[False, True, False]] * 3
-    assert entries["counts"].tolist() == [0, 4, 0]
-
-
-def test_no_training_nodes_and_no_edges(make_view: MakeView, make_client: MakeClient) -> None:
-    assert not upload_of(make_client, make_view(4, [(0, 1)], [1] * 4, [], 3))["present"].any()
-    alone = upload_of(make_client, make_view(4, [], [0, 1, 1, 2], [0, 1], 3))
-    assert alone["present"].tolist() == [[True, True, False], [False] * 3, [False] * 3]
-    assert upload_of(make_client, make_view(1, [], [0], [0], 3))["present"].sum() == 1
-
-
-@pytest.mark.parametrize("alignment", ["node", "prototype"])
-@pytest.mark.parametrize("hops", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("edges", "label", "train"),
-    [
-        ([], [0, 1, 1, 2], [0, 1]),
-        ([(0, 1)], [1, 1, 1, 1], [0, 1]),
-        ([(0, 1)], [0, 1, 1, 1], [0, 1]),
-        ([], [0] * 4, [3]),
-    ],
-    ids=["no edges", "one class", "hops without neighbours", "one node"],
-)
-def test_the_term_of_clients_that_lack_something(
-    make_view: MakeView, make_client: MakeClient, alignment: Any, hops: int, edges: Any, label: Any, train: Any
-) -> None:
-    view = make_view(4, edges, label, train, 3)
-    torch.manual_seed(0)
-    client = make_client(view, build("mlp", view.features, 3, 0, 0.0, {"hidden": 6}))
-    target = unit(torch.randn(hops + 1, 3, 6, generator=torch.Generator().manual_seed(1)))
-    algorithm = FedPG(alignment=alignment, hops=hops)
-    found = algorithm._alignment(client, (target, torch.ones(hops + 1, 3, dtype=torch.bool)))
-    assert found is not None
-    loss = found[1](client.model.forward(found[0])().embedding_NH)
-    loss.backward()
-    assert loss > 0
-    assert torch.isfinite(client.model.flat.w.grad).all()
-    nothing = torch.zeros(hops + 1, 3, dtype=torch.bool)
-    assert algorithm._alignment(client, (target, nothing)) is None
 
 
 @pytest.mark.parametrize(("attention", "labels"), [("none", "mean"), ("node", "mean"), ("node", "sum")])
@@ -157,23 +75,6 @@ def test_a_model_that_passes_messages_answers_once_for_loss_and_alignment(
     torch.testing.assert_close(client.model.w, w.detach())
 
 
-def test_annotation(make_view: MakeView, make_client: MakeClient) -> None:
-    x = np.array([[4, 0], [0, 4], [0.1, 0], [3, 0], [0, 0]], dtype=np.float32)
-    view = make_view(5, [], [1, 1, 1, 1, 1], [0], 2, x)
-    module = build("sgc", 2, 2, 0, 0.5, {})
-    with torch.no_grad():
-        module.head.linears[0].weight.copy_(torch.eye(2))
-    client = make_client(view, module)
-    found = annotate(client)
-    # Row 0 is trained on and keeps its label, whatever the model says.
-    assert found.class_N.tolist() == [1, 1, 0, 0, 0]
-    assert found.centre_N.tolist() == [True, False, False, False, False]
-    assert annotate(client, confident=0.8).centre_N.tolist() == [True, True, False, True, False]
-    # Of two classes with the same logit each has a probability of just one half.
-    assert annotate(client, confident=0.5).centre_N.all()
-    torch.testing.assert_close(found.z_NH, unit(torch.from_numpy(x)))
-
-
 GRAPHS_PG = {"algorithm.name": "fedpg", "algorithm.similar": 2, "model.hidden": 8, "train.dropout": 0.5}
 
 
@@ -186,29 +87,6 @@ def test_what_clients_lack(run: Start, graph_task: dict[str, Any]) -> None:
     assert not held["counts"][WITHOUT_TRAIN].any()
     assert held["known"].tolist() == [[True, True, False, False]] * 3
     assert torch.equal(held["proto"][~held["present"]], torch.zeros(int((~held["present"]).sum()), 8))
-
-
-@pytest.mark.parametrize("options", [{}, ATTENTIVE])
-def test_cells_and_a_resumed_run_change_nothing(start: Start, graph_task: Keys, options: Keys) -> None:
-    keys = {**graph_task, **GRAPHS_PG, **options, "participation.ratio": 0.7}
-    undisturbed, first = start(keys), start({**keys, "engine.cell_size": 1})
-    for _ in range(2):
-        first.round()
-    state = FederationState.from_tensors(*first.state.to_tensors())
-    second = start({**keys, "engine.cell_size": 4}, state=state)
-    for _ in range(3):
-        second.round()
-    for _ in range(5):
-        undisturbed.round()
-    assert_same_trees({0: undisturbed.state.to_tensors()[0]}, {0: second.state.to_tensors()[0]})
-
-
-def test_graph_task_with_heterogeneous_models_runs(run: Start, graph_task: dict[str, Any]) -> None:
-    models = [{"name": "gin", "hidden": 8}, {"name": "gamlp", "hidden": 12}, {"name": "sage", "hidden": 8}]
-    keys = {name: value for name, value in {**graph_task, **GRAPHS_PG}.items() if not name.startswith("model.")}
-    server = run({**keys, "model": models, "heterogeneity.rule": "round-robin"}, rounds=3)
-    assert server.state.server["proto"].shape == (6, 3, CLASSES, 8)
-    assert all(bool(torch.isfinite(t).all()) for kept in server.state.clients.values() for t in kept.values())
 
 
 @pytest.mark.parametrize(("hops", "levels"), [(2, 2), (4, 3)])
@@ -339,7 +217,7 @@ def begun(start: Start, views: Views, module_of: ModuleOf, graph_task: dict[str,
 SHARED = [name for name, chosen in OPTIONS.items() if "targets" not in chosen]
 
 
-@pytest.mark.exhaustive(3)
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("name", SHARED)
 def test_rounds(name: str, begun: Begin, recorded: Any) -> None:
     """Stale uploads, newcomers, a client without training nodes, a class that only the predictions know."""
@@ -361,7 +239,7 @@ def test_rounds(name: str, begun: Begin, recorded: Any) -> None:
             losses[i] = clients[i].visit(number, targets)
             uploads[i] = clients[i].upload(number)
             assert_same_client(server.state.clients[i], clients[i], (number, i))
-        assert line["loss"] == pytest.approx(mean_loss(losses, clients), rel=1e-4)
+        require_mean_loss(line, losses, [client.view for client in clients])
         bits = math.ceil(levels * CLASSES / 8)
         sent = [4 * WIDTH * len(proto) + 4 * CLASSES + bits for proto, _ in uploads.values()]
         received = [4 * WIDTH * len(plain.known) + bits for down in recorded.downloads.values() if "proto.rows" in down]
@@ -393,10 +271,5 @@ def test_rounds_of_the_self_control(name: str, begun: Begin) -> None:
             losses[i] = clients[i].visit(number, clients[i].own)
             clients[i].upload(number)
             assert_same_client(server.state.clients[i], clients[i], (number, i))
-        assert line["loss"] == pytest.approx(mean_loss(losses, clients), rel=1e-4)
+        require_mean_loss(line, losses, [client.view for client in clients])
         assert (server.state.server, line["bytes_up"], line["bytes_down"]) == ({}, 0, 0)
-
-
-def mean_loss(losses: dict[int, float], clients: Sequence[PlainClient]) -> float:
-    rows = {i: len(clients[i].view.train) for i in losses if len(clients[i].view.train)}
-    return sum(n * losses[i] for i, n in rows.items()) / sum(rows.values())

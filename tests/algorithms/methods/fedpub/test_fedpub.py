@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,22 +11,23 @@ import torch
 import torch.nn.functional as F
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
-from support.both_layouts import both_layouts
-from support.fixtures import Check, ModuleOf, Start, Views
+from support.dense_graphs import smoothing
+from support.fixtures import ModuleOf, Start, Views
+from support.plain_clients import EPOCHS, PlainClient
 from support.plain_fedavg import row_counts
+from support.small_fedgkc import answer
+from support.written_rounds import require_mean_loss
 from torch import Tensor, nn
 
-from shoal.algorithms.methods.fedpub.fedpub import mixing_rows, proxy_graph
+from shoal.algorithms.methods.fedpub.fedpub import proxy_graph
 from shoal.algorithms.models.build import build
 from shoal.algorithms.rng import key
-from shoal.storage.shards.view import View
 
 KEYS: dict[str, Any] = {"algorithm.name": "fedpub", "train.dropout": 0.5}
 
 
 def test_the_proxy_graph_is_five_random_blocks() -> None:
-    starts, columns, x = proxy_graph(3, 40)
-    a = csr_array((np.ones(len(columns)), columns, starts), (500, 500)).toarray()
+    a, x = dense_proxy(3, 40)
     assert (a == a.T).all()
     assert not a.diagonal().any()
     count, block = connected_components(csr_array(a))
@@ -37,17 +38,9 @@ def test_the_proxy_graph_is_five_random_blocks() -> None:
     assert x.dtype == np.float32
     assert abs(x.mean()) < 0.03
     assert abs(x.std() - 1) < 0.03
-    for found, again, other in zip((starts, columns, x), proxy_graph(3, 40), proxy_graph(4, 40)):
+    for found, again, other in zip(*(proxy_graph(seed, 40) for seed in (3, 3, 4))):
         np.testing.assert_array_equal(found, again)
         assert found.shape != other.shape or (found != other).any()
-
-
-def test_rows_by_hand() -> None:
-    sketches = torch.tensor([[2.0, 0.0], [0.0, 1.0], [-3.0, 0.0]])
-    some = mixing_rows(sketches, torch.tensor([True, False, True]), 2.0)
-    np.testing.assert_allclose(some[1], [0.5, 0, 0.5], rtol=1e-6)
-    assert torch.equal(mixing_rows(sketches, torch.tensor([False] * 3), 2.0), torch.eye(3))
-    assert torch.equal(mixing_rows(sketches, torch.tensor([True] * 3), 1e9), torch.eye(3))
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
@@ -73,48 +66,18 @@ def test_moments_of_masks_are_kept_or_reset(run: Start) -> None:
     assert set(reset) == {"mask"}
 
 
-@pytest.mark.parametrize("model", ["sage", "gat", "gin", "gcnii", "transformer", "gcn"])
-def test_every_backbone_is_masked(run: Start, model: str) -> None:
-    more = {"model.fanouts": [3, 2], "train.batch_size": 4} if model == "sage" else {}
-    server = run({**KEYS, **more, "model.name": model}, rounds=2)
-    for i in range(5):
-        mask = server.state.clients[i]["mask"]
-        assert mask.isfinite().all()
-        assert (mask != 1).float().mean() > 0.5
-
-
-def test_sparse_features_give_the_same_numbers(run: Start, graphs: Mapping[str, Path], tmp_path: Path) -> None:
-    """Their weights lie column by column, and so do the masks of these."""
-    keys = {**KEYS, "model.name": "sgc", "model.layers": 2}
-    dense, sparse = (run({**keys, **data}, rounds=2) for data in both_layouts(graphs["plain"], tmp_path))
-    columns = torch.arange(8 * 5).view(8, 5).t().flatten()
-    for i in range(5):
-        mask = dense.state.clients[i]["mask"]
-        turned = torch.cat([mask[columns], mask[40:]])
-        torch.testing.assert_close(sparse.state.clients[i]["mask"], turned, rtol=1e-3, atol=1e-4)
-
-
-# As the keys of `patchy` have them.
-EPOCHS, LR, DECAY = 2, 0.05, 0.01
-
-
-class Masked:
+@dataclass
+class Masked(PlainClient):
     """A client with a mask for every weight matrix of its module, Adam on both."""
 
-    def __init__(self, number: int, view: View, module: nn.Module, masks: bool) -> None:
-        self.number, self.view, self.module = number, view, module
-        self.names = [name for name, p in module.named_parameters() if p.dim() == 2]
-        self.masks = {name: nn.Parameter(torch.ones_like(dict(module.named_parameters())[name])) for name in self.names}
-        self.penalised = list(self.masks.values()) if masks else []
-        self.optimizer = torch.optim.Adam([*module.parameters(), *self.penalised], lr=LR, weight_decay=DECAY)
-        self.y = view.label[view.train]
+    has_masks: bool
 
-    def load(self, w: Tensor) -> None:
-        nn.utils.vector_to_parameters(w.float().clone(), self.module.parameters())
-
-    @property
-    def w(self) -> Tensor:
-        return nn.utils.parameters_to_vector(self.module.parameters()).detach()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        matrices = {name: p for name, p in self.module.named_parameters() if p.dim() == 2}
+        self.masks = {name: nn.Parameter(torch.ones_like(p)) for name, p in matrices.items()}
+        self.penalised = list(self.masks.values()) if self.has_masks else []
+        self.optimizer = self.make_optimizer([*self.module.parameters(), *self.penalised])
 
     def effective(self, threshold: float = 0.0) -> dict[str, Tensor]:
         found = dict(self.module.named_parameters())
@@ -125,7 +88,9 @@ class Masked:
     def out(self, hops: list[Tensor], threshold: float = 0.0) -> Any:
         return torch.func.functional_call(self.module, self.effective(threshold), (hops,))
 
-    def train(self, round_number: int, near: Tensor | None, l1: float, proximal: float, batch: int) -> float:
+    def train(  # type: ignore[override]
+        self, round_number: int, near: Tensor | None, l1: float, proximal: float, batch: int
+    ) -> float:
         torch.manual_seed(key(0, round_number, self.number, "train"))
         self.module.train()
         for _ in range(EPOCHS):
@@ -158,17 +123,20 @@ class Masked:
         return row_counts(self.view, predicted)
 
 
-def hops_of(seed: int, features: int, hops: int) -> list[Tensor]:
-    """Of the proxy graph, by a dense matrix."""
+def dense_proxy(seed: int, features: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gives the edges of the proxy graph as a dense matrix, and its features."""
     starts, columns, x = proxy_graph(seed, features)
-    a = np.eye(len(x))
-    for i in range(len(x)):
-        a[i, columns[starts[i] : starts[i + 1]]] = 1
-    root = a.sum(1) ** -0.5
-    found = [x.astype(np.float64)]
+    return csr_array((np.ones(len(columns)), columns, starts), (len(x), len(x))).toarray(), x
+
+
+def hops_of(seed: int, features: int, hops: int) -> list[Tensor]:
+    """Computes hops of the proxy graph."""
+    a, x = dense_proxy(seed, features)
+    hop, powers = x.astype(np.float64), [torch.from_numpy(x)]
     for _ in range(hops):
-        found.append((root[:, None] * a * root) @ found[-1])
-    return [torch.from_numpy(hop).float() for hop in found]
+        hop = smoothing(a) @ hop
+        powers.append(torch.from_numpy(hop).float())
+    return powers
 
 
 def naive_rows(sketches: list[np.ndarray], counts: list[bool], tau: float) -> np.ndarray:
@@ -202,7 +170,6 @@ def test_rounds_written_out(
     patchy: Mapping[str, Any],
     views: Views,
     module_of: ModuleOf,
-    assert_mean_loss: Check,
     more: dict[str, Any],
 ) -> None:
     plain = {name: value for name, value in patchy.items() if name != "model.name"}
@@ -241,7 +208,7 @@ def test_rounds_written_out(
                 torch.testing.assert_close(kept["mask"], mask, rtol=1e-3, atol=1e-4)
             clients[i].load(inboxes[i])
             np.testing.assert_array_equal(server.state.scores["deployed"][i], clients[i].counts(threshold))
-        assert_mean_loss(line, losses, [client.view for client in clients])
+        require_mean_loss(line, losses, [client.view for client in clients])
         newcomers = set(cohort) - met
         met |= newcomers
         p, h = len(server._initial), len(sketches[0])
@@ -251,6 +218,7 @@ def test_rounds_written_out(
         assert line["notes"]["contributors"] == pytest.approx((1 / (rows**2).sum(1)).mean(), rel=1e-2)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("name", ["gcn", "gcnii", "sage"])
 def test_the_sketch_of_a_model_that_passes_messages(start: Start, recorded: Any, name: str) -> None:
     """By PyG's layers on a dense proxy graph, nothing dropped and small masks left out."""
@@ -258,13 +226,7 @@ def test_the_sketch_of_a_model_that_passes_messages(start: Start, recorded: Any,
     server = start({**keys, "train.dropout": 0.5}, pool=recorded.on)
     server.round()
     seed = int(server.state.server["proxy"])
-    starts, columns, x = proxy_graph(seed, 5)
-    a = torch.zeros(500, 500)
-    for i in range(500):
-        a[i, torch.from_numpy(columns[starts[i] : starts[i + 1]]).long()] = 1
-    loops = a + torch.eye(500)
-    root = loops.sum(1).rsqrt()
-    operator = a / a.sum(1, keepdim=True).clamp_min(1) if name == "sage" else root[:, None] * loops * root
+    a_NN, x = map(torch.from_numpy, dense_proxy(seed, 5))
     for i in range(6):
         module = build(name, 5, 4, 2, 0.5, {"hidden": 8})
         kept, sent = server.state.clients[i], recorded.uploads[i]
@@ -277,12 +239,5 @@ def test_the_sketch_of_a_model_that_passes_messages(start: Start, recorded: Any,
                     p.data *= pruned[: p.numel()].view_as(p)
                     pruned = pruned[p.numel() :]
         with torch.no_grad():
-            expected = module.eval()(_Dense(torch.from_numpy(x), (operator, operator))).embedding_NH.mean(0)
+            expected = answer(module.eval(), a_NN, x).embedding_NH.mean(0)
         torch.testing.assert_close(sent["sketch"], expected, rtol=1e-3, atol=1e-5)
-
-
-class _Dense:
-    """A neighbourhood with dense matrices."""
-
-    def __init__(self, x: Tensor, operators: tuple[Tensor, ...]) -> None:
-        self.x_NF, self.operators, self.rows = x, operators, None

@@ -1,21 +1,21 @@
 """FedSage+ in whole rounds written out, without its generators, and clients that have nearly nothing."""
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.both_layouts import both_layouts
-from support.fixtures import Check, Keys, MakeClient, MakeContext, MakeView, Start, Views
+from support.fixtures import Keys, MakeClient, MakeContext, MakeView, Start, Views
 from support.plain_fedavg import row_counts
 from support.plain_fedgta import DEFAULTS as FEDGTA
 from support.plain_fedgta import equations_3_to_5
 from support.same_bits import assert_same_runs, assert_same_scores
 from support.small_fedsage_plus import DEFAULTS, Person, of_others
 from support.sparse_rows import sparse as as_sparse
+from support.written_rounds import require_mean_loss, require_model_bytes
 
 from shoal.algorithms.base import Client, Replies, Upload
 from shoal.algorithms.methods.fedsage_plus import client_generator
@@ -56,27 +56,6 @@ def test_without_generators_it_is_the_plain_method(run: Start, name: str, plain:
     off = run({**keys, "algorithm.name": name, "algorithm.generator_rounds": 0})
     assert_same_runs(off, expected)
     assert_same_scores(expected, off)
-
-
-@pytest.mark.parametrize("model", ["gcn", "gat", {"name": "gin", "hidden": 8, "layers": 2, "head": "conv"}])
-def test_models_that_are_averaged_may_be_others(run: Start, model: Any) -> None:
-    keys = {name: value for name, value in KEYS.items() if name != "model.name"}
-    keys |= {"model": {"name": model, "hidden": 8} if isinstance(model, str) else model, "train.batch_size": 4}
-    server = run(keys, rounds=3)
-    first = run({**keys, "algorithm.generator_rounds": 0}, rounds=1)
-    assert server.state.server["w"].isfinite().all()
-    # They were trained in another graph.
-    assert not torch.allclose(server.state.server["w"], first.state.server["w"], atol=1e-4)
-
-
-def test_sparse_features(run: Start, graphs: Mapping[str, Path], tmp_path: Path) -> None:
-    keys = {**KEYS, "train.optimizer": "sgd", "train.lr": 0.05, "model.hidden": 8}
-    found = [run({**keys, **data}, rounds=3).state for data in both_layouts(graphs["plain"], tmp_path)]
-    for i in range(6):
-        torch.testing.assert_close(
-            found[1].clients[i]["generator"], found[0].clients[i]["generator"], rtol=1e-3, atol=1e-4
-        )
-    torch.testing.assert_close(found[1].server["w"].sum(), found[0].server["w"].sum(), rtol=1e-3, atol=1e-3)
 
 
 def test_who_is_sent_what_of_whom(make_context: MakeContext) -> None:
@@ -141,51 +120,6 @@ def little(make_view: MakeView, make_client: MakeClient) -> Callable[..., Client
         return make_client(view, build("gcn", view.features, 3, 0, 0.3, {"hidden": 8}))
 
     return little
-
-
-@pytest.mark.parametrize(
-    ("nodes", "edges", "train"),
-    [(1, [], [0]), (4, [], [0, 1, 2]), (5, [(0, 1), (1, 2)], []), (2, [(0, 1)], [0]), (5, [(0, 1)], [3])],
-)
-def test_nearly_empty_graphs(little: MakeClient, nodes: int, edges: list[tuple[int, int]], train: list[int]) -> None:
-    """One node, no edges, no training node: all phases, and then an augmented graph of the client's own nodes."""
-    torch.manual_seed(0)
-    client, method = little(nodes, edges, train), FedSagePlus(hidden=5, generator_rounds=2)
-    trainer = LocalTrainer({"model": client.model.flat}, TrainOptions(epochs=3), method)
-    sent = method.upload(client, {}, "show").entries
-    assert [len(sent[name]) for name in ("z", "count")] == [nodes - nodes // 2] * 2
-    size = torch.tensor([len(sent["z"])], dtype=torch.int32)
-    shown = {**sent, "count": torch.ones_like(sent["count"]), "maker": sent["maker"][None], "size": size}
-    gradient = method.upload(client, shown, "judge").entries["gradient"]
-    assert gradient.shape == (1, len(sent["maker"]))
-    assert gradient.any() == (nodes > 1)
-    assert np.isfinite(method.train(client, {"gradient": gradient[0]}, trainer, "learn"))
-    loss = method.train(client, {}, trainer, "train")
-    assert np.isfinite(loss) == bool(train)
-    assert client.state["generator"].isfinite().all()
-    scores = method.predict(client, {}, "all")
-    assert scores.shape == (nodes, 3)
-    assert torch.equal(method.predict(client, {}, "test"), scores[client.data.test])
-
-
-def test_a_client_that_comes_late_takes_the_steps_that_it_missed(little: MakeClient) -> None:
-    found = []
-    for visits in (0, 1, 2):
-        client, method = little(6, [(0, 1), (1, 2), (3, 4), (4, 5)], [0, 1, 4]), FedSagePlus(hidden=5, across=0.0)
-        method = FedSagePlus(hidden=5, generator_rounds=2)
-        trainer = LocalTrainer({"model": client.model.flat}, TrainOptions(epochs=2, opt_state="keep"), method)
-        for _ in range(visits):
-            method.train(client, {}, trainer, "learn")
-        before = client.state.get("generator")
-        method.train(client, {}, trainer, "train")
-        steps = client.state["generator"]
-        assert before is None or torch.equal(before, steps) == (visits == 2)
-        before = client.state["mended"]
-        method.train(client, {}, trainer, "train")
-        assert torch.equal(client.state["generator"], steps)
-        assert torch.equal(client.state["mended"], before)
-        found.append(client.state.keys() & {"rounds", "hidden", "generator", "mended"})
-    assert found == [{"hidden", "generator", "mended"}, *[{"rounds", "hidden", "generator", "mended"}] * 2]
 
 
 def test_augmented_graph_of_another_seed_is_not_reused(little: MakeClient) -> None:
@@ -262,7 +196,7 @@ def counts_of(person: Person, w: dict[str, torch.Tensor], augmented: bool = True
     return row_counts(person.view, predicted)
 
 
-@pytest.mark.exhaustive(2)
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(
     "options",
     [
@@ -273,7 +207,7 @@ def counts_of(person: Person, w: dict[str, torch.Tensor], augmented: bool = True
     ],
     ids=["defaults", "few", "alone", "labels"],
 )
-def test_rounds_written_out(start: Start, unequal: Keys, views: Views, assert_mean_loss: Check, options: Keys) -> None:
+def test_rounds_written_out(start: Start, unequal: Keys, views: Views, options: Keys) -> None:
     """Two rounds of generators: clients 2 and 3 miss one of them and client 4 both, and catch up when they come."""
     chosen = {**DEFAULTS, **options}
     keys = {"algorithm.name": "fedsage_plus", "train.dropout": 0.0, "model": MODEL}
@@ -308,9 +242,8 @@ def test_rounds_written_out(start: Start, unequal: Keys, views: Views, assert_me
                 n = everybody[i].nodes * (len(everybody[i].train) > 0)
                 total, count = total + n * flat(own), count + n
             w = by_name(server, total / count) if count else w
-            size = 4 * len(flat(w))
-            assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * (size + 4), len(cohort) * size)
-        assert_mean_loss(line, losses, everybody)
+            require_model_bytes(line, len(flat(w)))
+        require_mean_loss(line, losses, everybody)
         torch.testing.assert_close(server.state.server["w"], flat(w), rtol=1e-3, atol=1e-5)
         for i, person in people.items():
             deployed[i] = w if i in cohort else deployed[i]
@@ -391,74 +324,26 @@ def bytes_of(people: dict[int, Person], cohort: list[int], options: dict[str, An
     return up, down
 
 
-NODES, FEATURES, MOST, WIDTH = 14, 3, 4, 2
-
-
-@pytest.fixture
-def view(make_view: MakeView) -> View:
+def test_losses_depend_neither_on_blocks_of_pairs_nor_on_the_layout(
+    make_view: MakeView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gradients; rounds written out have few pairs of dense rows."""
     rng = np.random.default_rng(2)
-    # The last two nodes have no edge.
-    edges = [(i, j) for i in range(NODES - 2) for j in range(i) if rng.random() < 0.4]
-    x = rng.standard_normal((NODES, FEATURES)).astype(np.float32)
-    return make_view(NODES, edges, rng.integers(3, size=NODES).tolist(), [0, 3, 5, 8, 13], 3, x)
-
-
-def dense(view: View) -> np.ndarray:
-    return view.adjacency.to_dense().numpy() > 0
-
-
-class Made:
-    """Generated neighbours of some nodes, and their features `[M, F]` in double precision."""
-
-    def __init__(self, count: np.ndarray, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        root, layer = rng.standard_normal((len(count), WIDTH)), rng.standard_normal((FEATURES, MOST, WIDTH))
-        self.of = [(v, p) for v, many in enumerate(count) for p in range(many)]
-        self.root, self.layer = root, layer
-        self.x = np.array([layer[:, p] @ root[v] for v, p in self.of]).reshape(-1, FEATURES)
-        self.received = torch.tensor(root, dtype=torch.float32), torch.tensor(layer, dtype=torch.float32)
-        for part in self.received:
-            part.requires_grad_()
-        self.features = GeneratedFeatures(*self.received, torch.from_numpy(count))
-
-    def assert_gradients(self, gradient: np.ndarray) -> None:
-        """Those of roots and layers are as that of the features says."""
-        of_root, of_layer = np.zeros_like(self.root), np.zeros_like(self.layer)
-        for (v, p), of_x in zip(self.of, gradient):
-            of_root[v] += of_x @ self.layer[:, p]
-            of_layer[:, p] += np.outer(of_x, self.root[v])
-        for part, expected in zip(self.received, (of_root, of_layer)):
-            np.testing.assert_allclose(part.grad, expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("block", [client_generator.BLOCK, 5 * WIDTH, 1])
-def test_the_clients_own_loss(view: View, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    """Values, and gradients, with any number of pairs at a time."""
-    monkeypatch.setattr(client_generator, "BLOCK", block)
-    a, x, matched = dense(view), view.x.double().numpy(), []
-    for seed in range(4):
-        shown = impair(view, 0.5, seed)
-        hidden = shown.hidden_H.tolist()
-        rows = [v for v in range(NODES) if v not in hidden]
-        count = np.random.default_rng(seed).integers(0, MOST, size=len(rows))
-        made = Made(count, seed)
-        new = made.x
-        gradient, total, number = np.zeros_like(new), 0.0, 0
-        for v, many in zip(rows, count):
-            mine = [u for u in hidden if a[v, u]]
-            for _ in range(many):
-                matched.append(bool(mine))
-                if mine:
-                    apart = [np.mean((new[number] - x[u]) ** 2) for u in mine]
-                    total += min(apart) / len(rows)
-                    nearest = x[mine[int(np.argmin(apart))]]
-                    gradient[number] = 2 * (new[number] - nearest) / FEATURES / len(rows)
-                number += 1
-        loss = own_loss(made.features, shown)
+    edges = [(i, j) for i in range(12) for j in range(i) if rng.random() < 0.4]
+    x = rng.standard_normal((14, 3)).astype(np.float32)
+    shown = impair(make_view(14, edges, [0] * 14, [0, 3, 5], 1, x), 0.5, 0)
+    count = torch.from_numpy(rng.integers(4, size=14 - len(shown.hidden_H)))
+    drawn, ends = [torch.randn(len(count), 2), torch.randn(3, 4, 2)], []
+    for block, layout in itertools.product((client_generator.BLOCK, 10, 1), (torch.Tensor.clone, as_sparse)):
+        monkeypatch.setattr(client_generator, "BLOCK", block)
+        parts = [part.clone().requires_grad_() for part in drawn]
+        made = GeneratedFeatures(*parts, count)
+        hidden = shown._replace(x_HF=layout(shown.x_HF))
+        loss = own_loss(made, hidden) + others_loss(made, len(count), hidden)
         loss.backward()
-        assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
-        made.assert_gradients(gradient)
-    assert 0 < sum(matched) < len(matched)
+        ends.append([loss.detach(), *(part.grad for part in parts)])
+    for other in ends[1:]:
+        torch.testing.assert_close(other, ends[0], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("block", [client_generator.BLOCK, 1])
@@ -474,25 +359,3 @@ def test_of_two_equally_near_the_first_counts(make_view: MakeView, monkeypatch: 
     assert (found.tolist(), shown.hidden_H[hidden].tolist()) == ([0, 1, 2, 3], [3, 1, 1, 2])
     of_all = nearest_hidden(new, new.project(shown.x_HF), shown)
     assert shown.hidden_H[of_all].tolist() == [1, 1, 1, 2]
-
-
-@pytest.mark.parametrize("block", [client_generator.BLOCK, 2 * 9, 1])
-@pytest.mark.parametrize("sparse", [True, False])
-def test_the_loss_by_the_nodes_of_others(view: View, monkeypatch: pytest.MonkeyPatch, block: int, sparse: bool) -> None:
-    monkeypatch.setattr(client_generator, "BLOCK", block)
-    shown = impair(view, 0.4, 0)
-    if sparse:
-        shown = shown._replace(x_HF=as_sparse(shown.x_HF))
-    made, rows, x = Made(np.array([3, 0, 2, 4]), 0), shown.hidden_H.tolist(), view.x.double().numpy()
-    gradient, total, nearest = np.zeros_like(made.x), 0.0, []
-    for number, one in enumerate(made.x):
-        apart = [np.mean((one - x[u]) ** 2) for u in rows]
-        nearest.append(int(np.argmin(apart)))
-        total += min(apart) / 4
-        gradient[number] = 2 * (one - x[rows[nearest[-1]]]) / FEATURES / 4
-    assert len(set(nearest)) > 2
-    assert nearest_hidden(made.features, made.features.project(shown.x_HF), shown).tolist() == nearest
-    loss = others_loss(made.features, 4, shown)
-    loss.backward()
-    assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
-    made.assert_gradients(gradient)

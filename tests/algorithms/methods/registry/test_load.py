@@ -67,19 +67,8 @@ class Thawed(Algorithm):
 
 
 @dataclass(frozen=True)
-class Stranger:
-    pass
-
-
-@dataclass(frozen=True)
 class Roundless(Algorithm):
     pass
-
-
-@dataclass(frozen=True)
-class Curt(FedAvg):
-    def upload(self, client):
-        return None
 
 
 number = 3
@@ -164,13 +153,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, says:
 @pytest.mark.parametrize(
     ("cls", "line", "says"),
     [
-        ("Absent", None, "has no class Absent"),
         ("Bare", "class Bare", "not a frozen dataclass"),
         ("Thawed", "class Thawed", "not a frozen dataclass"),
-        ("Stranger", "class Stranger", "class Stranger is not a method"),
         ("number", None, "int is not a method"),
         ("Roundless", "class Roundless", "has no round(self, server, ctx, cohort)"),
-        ("Curt", "    def upload(self, client):", "Curt.upload cannot be called as upload(self, client, received, p"),
     ],
 )
 def test_a_class_that_is_no_method(mine: str, cls: str, line: str | None, says: str) -> None:
@@ -185,7 +171,6 @@ def test_a_class_that_is_no_method(mine: str, cls: str, line: str | None, says: 
         ("import numpy\nimport not_there", ", line 2", "ModuleNotFoundError: No module named 'not_there'"),
         ("raise ValueError('two\\nlines')", ", line 1", "ValueError: two lines"),
         ("x = 1\ndef f(:", ", line 2", "SyntaxError: invalid syntax"),
-        ("import sys\n\nsys.exit(0)", ", line 3", "SystemExit: 0"),
         ("def f():\n    return f()\nf()", ", line 2", "RecursionError: maximum recursion depth exceeded"),
         ("class Odd(BaseException):\n    pass\nraise Odd", ", line 3", "Odd"),
         ("raise KeyboardInterrupt", ", line 1", "KeyboardInterrupt"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.fixtures import Keys, MakeClient
+from support.made_models import make_moved
 from support.plain_dropout import dropped
 from support.plain_fedavg import flat
 from support.plain_training import plain_steps
@@ -17,7 +18,7 @@ from support.sparse_rows import sparse
 from torch import Tensor
 
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.models.build import build, width_of
+from shoal.algorithms.models.build import width_of
 from shoal.algorithms.models.decoupled.fixed_hops import SummedFeatures
 from shoal.algorithms.models.decoupled.gamlp import ATTENTIONS, GAMLP
 from shoal.algorithms.models.decoupled.sign import SIGN
@@ -40,12 +41,7 @@ MODELS: list[tuple[str, dict[str, float], float]] = [
 
 
 def make(name: str, hops: int, **options: Any) -> Any:
-    torch.manual_seed(0)
-    model = build(name, FEATURES, CLASSES, hops, 0.5, {"hidden": HIDDEN, **options})
-    with torch.no_grad():
-        for p in model.parameters():  # biases start at zero
-            p.add_(0.1 * torch.randn_like(p))
-    return model
+    return make_moved(name, FEATURES, CLASSES, hops, 0.5, {"hidden": HIDDEN, **options})
 
 
 def weights(name: str, hops: int, alpha: float = 0.05, beta: float = 0.1) -> list[float]:

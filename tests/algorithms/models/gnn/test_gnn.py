@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.dense_graphs import join, rows_of, smoothing
 from support.errors import refused
+from support.made_models import graphs_of, make_moved
 from support.plain_dropout import dropped
 from support.reset_models import assert_reset_as_fresh
 from support.sparse_rows import sparse
@@ -22,7 +23,6 @@ from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, operator_over
 from shoal.algorithms.models.inputs.structure_codes import CODES, structure_codes
 from shoal.algorithms.models.items import client_graphs as module_under_test
-from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.engine.config.config import parse_config
 from shoal.engine.messages.models import require_mixable
 from shoal.storage.shards.view import View
@@ -33,18 +33,7 @@ GraphView = Callable[..., View]
 
 def make(seed: int = 0, dropout: float = 0.5, **options: object) -> Any:
     """A model none of whose parameters is where it starts."""
-    torch.manual_seed(seed)
-    model = build("star", FEATURES, CLASSES, 0, dropout, {"hidden": HIDDEN, **options}, task="graph")
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.1 * torch.randn_like(p))
-    return model
-
-
-def graphs_of(view: View, model: nn.Module) -> ClientGraphs:
-    own = FlatModel(model)
-    assert view.graph_ptr is not None
-    return ClientGraphs(view, view.graph_ptr, own.inputs, own.coupled)
+    return make_moved("star", FEATURES, CLASSES, 0, dropout, {"hidden": HIDDEN, **options}, task="graph", seed=seed)
 
 
 def dense_codes(graph: Data) -> Tensor:
@@ -159,14 +148,8 @@ def test_two_convolutions_and_one_activation(by_column: bool) -> None:
     module = build("topology", FEATURES, 3, 2, 0.5, {"hidden": WIDTH}, headless=True).train()
     first, second = (p.detach().clone().double() for p in module.parameters())
     assert width_of(module) == WIDTH
-    a = torch.zeros(NODES, NODES, dtype=torch.float64)
-    for i, j in EDGES:
-        a[i, j] = a[j, i] = 1
-    indptr = np.concatenate([[0], a.sum(1).numpy().cumsum()]).astype(np.int32)
-    operator = operator_over("symmetric", indptr, np.nonzero(a.numpy())[1].astype(np.int32))
-    loops = a + torch.eye(NODES)
-    root = torch.diag(loops.sum(1).rsqrt())
-    p = root @ loops @ root
+    a = join(NODES, EDGES)
+    operator, p = operator_over("symmetric", *rows_of(a)), torch.from_numpy(smoothing(a))
     x = torch.randn(NODES, FEATURES, generator=torch.Generator().manual_seed(1)).relu()
     wanted = (p @ (p @ x.double() @ first.T) @ second.T).relu()
     assert 0 < (wanted == 0).sum() < wanted.numel()

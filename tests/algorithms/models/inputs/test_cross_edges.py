@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.dense_graphs import operator_of
 from support.fixtures import Start
 from support.same_bits import assert_same_runs
 from support.shards import flip
@@ -45,14 +46,6 @@ def views_of(configure: Any, folder: Path, graph: dict[str, np.ndarray], model: 
     return [job.view(store, client, Cache(0)) for client in range(clients)]
 
 
-def whole_matrix(edges: np.ndarray, model: str) -> np.ndarray:
-    if model == "sage":
-        return edges / np.maximum(edges.sum(1, keepdims=True), 1)
-    looped = edges + np.eye(len(edges))
-    root = looped.sum(1) ** -0.5
-    return root[:, None] * looped * root
-
-
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6), st.integers(6, 24), st.integers(2, 4), st.sampled_from(FORMS), st.booleans())
 def test_the_first_layer_is_that_of_the_whole_graph(
@@ -70,7 +63,7 @@ def test_the_first_layer_is_that_of_the_whole_graph(
     graph = {"edges": one_way + one_way.T, "own": own, "x": x}
     module = build(name, 5, 3, 0, 0.0, {"hidden": 4})
     weights = {key: p.detach().double().numpy() for key, p in module.convs[0].named_parameters()}
-    matrix = whole_matrix(graph["edges"], name)
+    matrix = operator_of(OPERATOR[name], graph["edges"])
     sums, bias = matrix @ x.astype(np.float64), weights["lin_l.bias" if name == "sage" else "bias"]
     if name == "sage":
         expected = sums @ weights["lin_l.weight"].T + x @ weights["lin_r.weight"].T + bias
@@ -99,29 +92,6 @@ def test_the_first_layer_is_that_of_the_whole_graph(
 
 
 def test_two_clients_by_hand(configure: Any, tmp_path: Path) -> None:
-    """The path 0 - 1 - 2 - 3 with clients {0, 1} and {2, 3}: a node in the middle has degree 3 with its loop."""
-    edges = np.zeros((4, 4))
-    edges[[0, 1, 2, 1, 2, 3], [1, 2, 3, 0, 1, 2]] = 1
-    graph = {"edges": edges, "own": np.array([0, 0, 1, 1], np.int32), "x": np.eye(4, dtype=np.float32)}
-    ends, middle, third = 1 / 2, 1 / np.sqrt(6), 1 / 3
-    (tmp_path / "gcn").mkdir()
-    left, right = views_of(configure, tmp_path / "gcn", graph, "gcn", "two_hop")
-    first = all_nodes(left, "symmetric", 2)
-    rows = [[ends, middle, 0, 0], [middle, third, third, 0], [0, third, third, middle]]
-    np.testing.assert_allclose(first.x_NF, rows, rtol=1e-6)
-    np.testing.assert_allclose(first.operators[0].to_dense(), np.eye(3))
-    np.testing.assert_allclose(first.operators[1].to_dense(), [[ends, middle, 0], [middle, third, third]], rtol=1e-6)
-    assert len(all_nodes(right, "symmetric", 1).x_NF) == 2
-    (tmp_path / "sage").mkdir()
-    left, _ = views_of(configure, tmp_path / "sage", graph, "sage", "one_hop")
-    around = all_nodes(left, "mean", 2)
-    np.testing.assert_allclose(around.x_NF[2:], [[0, 1, 0, 0], [0.5, 0, 0.5, 0]])
-    np.testing.assert_allclose(around.operators[0].to_dense(), [[0, 0, 1, 0], [0, 0, 0, 1]])
-    # A further layer sums over own edges alone.
-    np.testing.assert_allclose(around.operators[1].to_dense(), [[0, 1], [1, 0]])
-
-
-def test_two_clients_by_hand_with_weights(configure: Any, tmp_path: Path) -> None:
     """The path 0 - 1 - 2 - 3 of weights 3, 12 and 3: degrees with loops are 4, 16, 16 and 4."""
     edges = np.diag([3.0, 12, 3], 1) + np.diag([3.0, 12, 3], -1)
     graph = {"edges": edges, "own": np.array([0, 0, 1, 1], np.int32), "x": np.eye(4, dtype=np.float32)}

@@ -4,6 +4,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from support.dense_graphs import operator_of
 
 from shoal.algorithms.models.inputs.neighbourhood import (
     Operator,
@@ -28,11 +29,7 @@ def view(make_view: Callable[..., View]) -> View:
 
 def dense(view: View, operator: str) -> torch.Tensor:
     """The matrix by its definition, in double precision."""
-    a = view.adjacency.to_dense().double()
-    loops = a + torch.eye(view.nodes)
-    root = loops.sum(1).rsqrt()
-    mean = a / a.sum(1, keepdim=True).clamp_min(1)
-    return {"sum": a, "mean": mean, "attention": loops, "symmetric": root[:, None] * loops * root}[operator]
+    return torch.from_numpy(operator_of(operator, view.adjacency.to_dense().double().numpy()))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from support.dense_graphs import join
 from torch import Tensor
 
 from shoal.algorithms.models.inputs.structure_codes import DEGREES, STEPS, structure_codes
@@ -56,9 +57,7 @@ def test_dense_powers(sizes: list[int]) -> None:
     graphs: list[Graph] = [(n, np.argwhere(np.triu(rng.random((n, n)) < max(0.15, 3 / n), 1)).tolist()) for n in sizes]
     expected = []
     for n, pairs in graphs:
-        a = np.zeros((n, n))
-        for i, j in pairs:
-            a[i, j] = a[j, i] = 1
+        a = join(n, pairs)
         p = a / np.maximum(a.sum(0), 1)
         power = np.eye(n)
         walks = np.zeros((n, STEPS))

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from support.dense_graphs import operator_of
+from support.made_models import graphs_of
 from torch_geometric.data import Batch, Data
 
-from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import GraphBatch
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
@@ -20,9 +21,8 @@ COUPLED = {"gin": "sum", "sage": "mean", "gcn": "symmetric", "gat": "attention"}
 every_operator = pytest.mark.parametrize("name", COUPLED)
 
 
-def graphs_of(view: View, name: str) -> ClientGraphs:
-    own = FlatModel(build(name, FEATURES, CLASSES, 2, 0.0, {"hidden": 8}, task="graph"))
-    return ClientGraphs(view, view.graph_ptr, own.inputs, own.coupled)
+def graphs_for(view: View, name: str) -> ClientGraphs:
+    return graphs_of(view, build(name, FEATURES, CLASSES, 2, 0.0, {"hidden": 8}, task="graph"))
 
 
 def dense(operator: str, graphs: Sequence[Data]) -> np.ndarray:
@@ -30,13 +30,7 @@ def dense(operator: str, graphs: Sequence[Data]) -> np.ndarray:
     batch = Batch.from_data_list(list(graphs))
     a = np.zeros((batch.num_nodes, batch.num_nodes))
     a[tuple(batch.edge_index.numpy())] = 1
-    if operator == "sum":
-        return a
-    if operator == "mean":
-        return a / np.maximum(a.sum(1, keepdims=True), 1)
-    a += np.eye(len(a))
-    root = a.sum(1) ** -0.5
-    return a if operator == "attention" else root[:, None] * a * root
+    return operator_of(operator, a)
 
 
 def assert_is(batch: GraphBatch, operator: str, graphs: Sequence[Data]) -> None:
@@ -57,14 +51,14 @@ def assert_is(batch: GraphBatch, operator: str, graphs: Sequence[Data]) -> None:
 @pytest.mark.parametrize("chosen", [[0], [1], [2], [4, 0, 3], [2, 1], [3, 4], [0, 1, 2, 3, 4]])
 def test_some_are_those_of_pyg(graph_view: GraphView, pyg_graphs: list[Data], name: str, chosen: list[int]) -> None:
     """In any order, a graph of one node and one without edges among them."""
-    batch = graphs_of(graph_view(pyg_graphs), name).some(torch.tensor(chosen))
+    batch = graphs_for(graph_view(pyg_graphs), name).some(torch.tensor(chosen))
     assert_is(batch, COUPLED[name], [pyg_graphs[g] for g in chosen])
 
 
 @every_operator
 def test_parts_and_all(graph_view: GraphView, pyg_graphs: list[Data], name: str) -> None:
     view = graph_view(pyg_graphs)
-    graphs = graphs_of(view, name)
+    graphs = graphs_for(view, name)
     assert_is(graphs.all(), COUPLED[name], pyg_graphs)
     for part, rows in {"train": [0, 1], "val": [2], "test": [3, 4]}.items():
         assert_is(graphs.part(part), COUPLED[name], [pyg_graphs[g] for g in rows])
@@ -72,14 +66,14 @@ def test_parts_and_all(graph_view: GraphView, pyg_graphs: list[Data], name: str)
     (whole,) = graphs.successive(1)
     assert_is(whole, COUPLED[name], pyg_graphs)
     one = graph_view(pyg_graphs[1:3])
-    assert graphs_of(one, name).part("train").first is one.graph_ptr
+    assert graphs_for(one, name).part("train").first is one.graph_ptr
 
 
 @pytest.mark.parametrize(("rows", "wanted"), [(1, [1, 1, 1, 1, 1]), (5, [2, 2, 1]), (8, [3, 2]), (99, [5])])
 def test_successive_rows_of_hops(graph_view: GraphView, pyg_graphs: list[Data], rows: int, wanted: list[int]) -> None:
     """Whole graphs of 4, 1, 3, 2 and 5 nodes; one with more nodes than are asked for is not divided."""
     view = graph_view(pyg_graphs, hops=2)
-    batches = list(graphs_of(view, "gamlp").successive(rows))
+    batches = list(graphs_for(view, "gamlp").successive(rows))
     assert [len(batch.first) - 1 for batch in batches] == wanted
     for k in range(3):
         assert torch.equal(torch.cat([batch.hops[k] for batch in batches]), view.hop(k))
@@ -89,7 +83,7 @@ def test_successive_rows_of_hops(graph_view: GraphView, pyg_graphs: list[Data], 
 
 def test_some_rows_of_hops(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
     view = graph_view(pyg_graphs, hops=2)
-    graphs = graphs_of(view, "gamlp")
+    graphs = graphs_for(view, "gamlp")
     batch = graphs.some(torch.tensor([3, 0]))
     for k, rows in enumerate(batch.hops):
         assert torch.equal(rows, view.hop(k)[[8, 9, 0, 1, 2, 3]])
@@ -101,7 +95,7 @@ def test_some_rows_of_hops(graph_view: GraphView, pyg_graphs: list[Data]) -> Non
 def test_standalone_graphs_of_one_node(graph_view: GraphView, pyg_graphs: list[Data], name: str) -> None:
     """As in node tasks: what a node hears has its own features."""
     x = torch.randn(3, FEATURES)
-    batch = graphs_of(graph_view(pyg_graphs), name).standalone(x)
+    batch = graphs_for(graph_view(pyg_graphs), name).standalone(x)
     assert batch.first.tolist() == [0, 1, 2, 3]
     assert torch.equal(batch.hops[0], x)
     np.testing.assert_allclose(batch.operators[0].to_dense(), np.eye(3))

@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 import torch
 import torch.nn.functional as F
+from support.made_models import graphs_of, make_moved
 from support.plain_dropout import dropped
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
@@ -15,7 +16,6 @@ from torch_geometric.nn.aggr import AttentionalAggregation
 
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build, width_of
-from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.models.layers.readout import Pooling, Readout
 from shoal.storage.shards.view import View
@@ -27,17 +27,7 @@ every_readout = pytest.mark.parametrize("readout", get_args(Pooling))
 
 def make(name: str, **options: object) -> nn.Module:
     """A model of graphs that dropout does not spare, none of its parameters where it starts."""
-    torch.manual_seed(0)
-    model = build(name, FEATURES, CLASSES, 2, 0.5, {"hidden": HIDDEN, **options}, task="graph")
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.1 * torch.randn_like(p))
-    return model
-
-
-def graphs_of(view: View, own: FlatModel) -> ClientGraphs:
-    assert view.graph_ptr is not None
-    return ClientGraphs(view, view.graph_ptr, own.inputs, own.coupled)
+    return make_moved(name, FEATURES, CLASSES, 2, 0.5, {"hidden": HIDDEN, **options}, task="graph")
 
 
 def pyg_pool(model: Readout) -> Callable[[Tensor, Tensor], Tensor]:

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 from support.fixtures import MakeView
+from support.one_call import VISITS, require_same_bits_on_any_threads, require_visits_of_autograd
 from support.user_graph import sparse_features
-from torch import Tensor
 
-from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes
@@ -21,7 +20,6 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic, at_once
 from shoal.algorithms.training.analytic.small_graphs import SmallGraph
-from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.rounds.server import Server
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.graph.sparse_matrix import FEW
@@ -29,13 +27,6 @@ from shoal.storage.shards.view import View
 
 NODES, FEATURES, CLASSES = 30, 11, 3
 TRAIN = [2, 4, 5, 11, 17, 20, 26, 29]
-SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.3}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "sgd": SGD,
-    "sgd, decay, a batch of all": {**SGD, "weight_decay": 0.1, "batch_size": len(TRAIN)},
-    "adam": {"weight_decay": 0.1},
-    "adam, reset": {"opt_state": "reset", "epochs": 5},
-}
 ELSE: dict[str, dict[str, Any]] = {
     "head: linear": {"head": "linear"},
     "three layers": {"layers": 3},
@@ -73,26 +64,14 @@ def client_of(model: FlatModel, view: View) -> Client:
     return Client(ClientInfo(view.client, view.nodes, len(TRAIN), CLASSES), view, {MODEL: own}, {}, {}, random)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.exhaustive(3)
+@pytest.mark.parametrize("options", VISITS)
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("case", ["gcn", "gcn weighted", "sage"])
 def test_visits_are_those_of_autograd(case: str, dropout: float, options: str, make_view: MakeView) -> None:
     name, *weighted = case.split()
-    train = TrainOptions(**{"weight_decay": 0.0, **OPTIONS[options]})
-    view, found = view_of(make_view, bool(weighted)), list[tuple[list[float], dict[str, Tensor], Tensor]]()
-    for in_one_call in (False, True):
-        client = client_of(model_of(name, dropout), view)
-        flat = client.model.flat
-        trainer = LocalTrainer({MODEL: flat}, train, Algorithm(), analytic(flat) if in_one_call else None)
-        assert flat.w.grad is not None
-        flat.w.grad.fill_(torch.nan)
-        found.append(([trainer.fit(client, {}) for _ in range(2)], client.state, client.model.w.clone()))
-        # The gradient's memory tells which way was taken.
-        assert bool(flat.w.grad.isnan().all()) == in_one_call
-    (expected, moments, w), (losses, own_moments, own_w) = found
-    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(own_w, w, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(own_moments, moments, rtol=1e-4, atol=1e-6)
+    view = view_of(make_view, bool(weighted))
+    require_visits_of_autograd(lambda: client_of(model_of(name, dropout), view), analytic, VISITS[options])
 
 
 @pytest.mark.parametrize("hidden", [8, 130])
@@ -100,29 +79,13 @@ def test_visits_are_those_of_autograd(case: str, dropout: float, options: str, m
 def test_steps_of_adam_are_those_of_autograd_to_rounding_at_any_width(
     name: str, hidden: int, make_view: MakeView
 ) -> None:
-    train, ends = TrainOptions(weight_decay=0.0, epochs=10), list[tuple[Tensor, Tensor]]()
-    for in_one_call in (False, True):
-        client = client_of(model_of(name, hidden=hidden), view_of(make_view))
-        flat = client.model.flat
-        trainer = LocalTrainer({MODEL: flat}, train, Algorithm(), analytic(flat) if in_one_call else None)
-        for _ in range(2):
-            trainer.fit(client, {})
-        ends.append((client.model.w.clone(), client.state["model.opt.exp_avg_sq"]))
-    (w, square), (own_w, own_square) = ends
-    torch.testing.assert_close(own_w, w, rtol=0, atol=1e-6)
-    torch.testing.assert_close(own_square, square, rtol=1e-4, atol=1e-12)
+    view = view_of(make_view)
+    require_visits_of_autograd(lambda: client_of(model_of(name, hidden=hidden), view), analytic, {"epochs": 10}, 1e-6)
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage"])
 def test_bits_depend_on_no_threads(name: str, make_view: MakeView) -> None:
-    ends = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        client = client_of(model_of(name, 0.4), view_of(make_view))
-        SmallGraph(client.model.flat).fit(client.model, client.data.train_label, {}, TrainOptions())
-        ends.append(client.model.w.clone())
-    torch.set_num_threads(1)
-    assert torch.equal(*ends)
+    require_same_bits_on_any_threads(lambda: client_of(model_of(name, 0.4), view_of(make_view)), SmallGraph)
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage"])
@@ -166,6 +129,7 @@ def test_small_graphs_have_one_layer_before_a_classifier_that_passes_messages() 
     assert at_once(model_of("gin", head="linear")) is None
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 def test_whole_rounds(model: str, start: Callable[..., Server], graphs: Mapping[str, Path], tmp_path: Path) -> None:
     """Losses are those of autograd, and no bit depends on the cells that clients come in."""

@@ -6,24 +6,15 @@ import numpy as np
 import pytest
 import torch
 from support.fixtures import MakeClient, MakeView
-from torch import Tensor
+from support.one_call import VISITS, require_same_bits_on_any_threads, require_visits_of_autograd
 
-from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.build import build
-from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.layers import HeadGradients
 from shoal.algorithms.training.analytic.small_heads import MOST_PRODUCTS, SmallHead, adam, is_small_head
-from shoal.algorithms.training.local_training import LocalTrainer
 
 FEATURES, CLASSES = 9, 4
-OPTIONS: dict[str, dict[str, Any]] = {
-    "sgd": {"optimizer": "sgd", "lr": 0.5},
-    "sgd, decay, a batch of all": {"optimizer": "sgd", "lr": 0.5, "weight_decay": 0.1, "batch_size": 13},
-    "adam": {"weight_decay": 0.1},
-    "adam, reset": {"opt_state": "reset", "epochs": 5},
-}
 
 
 def head(layers: int, dropout: float = 0.0, sparse: bool = False, name: str = "mlp") -> FlatModel:
@@ -39,27 +30,16 @@ def client_of(rows: int, model: FlatModel, make_view: MakeView, make_client: Mak
     return make_client(view, model.module)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", VISITS)
 @pytest.mark.parametrize(("layers", "dropout"), [(1, 0.5), (2, 0.0), (2, 0.4)])
 @pytest.mark.parametrize("rows", [1, 13])
 def test_visits_are_those_of_autograd(
     rows: int, layers: int, dropout: float, options: str, make_view: MakeView, make_client: MakeClient
 ) -> None:
-    train = TrainOptions(**{"weight_decay": 0.0, **OPTIONS[options]})
-    found: list[tuple[list[float], dict[str, Tensor], Tensor]] = []
-    for at_once in (False, True):
-        client = client_of(rows, head(layers, dropout), make_view, make_client)
-        flat = client.model.flat
-        trainer = LocalTrainer({MODEL: flat}, train, Algorithm(), HeadGradients(flat) if at_once else None)
-        assert flat.w.grad is not None
-        flat.w.grad.fill_(torch.nan)
-        found.append(([trainer.fit(client, {}) for _ in range(2)], client.state, client.model.w.clone()))
-        # The gradient's memory tells which way was taken.
-        assert bool(flat.w.grad.isnan().all()) == at_once
-    (expected, moments, w), (losses, own_moments, own_w) = found
-    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(own_w, w, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(own_moments, moments, rtol=1e-4, atol=1e-6)
+    def make() -> Client:
+        return client_of(rows, head(layers, dropout), make_view, make_client)
+
+    require_visits_of_autograd(make, HeadGradients, VISITS[options])
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
@@ -81,14 +61,7 @@ def test_adam_is_that_of_float64_to_rounding(weight_decay: float) -> None:
 
 
 def test_bits_depend_on_no_threads(make_view: MakeView, make_client: MakeClient) -> None:
-    ends = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        client = client_of(11, head(2), make_view, make_client)
-        SmallHead(client.model.flat).fit(client.model, client.data.train_label, {}, TrainOptions())
-        ends.append(client.model.w.clone())
-    torch.set_num_threads(1)
-    assert torch.equal(*ends)
+    require_same_bits_on_any_threads(lambda: client_of(11, head(2), make_view, make_client), SmallHead)
 
 
 @pytest.mark.parametrize("layers", [1, 2])

@@ -1,8 +1,6 @@
 """Edges between clients, and hops over them, against a dense computation in float64 on the whole graph."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
@@ -16,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from integration.runs import ROUNDS, assert_same_numbers
 from support.errors import refused
+from support.forked import start
 from support.shards import flip
 from typer.testing import CliRunner
 
@@ -282,9 +281,9 @@ def test_a_prepare_killed_in_each_exchange_makes_the_same_files(plain: Any, tmp_
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     kills = [("write_boundaries", -1, 1), *(("write_hop", hop, 3) for hop in range(3)), ("write_cross_hops", -1, 1)]
     for name, hop, left in kills:
-        command = [sys.executable, "-c", KILLED, name, str(hop), str(left), str(tmp_path / "config.yaml")]
-        ended = subprocess.run(command, capture_output=True)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+        process = start(KILLED, name, hop, left, tmp_path / "config.yaml", printed=tmp_path / "printed")
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL, (tmp_path / "printed").read_text()
         unfinished = {path.name for path in (tmp_path / "killed").rglob("unfinished-*.npy")}
         assert unfinished == ({f"unfinished-hop{hop}.npy"} if hop >= 0 else set())
     config = parse_config(values, "test")

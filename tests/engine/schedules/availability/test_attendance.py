@@ -1,4 +1,4 @@
-"""Rounds that some clients do not finish: schedules worked by hand, the same bits on any hosts and after a resume."""
+"""Rounds that some clients do not finish: schedules worked by hand, and what a longer run does."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,28 +8,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 from support.errors import refused
+from support.needs import needs
 from support.small_runs import small_run
 
 import shoal
 from shoal.algorithms.rng import key
 from shoal.clock.report import Asked, clocked
-from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config, config_from
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.rounds.sampling import Schedule, draw_cohort
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
 from shoal.engine.schedules.availability.attendance import PartialAttendance
 from shoal.engine.schedules.participation import Participation
 from shoal.engine.sections.sections import SECTIONS
 from shoal.engine.simulation.schedule import Fleet
+from shoal.pages.report import report
 
 Start = Callable[..., Server]
 DEVICES = {"kind": "phones", "network": "consumer"}
@@ -149,45 +148,6 @@ def test_default_draw_is_that_without_participation(start: Start) -> None:
     assert torch.equal(plain.state.server["w"], timed.state.server["w"])
 
 
-HARD = {"rounds": 8, "evaluation.every": 3, "participation.count": 3, "participation.over_selection": 1.4, **SGC}
-HARD |= {"participation.dropout": 0.2, "participation.availability.kind": "weibull", "participation.deadline": 0.2}
-HARD |= {**CLOCK, "participation.availability.period": 6, "participation.availability.share": 0.8}
-
-
-@pytest.mark.parametrize("keys", [
-    {"algorithm.name": "fedgta"},
-    *[
-        {"algorithm.name": "fedavg", "participation.selection": "oort"},
-        {"algorithm.name": "scaffold", "participation.selection": "loss"},
-    ] * SELECTS,
-])  # fmt: skip
-def test_same_bits_on_two_hosts_and_after_a_resume(
-    hosts: list[Any], start: Start, tmp_path: Path, keys: dict[str, Any]
-) -> None:
-    here = start({**HARD, **keys})
-    job = replace(here.job, id=f"{tmp_path}")
-    pool = RayPool(hosts, job, 60.0, 4)
-    pool.require_data(range(6))
-    away = Server(job, here.plan, pool)
-    lines = [(here.round(), away.round()) for _ in range(3)]
-    again = start({**HARD, **keys}, state=FederationState.from_tensors(*here.state.to_tensors()))
-    # One host is lost on the way.
-    ray.kill(hosts[0], no_restart=False)
-    for _ in range(3):
-        line = here.round()
-        lines += [(line, away.round()), (line, again.round())]
-    for one, other in lines:
-        assert (one["cohort"], one["participation"]) == (other["cohort"], other["participation"])
-    assert len({tuple(one["cohort"]) for one, _ in lines}) > 2
-    mine, others = here.state.to_tensors()[0], again.state.to_tensors()[0]
-    assert mine.keys() == others.keys()
-    assert all(torch.equal(t, others[name]) for name, t in mine.items())
-    for name, t in here.state.extras["selection"].items():
-        assert torch.equal(t, away.state.extras["selection"][name])
-    for name, t in here.state.server.items():
-        assert torch.equal(t, away.state.server[name])
-
-
 def small(folder: Path, **changes: Any) -> Config:
     part = {"count": 3, "over_selection": 1.3, "dropout": 0.1, "availability": "periodic"}
     changes |= {"devices": DEVICES}
@@ -205,6 +165,7 @@ def test_longer_run_goes_on_with_the_same_rounds(tmp_path: Path, part: dict[str,
         ]
 
 
+@needs("clock")
 def test_seconds_are_those_of_the_clock(tmp_path: Path) -> None:
     """Without who is late, drops out or is surplus, both have the same messages but for a weight of four bytes."""
     keys = {"participation": {"count": 3}, "devices": DEVICES, "evaluation": {"every": 2}}
@@ -221,7 +182,7 @@ def test_who_was_missing_stands_in_summary_and_page(tmp_path: Path) -> None:
     total = {name: sum(line["participation"][name] for line in lines) for name in lines[0]["participation"]}
     assert read_summary(folder)["participation"] == total
     assert total["dropped"] + total["surplus"] > 0
-    page = shoal.report(folder).read_text()
+    page = report([folder], None, kinds=("svg",)).read_text()
     assert f"{total['drawn']} times a client, of {total['online']} online; {total['dropped']} dropped out" in page
 
 

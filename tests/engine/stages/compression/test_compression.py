@@ -16,7 +16,6 @@ from shoal.algorithms.protocol import Reduce, Upload
 from shoal.engine.rounds.reduction import upload_bytes
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
 from shoal.engine.stages.compression import compression
 from shoal.engine.stages.compression.compression import Compression, round_at_random, sent_whole
 from shoal.engine.stages.compression.section import CommunicationOptions
@@ -115,21 +114,6 @@ def test_a_byte_a_number_is_unbiased() -> None:
     assert sent({"upload": "int8"}, upload, {}, {})[0].upload_bytes == {"w": 100 + 4 + 4}
     spoiled = sent({"upload": "int8"}, Upload({"w": torch.full((100,), float("nan"))}), {}, {})[0]
     assert spoiled.entries["w"].isnan().all()
-
-
-@pytest.mark.parametrize("upload", ["topk", "int8"])
-def test_goes_on_from_a_state_as_if_undisturbed(start: Start, upload: str) -> None:
-    keys = {"communication.upload": upload, "algorithm.name": "fedproto", "participation.count": 3}
-    server = start(keys)
-    for _ in range(2):
-        server.round()
-    again = start(keys, state=FederationState.from_tensors(*server.state.to_tensors()))
-    for _ in range(2):
-        assert server.round()["bytes_up"] == again.round()["bytes_up"]
-    one, other = (of.state.to_tensors()[0] for of in (server, again))
-    assert any("compression/" in name for name in one)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(t, other[name]) for name, t in one.items())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.needs import needs
 from support.plain_fedavg import sgd_step
 from support.small_runs import small_run
 
@@ -93,6 +94,7 @@ def test_the_clip_of_a_run_comes_to_the_norms_of_its_clients(start: Start, first
     assert steps[-50:].min() < 0 < steps[-50:].max()
 
 
+@needs("secure")
 def test_clips_are_those_of_a_run_whose_clients_hide_what_they_send(start: Start) -> None:
     keys = {**PLAIN, **HIDDEN, "privacy.noise": 0.3, "rounds": 4}
     found = [start({**keys, **more}) for more in ({}, {"secure.kind": "masks"})]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy.stats import norm
 from support.errors import refused
+from support.needs import needs
 from support.plain_fedavg import sgd_step
 
 from shoal.algorithms.base import Algorithm
@@ -233,6 +234,7 @@ class Wrong(Algorithm):
         return {"w": -1.0}
 
 
+@needs("compression")
 def test_what_has_no_epsilon_is_refused_before_data_is_read(make_config: Callable[..., Config]) -> None:
     def plan(**keys: Any) -> RunPlan:
         return RunPlan.of(make_config(**{"privacy__unit": "client", "privacy__noise": 1.0, **keys}))

@@ -21,7 +21,6 @@ from shoal.algorithms.rng import key
 from shoal.algorithms.training.clipped_rows import ClippedRows
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
@@ -167,18 +166,6 @@ def test_noise_has_the_deviation_that_is_accounted() -> None:
     noise = model.w.grad[: 400 * 250]
     assert abs(float(noise.std()) / (3.0 * 0.5 / 4) - 1) < 5 / math.sqrt(2 * len(noise))
     assert abs(float(noise.mean())) < 5 * 3.0 * 0.5 / 4 / math.sqrt(len(noise))
-
-
-def test_same_bits_in_any_cells_and_after_a_resume(start: Start) -> None:
-    keys = {**PLAIN, **HIDDEN, "train.optimizer": "adam", "train.dropout": 0.5}
-    one, many = start({**keys, "engine.cell_size": 1}), start({**keys, "engine.cell_size": 100})
-    for server in (one, many):
-        server.round()
-    again = start(keys, state=FederationState.from_tensors(*one.state.to_tensors()))
-    for server in (one, many, again):
-        server.round()
-    for other in (many, again):
-        assert all(torch.equal(t, other.state.server[name]) for name, t in one.state.server.items())
 
 
 def test_epsilon_is_that_of_the_gaussian_mechanism(make_config: Callable[..., Config]) -> None:

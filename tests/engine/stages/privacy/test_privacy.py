@@ -3,26 +3,24 @@
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 from support.errors import refused
+from support.needs import needs
 from support.plain_fedavg import sgd_step
 
 from shoal.algorithms.base import Client, Received
 from shoal.algorithms.methods.fedproto import FedProto
 from shoal.algorithms.protocol import Ask, Reduce, Replies, Upload
 from shoal.algorithms.rng import key
-from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.stages.privacy.accounting import epsilon_after, noise_of
@@ -223,44 +221,6 @@ def test_a_client_that_did_not_answer_is_no_change() -> None:
     assert found["c"].item() == 2.0
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"algorithm.name": "scaffold"},
-        {"algorithm.name": "fedproto"},
-        {"algorithm.name": "fedgta", "algorithm.confidence": "uniform", "privacy.where": "client"},
-        {
-            **{"algorithm.name": "scaffold", "privacy.mechanism": "banded", "participation.draw": "cyclic"},
-            **{"privacy.quantile": 0.5, "privacy.noise": 0.2},
-        },
-    ],
-    ids=lambda method: " ".join(map(str, method.values())),
-)
-def test_same_bits_on_two_hosts_and_after_a_resume(
-    hosts: list[Any], start: Start, tmp_path: Path, method: dict[str, Any]
-) -> None:
-    keys = {**HIDDEN, "participation.ratio": 0.5, "rounds": 6, **method}
-    here = start(keys)
-    pool = RayPool(hosts, replace(here.job, id=f"{tmp_path}"), 60.0, 4)
-    pool.require_data(range(6))
-    away = Server(replace(here.job, id=f"{tmp_path}"), here.plan, pool)
-    for _ in range(2):
-        here.round()
-        away.round()
-    again = start(keys, state=FederationState.from_tensors(*here.state.to_tensors()))
-    ray.kill(hosts[0], no_restart=False)
-    for _ in range(2):
-        for server in (here, away, again):
-            server.round()
-    for other in (away, again):
-        assert all(torch.equal(t, other.state.server[name]) for name, t in here.state.server.items())
-    without = start({**{name: of for name, of in method.items() if "privacy" not in name}, "participation.ratio": 0.5})
-    for _ in range(4):
-        without.round()
-    entry = {"fedproto": "proto", "fedgta": "warm"}.get(method["algorithm.name"], "w")
-    assert not torch.equal(without.state.server[entry], here.state.server[entry])
-
-
 def test_what_is_no_mean_of_equal_clients_is_refused(start: Start) -> None:
     for method, says in (
         ("fedgta", "privacy.unit: client bounds means, and 'w' of FedGTA is mixed; take privacy.where=client"),
@@ -280,6 +240,7 @@ def test_what_is_no_mean_of_equal_clients_is_refused(start: Start) -> None:
     release.require_counted(Ask("train", {"w": Reduce.MEAN}, shared=w, to=[0, 1]), True, 1, [0, 1])
 
 
+@needs("robust")
 def test_what_has_no_epsilon_is_refused_before_data_is_read(
     make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,17 +290,12 @@ def test_draws_count_where_clients_keep_nothing_alone(make_config: Callable[...,
     assert less == noise_of(options, 2, 5, 5, draw == "poisson") < more == noise_of(options, 5, 5, 5, draw == "poisson")
 
 
-def test_a_client_that_keeps_something_is_refused_where_draws_count(start: Start, hosts: list[Any]) -> None:
+def test_a_client_that_keeps_something_is_refused_where_draws_count(start: Start) -> None:
     keys = {**PLAIN, **HIDDEN, "participation.count": 2, "train.opt_state": "reset"}
     start({**keys, "algorithm.name": "fedavg"}).round()
     server = start({**keys, "algorithm.name": "scaffold"})
     with refused(f"client {server.cohort(1)[0]}", says="keeps something of SCAFFOLD after its visit"):
         server.round()
-    # Where a client's state stays on its host, too.
-    pool = RayPool(hosts, replace(server.job, id="kept elsewhere"), 60.0, 4)
-    pool.require_data(range(6))
-    with refused(says="take train.opt_state=keep, with which draws do not count, or participation.ratio=1"):
-        Server(replace(server.job, id="kept elsewhere"), server.plan, pool).round()
     start({**keys, "algorithm.name": "scaffold", "train.opt_state": "keep"}).round()
     start({**keys, "algorithm.name": "scaffold", "participation.count": 6}).round()
 

@@ -4,29 +4,25 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import tenseal
 import torch
 from support.errors import refused
+from support.toy_method import NAME as TOY
 from torch import Tensor
 
-from shoal.algorithms.client import Client
-from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.protocol import Reduce, Tree, Upload
-from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.config.config import Config
 from shoal.engine.messages.cell import Cell, Outcome, PartialSum
 from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.reduction import Sums
 from shoal.engine.rounds.server import Server
-from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import plan_of
 from shoal.engine.stages.secure.homomorphic import Homomorphic, KeyHolder
 from shoal.engine.stages.secure.masks import Masks
@@ -38,18 +34,6 @@ MASKED = {"secure.kind": "masks"}
 KINDS = [MASKED, {"secure.kind": "homomorphic"}]
 UP = {"w": Reduce.MEAN}
 ROOT = Path(__file__).parents[4]
-
-
-@dataclass(frozen=True)
-class Failing(FedAvg):
-    """FedAvg in which clients from `first` on fail when they upload."""
-
-    first: int = 100
-
-    def upload(self, client: Client, received: Tree, phase: str) -> Upload:
-        if client.info.client >= self.first:
-            raise RuntimeError("lost")
-        return super().upload(client, received, phase)
 
 
 class Watched:
@@ -171,7 +155,8 @@ def test_sums_of_survivors_are_within_the_bound(lost: list[int], by_row: bool, k
 
 @pytest.mark.parametrize("answered", [5, 4, 2])
 def test_rounds_with_dropouts_are_those_of_the_survivors(start: Start, answered: int) -> None:
-    keys = {"algorithm.name": f"{__file__}:Failing", "algorithm.first": answered, "engine.on_client_error": "skip"}
+    keys = {"algorithm.name": TOY, "algorithm.client": -1, "algorithm.first": answered}
+    keys |= {"engine.on_client_error": "skip"}
     plain, *hidden = (start({**keys, **more}) for more in ({}, *({**kind, "secure.threshold": 0.1} for kind in KINDS)))
     for server in (plain, *hidden):
         assert server.round()["cohort"] == list(range(answered))
@@ -186,25 +171,6 @@ def test_rounds_on_hops_over_cut_edges_in_hidden_sums(start: Start) -> None:
     torch.testing.assert_close(hidden.state.server["w"], plain.state.server["w"], rtol=1e-6, atol=2e-7)
     with refused("secure.kind", says="drop, or data.cross_hidden true"):
         start({**keys, **MASKED, "data.cross_hidden": False})
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_same_bits_on_two_hosts_after_a_kill_and_a_resume(
-    hosts: list[Any], start: Start, tmp_path: Path, kind: dict[str, str]
-) -> None:
-    keys = {**kind, "algorithm.name": "scaffold", "participation.ratio": 0.5, "rounds": 6}
-    here = start(keys)
-    pool = RayPool(hosts, replace(here.job, id=f"{tmp_path}"), 60.0, 4)
-    pool.require_data(range(6))
-    away = Server(replace(here.job, id=f"{tmp_path}"), here.plan, pool)
-    for server in (here, away):
-        server.round()
-    again = start({**keys, "engine.cell_size": 1}, state=FederationState.from_tensors(*here.state.to_tensors()))
-    ray.kill(hosts[0], no_restart=False)
-    for server in (here, away, again):
-        server.round()
-    for other in (away, again):
-        assert all(torch.equal(t, other.state.server[name]) for name, t in here.state.server.items())
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("masks", 2.0**37), ("homomorphic", 2.0**33)])

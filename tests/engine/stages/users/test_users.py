@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.errors import refused
+from support.needs import needs
 from support.plain_fedavg import sgd_step
 from support.same_bits import assert_same_runs
 
@@ -188,6 +189,7 @@ def test_whole_stage_of_the_guide_is_a_median(start: Start, tmp_path: Path) -> N
         np.testing.assert_allclose(server.state.server["w"], w, rtol=0, atol=5e-6)
 
 
+@needs("privacy", "secure")
 def test_no_stage_sees_what_privacy_or_masks_hide(start: Start, write: Callable[[str], Any]) -> None:
     """Outcomes, notes and added entries are ways around noise and masks."""
     hidden = ({"privacy.unit": "client", "privacy.noise": 1.0}, {"secure.kind": "masks"})

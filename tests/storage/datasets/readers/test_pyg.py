@@ -142,7 +142,8 @@ def test_pyg_without_features_takes_made_ones(published_root: Callable[[str], st
     with refused("pyg:TUDataset/IMDB-BINARY[0].x"):
         load(source)
     made = DataSource(source.dataset, root=root, user_options=source.user_options, made=MadeFeatures("degree", width=8))
-    assert (load(made).items, load(made).features) == (1000, 8)
+    graph = load(made)
+    assert (graph.items, graph.features) == (1000, 8)
 
 
 @pytest.mark.parametrize("graphs", [1, 3])

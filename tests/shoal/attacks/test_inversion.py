@@ -6,17 +6,22 @@ from typing import Any
 import pytest
 import torch
 from support.errors import refused
+from support.needs import needs
 from support.ring_clients import ring_clients
-from typer.testing import CliRunner
 
-from shoal.cli.cli import app
-from shoal.past import inversion as module
-from shoal.past.inversion import Attack, inversion
+from shoal.attacks import inversion as module
+from shoal.attacks.inversion import Attack, inversion
+from shoal.attacks.seen_uploads import seen_round
 from shoal.past.rewind import PastRun
-from shoal.past.seen_uploads import seen_round
 
 CLIENTS = [[0, 1, 2, 0, 1, 2], [1, 2, 0, 1], [2, 0, 1, 2, 0], [0, 1, 2]]
 SGD = {"optimizer": "sgd", "lr": 0.5, "epochs": 1, "weight_decay": 0.0}
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that suffice for a row of the one training node."""
+    monkeypatch.setattr(module, "STEPS", 150)
 
 
 def cosines(run: Path, number: int = 1, client: int | None = None) -> dict[str, float]:
@@ -26,6 +31,7 @@ def cosines(run: Path, number: int = 1, client: int | None = None) -> dict[str, 
 
 @pytest.mark.parametrize("model", [{"name": "sgc"}, {"name": "mlp", "hidden": 8}])
 @pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.usefixtures("few_steps")
 def test_row_of_the_one_training_node_is_found_exactly(tmp_path: Path, model: dict[str, Any], epochs: int) -> None:
     run = ring_clients(tmp_path, CLIENTS, 1, model=model, train={**SGD, "epochs": epochs, "dropout": 0.0})
     found = cosines(run, client=2)
@@ -83,6 +89,8 @@ def test_success_is_of_rows_and_edges_in_any_order(tmp_path: Path) -> None:
     assert module._success(client, rows, torch.zeros_like(rows), torch.zeros_like(edges)) == ("0.0", "0.0", "50.0")
 
 
+@needs("privacy")
+@pytest.mark.usefixtures("few_steps")
 def test_noise_in_training_hides_the_row_and_clipping_at_the_server_does_not(tmp_path: Path) -> None:
     node = {"propagation": {"hops": 1, "r": 0.0, "max_degree": 2}, "train": SGD}
     noised = ring_clients(tmp_path / "a", CLIENTS, 1, privacy={"unit": "node", "noise": 50.0, "delta": 1e-3}, **node)
@@ -94,7 +102,11 @@ def test_noise_in_training_hides_the_row_and_clipping_at_the_server_does_not(tmp
     assert found["released"] < max(found["of others"], found["mean of others"])
 
 
-def test_two_calls_find_the_same_and_the_smallest_client_is_attacked(tmp_path: Path) -> None:
+@needs("secure")
+def test_two_calls_find_the_same_and_the_smallest_client_is_attacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STEPS", 20)
     run = ring_clients(tmp_path, [[0, 1, 2, 0]] * 3, 2, model={"name": "gcn", "hidden": 8})
     first, second = (inversion(run, 2).csv() for _ in range(2))
     assert first == second
@@ -123,8 +135,8 @@ def test_what_the_attack_does_not_know_is_refused(tmp_path: Path, changes: dict[
 
 def test_large_clients_and_clients_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = ring_clients(tmp_path, CLIENTS, 2)
-    shown = CliRunner().invoke(app, ["attack", str(run), "--kind", "inversion", "--client", "9"])
-    assert "client 9 is none of them" in str(shown.exception)
+    with refused(run, "--client", says="client 9 is none of them"):
+        inversion(run, 1, 9)
     monkeypatch.setattr(module, "MOST", 20)
     with refused("--client", says="name a smaller"):
         inversion(run, 1)

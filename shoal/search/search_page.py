@@ -53,6 +53,12 @@ def read_search(folder: Path) -> dict[str, Any] | None:
         raise ShoalError(folder / SEARCH, f"damaged ({error}); the same shoal sweep writes it again") from None
 
 
+def read_chosen(folder: Path) -> TextTable | None:
+    """Reads what the search in the folder of a sweep chose; None if there is none. Raises as `read_search`."""
+    plain = read_search(folder)
+    return None if plain is None else chosen_table(plain)
+
+
 def search_sections(folder: Path) -> list[Section]:
     """Makes the sections of the search in a folder; none if there is none. Raises as `read_search`."""
     if (plain := read_search(folder)) is None:

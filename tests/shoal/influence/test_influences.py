@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shoal.tables.influences import Influence, Influences
+from shoal.influence.influences import Influence, Influences
 
 
 def test_class_without_test_items_at_others_has_no_numbers() -> None:

@@ -11,32 +11,40 @@ from typing import Any
 
 import optuna
 import pytest
-import yaml
 from support.errors import refused
-from support.small_runs import small_run
+from support.needs import needs
+from support.small_runs import small_config
 
 from shoal.engine.config.config import load_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.runs.run import run
 from shoal.pages.report import report
-from shoal.pages.search_page import search_sections
+from shoal.search.search import BATCH, COMPLETE, FAILED, PRUNED, STOPPED, Asked, Search, Trial, steps_of
+from shoal.search.search_page import search_sections
+from shoal.search.search_space import distribution, read_space
 from shoal.storage.files.checksummed_json import unsealed
 from shoal.study.study import Study
 from shoal.study.sweep_folder import read_rows
-from shoal.sweeps.search import BATCH, COMPLETE, FAILED, PRUNED, STOPPED, Asked, Search, Trial, steps_of
-from shoal.sweeps.search_space import distribution, read_space
 from shoal.sweeps.sweep import SHOAL
 
 ROUNDS = 9
 SPACE = ("algorithm.eps=0.1:0.9", "algorithm.lp_steps=1:4", "train.lr=0.001:0.1:log")
 
 
+def config_in(folder: Path) -> str:
+    return small_config(folder, name="searched", rounds=ROUNDS, algorithm={"name": "fedgta"})
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(small_run(tmp_path, name="searched", rounds=ROUNDS, algorithm={"name": "fedgta"})))
-    return str(path)
+    return config_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory: pytest.TempPathFactory) -> Search:
+    """A search by successive halving, in two batches of trials."""
+    return searched(config_in(tmp_path_factory.mktemp("halved")), trials=9, prune="halving")
 
 
 def searched(config: str, *axes: str, at_once: int = 1, **options: Any) -> Search:
@@ -55,7 +63,7 @@ def best_validation(run: Path, until: int = ROUNDS) -> float:
 
 
 def test_halving_trials_are_those_of_optuna_and_no_round_is_trained_twice(config: str) -> None:
-    search = searched(config, "seed=0,1", trials=12, prune="halving", seeds=2)
+    search = searched(config, "seed=0,1", trials=10, prune="halving", seeds=2)
     (part,) = search.parts
     assert part.steps == [1, 3, 9]
     # Optuna alone, in the same order, of what the runs logged.
@@ -66,7 +74,7 @@ def test_halving_trials_are_those_of_optuna_and_no_round_is_trained_twice(config
     )  # fmt: skip
     space = {text.partition("=")[0]: distribution(text) for text in SPACE}
     expected: list[tuple[dict[str, str], int]] = []
-    for size in (BATCH, 12 - BATCH):
+    for size in (BATCH, 10 - BATCH):
         batch = [study.ask(space) for _ in range(size)]
         texts = {
             t.number: {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in t.params.items()} for t in batch
@@ -99,52 +107,54 @@ def test_halving_trials_are_those_of_optuna_and_no_round_is_trained_twice(config
     assert {row.state for row in read_rows(search.folder)} == {"finished", "not chosen"}
 
 
-def test_a_promoted_run_equals_one_that_never_paused(config: str, tmp_path: Path) -> None:
-    search = searched(config, trials=8, prune="halving")
-    row = next(row for row in search.parts[0].runs.values() if finished(row.path))
+def test_a_promoted_run_equals_one_that_never_paused(halved: Search, tmp_path: Path) -> None:
+    row = next(row for row in halved.parts[0].runs.values() if finished(row.path))
     overrides = [f"{key}={value}" for key, value in row.columns.items()]
-    whole = run(load_config(config, [*overrides, f"run.root={tmp_path / 'others'}"]))
+    whole = run(load_config(halved.study.config, [*overrides, f"run.root={tmp_path / 'others'}"]))
     assert read_summary(whole)["scopes"] == read_summary(row.path)["scopes"]
     state = Path("checkpoints", f"round-{ROUNDS:06}", "state.safetensors")
     assert (whole / state).read_bytes() == (row.path / state).read_bytes()
 
 
-def test_a_killed_search_asks_for_the_same_trials(config: str, tmp_path: Path) -> None:
-    words = ["sweep", config, "--no-report", *Asked(SPACE, 12, prune="halving", seeds=1).words]
-    for enough in (3, 10):
-        process = subprocess.Popen([*SHOAL, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        while process.poll() is None and len(list((tmp_path / "runs").glob("searched-*/metrics.jsonl"))) < enough:
-            time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    killed = searched(config, trials=12, prune="halving")
-    again = tmp_path / "again.yaml"
-    again.write_text(Path(config).read_text().replace("/runs", "/others"))
-    once = searched(str(again), trials=12, prune="halving")
-    assert killed.parts[0].plain() == once.parts[0].plain()
-    assert lines_of(killed) == lines_of(once)
+def test_a_killed_search_asks_for_the_same_trials(config: str, tmp_path: Path, halved: Search) -> None:
+    words = ["sweep", config, "--no-report", *Asked(SPACE, 9, prune="halving", seeds=1).words]
+    process = subprocess.Popen([*SHOAL, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while process.poll() is None and len(list((tmp_path / "runs").glob("searched-*/metrics.jsonl"))) < 6:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    killed = searched(config, trials=9, prune="halving")
+    assert killed.parts[0].plain() == halved.parts[0].plain()
+    assert lines_of(killed) == lines_of(halved)
 
 
-def test_several_at_once_are_the_same_trials(config: str, tmp_path: Path) -> None:
-    one = searched(config, trials=4, prune="halving")
-    again = tmp_path / "again.yaml"
-    again.write_text(Path(config).read_text().replace("/runs", "/others"))
-    two = searched(str(again), trials=4, prune="halving", at_once=2)
+@pytest.mark.parametrize(
+    ("axes", "options"),
+    [
+        (["rounds=1"], {"trials": 2}),
+        pytest.param([], {"trials": 4, "prune": "halving"}, marks=pytest.mark.slow),
+    ],
+)
+def test_several_at_once_are_the_same_trials(
+    config: str, tmp_path: Path, axes: list[str], options: dict[str, Any]
+) -> None:
+    one = searched(config, *axes, **options)
+    two = searched(config_in(tmp_path / "again"), *axes, at_once=2, **options)
     assert two.parts[0].plain() == one.parts[0].plain()
 
 
 def test_a_budget_ends_the_search_and_more_of_it_goes_on(config: str) -> None:
-    first = searched(config, trials=10, budget=30)
+    first = searched(config, "rounds=3", trials=10, budget=10)
     assert [trial.state for trial in first.parts[0].trials] == [COMPLETE] * 3 + [STOPPED] * 5
-    assert first.parts[0].rounds == 27
-    more = searched(config, trials=10, budget=90)
+    assert first.parts[0].rounds == 9
+    more = searched(config, "rounds=3", trials=10, budget=30)
     assert more.folder == first.folder
     assert [trial.state for trial in more.parts[0].trials] == [COMPLETE] * 10
     assert more.parts[0].trials[:3] == first.parts[0].trials[:3]
 
 
 def test_methods_have_the_same_budget_and_keys_of_their_own(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    search = searched(config, "algorithm=fedavg,fedgta", trials=3)
+    search = searched(config, "algorithm=fedavg,fedgta", "rounds=1", trials=3)
     assert [(part.label, list(part.space), len(part.trials)) for part in search.parts] == [
         ("fedavg", ["train.lr"], 3), ("fedgta", [text.partition("=")[0] for text in SPACE], 3),
     ]  # fmt: skip
@@ -153,11 +163,13 @@ def test_methods_have_the_same_budget_and_keys_of_their_own(config: str, capsys:
 
 
 def test_a_grid_visits_every_point_once(config: str) -> None:
-    search = searched(config, space=("algorithm.lp_steps=1,2,3", "train.lr=0.1,0.01"), sampler="grid", trials=64)
+    space = ("algorithm.lp_steps=1,2,3", "train.lr=0.1,0.01")
+    search = searched(config, "rounds=1", space=space, sampler="grid", trials=64)
     points = sorted(tuple(trial.values.values()) for trial in search.parts[0].trials)
     assert points == sorted((str(steps), lr) for steps in (1, 2, 3) for lr in ("0.1", "0.01"))
 
 
+@needs("hostile")
 def test_kinds_and_their_options_are_one_space(config: str) -> None:
     """Where a drawn kind has no use for a drawn option, the trial does without it."""
     space = ("attack.share=0.3,0.6", "attack=none,sign_flip")
@@ -184,21 +196,21 @@ def test_a_failed_trial_is_told_and_the_others_go_on(config: str) -> None:
 @pytest.mark.parametrize("sampler", ["cma", "random"])
 @pytest.mark.parametrize("prune", ["hyperband", "none"])
 def test_every_sampler_and_pruner_ends(config: str, sampler: str, prune: str) -> None:
-    search = searched(config, space=SPACE[:1], trials=3, sampler=sampler, prune=prune)
+    search = searched(config, "rounds=3", space=SPACE[:1], trials=3, sampler=sampler, prune=prune)
     assert len(search.parts[0].trials) == 3
     assert search.rows[0].state == "finished"
 
 
 def test_the_page_has_importance_coordinates_and_the_best(config: str) -> None:
-    search = searched(config, trials=10)
+    search = searched(config, "rounds=3", trials=9)
     page = report([search.folder], None, kinds=("svg",)).read_text()
     assert all(title in page for title in ("Best validation so far", "Importance of keys", "Trials, fedgta"))
     assert "--space=algorithm.eps=0.1:0.9" in page
     plain = unsealed((search.folder / "search.json").read_bytes())
     (found,) = plain["searches"]
-    best = max(found["trials"], key=lambda trial: trial["scores"][str(ROUNDS)])
+    best = max(found["trials"], key=lambda trial: trial["scores"]["3"])
     assert found["chosen"] == best["number"]
-    assert found["progress"][-1] == [10 * ROUNDS, best["scores"][str(ROUNDS)]]
+    assert found["progress"][-1] == [27, best["scores"]["3"]]
     assert sum(found["importance"].values()) == pytest.approx(1)
     (search.folder / "search.json").write_text(json.dumps(plain))
     with refused(search.folder / "search.json"):

@@ -11,21 +11,16 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 from support.errors import refused
-from support.small_runs import small_run
-from typer.testing import CliRunner
+from support.needs import needs
+from support.small_runs import run_small
 
 from shoal.algorithms.rng import key
-from shoal.cli.cli import app
-from shoal.engine.config.config import Config, parse_config
+from shoal.attacks.membership import area, margin, membership, true_positives
+from shoal.engine.config.config import Config
 from shoal.engine.records.outputs import PREDICTIONS
 from shoal.engine.records.run_folder import CHECKPOINTS
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
-from shoal.past.membership import area, margin, membership, true_positives
-
-
-def made(folder: Path, **changes: Any) -> Path:
-    return run(parse_config(small_run(folder, **changes), "a small run"))
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -51,7 +46,7 @@ def test_margin_keeps_the_order_of_losses_where_probabilities_are_one() -> None:
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedproto"])
 def test_success_is_that_of_exported_probabilities(tmp_path: Path, method: str) -> None:
-    folder = made(tmp_path, algorithm={"name": method})
+    folder = run_small(tmp_path, algorithm={"name": method})
     found = membership(folder)
     table = pa.ipc.open_file(str(export(folder, probabilities=True) / PREDICTIONS)).read_all()
     columns = {name: table[name].to_pylist() for name in ("client", "part", "label", "deployed_probability")}
@@ -98,7 +93,7 @@ def test_a_model_that_learned_nothing_is_at_chance_where_training_items_alone_ar
     train = {"optimizer": "sgd", "lr": 1e-12, "epochs": 1}
     for seed in range(3):
         keys = {"data": data, "train": train, "partition": {"clients": 2}, "seed": seed, "rounds": 1}
-        found = membership(made(tmp_path / str(seed), model={"name": "mlp", "layers": 1}, **keys)).overall
+        found = membership(run_small(tmp_path / str(seed), model={"name": "mlp", "layers": 1}, **keys)).overall
         assert 150 <= found.items <= 180
         # Three deviations of the area of two samples of one distribution (Mann and Whitney, 1947).
         within = 300 * math.sqrt((2 * found.items + 1) / (12 * found.items**2))
@@ -108,15 +103,15 @@ def test_a_model_that_learned_nothing_is_at_chance_where_training_items_alone_ar
 def test_models_that_learned_noise_by_heart_are_told_apart(tmp_path: Path) -> None:
     data = {"options": {"nodes": 240, "features": 200, "classes": 3, "degree": 2.0, "signal": 0.0}}
     heart = {"train": {"epochs": 100, "lr": 0.1, "weight_decay": 0.0}, "algorithm": {"name": "local"}}
-    sure = membership(made(tmp_path / "a", data=data, model={"name": "mlp", "layers": 1}, rounds=2, **heart)).overall
-    assert min(sure.auc) > 80
+    folder = run_small(tmp_path, data=data, model={"name": "mlp", "layers": 1}, rounds=2, **heart)
+    assert min(membership(folder).overall.auc) > 80
 
 
-def test_command_names_epsilon_and_writes_every_client(tmp_path: Path) -> None:
-    folder = made(tmp_path, privacy={"unit": "client", "noise": 30.0, "delta": 1e-3})
-    shown = CliRunner().invoke(app, ["attack", str(folder), "--out", str(tmp_path / "found.csv")])
-    assert shown.exit_code == 0, shown.output
-    assert "of a client (all its data replaced), delta 0.001" in " ".join(shown.output.split())
+@needs("privacy")
+def test_command_names_epsilon_and_writes_every_client(tmp_path: Path, printed: Callable[..., str]) -> None:
+    folder = run_small(tmp_path, privacy={"unit": "client", "noise": 30.0, "delta": 1e-3})
+    said = printed("attack", folder, "--out", tmp_path / "found.csv")
+    assert "of a client (all its data replaced), delta 0.001" in said
     lines = (tmp_path / "found.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["client", "all", "0", "1", "2", "3"]
 
@@ -125,7 +120,7 @@ def test_graphs_and_one_client(tmp_path: Path, configure: Callable[..., Config],
     keys = {**graph_task, "run.root": str(tmp_path / "runs"), "run.tensorboard": False, "rounds": 1}
     found = membership(run(configure(keys)))
     assert 0 <= found.overall.auc[0] <= 100
-    assert len(membership(made(tmp_path, partition={"clients": 1})).clients) == 1
+    assert len(membership(run_small(tmp_path, partition={"clients": 1})).clients) == 1
 
 
 def test_clients_that_never_trained_or_lack_a_part_are_left_out(
@@ -141,7 +136,7 @@ def test_clients_that_never_trained_or_lack_a_part_are_left_out(
 
 
 def test_runs_without_a_checkpoint_are_refused(tmp_path: Path) -> None:
-    folder = made(tmp_path / "whole")
+    folder = run_small(tmp_path / "whole")
     for checkpoint in sorted((folder / CHECKPOINTS).iterdir()):
         for file in sorted(checkpoint.rglob("*")):
             file.unlink()

@@ -23,11 +23,11 @@ from shoal.engine.runs.run import run
 from shoal.engine.scores.counts import CORRECT, PARTS, SUPPORT
 from shoal.engine.screen.progress import say
 from shoal.engine.sections.sections import options_of
+from shoal.influence.influences import Influence, Influences
 from shoal.past.fork import begin, plan_fork
 from shoal.past.reader import Reading
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
-from shoal.tables.influences import Influence, Influences
 
 
 @dataclass(frozen=True)

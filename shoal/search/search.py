@@ -20,16 +20,19 @@ from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
+from shoal.search.search_space import distribution, ends_of, read_space, texts_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.checksummed_json import sealed
+from shoal.storage.options.types import one_of
 from shoal.study.figure_data import score_in
 from shoal.study.groups import Row, varied_in
 from shoal.study.study import Scope, Selected, Selection, Study, is_seed
 from shoal.study.sweep_folder import SEARCH, SWEEPS, lock_study, root_of, row_of
-from shoal.sweeps.search_space import distribution, ends_of, texts_of
+from shoal.sweeps.searching import SearchOptions
 from shoal.sweeps.sweep import Hosts, Sweep
 from shoal.sweeps.sweep_view import FAILED, NOT_CHOSEN
+from shoal.tables.text_table import TextTable
 
 SAMPLERS, PRUNERS = ("tpe", "cma", "random", "grid"), ("none", "halving", "hyperband", "median")
 # So many trials are asked for before the first of them is judged.
@@ -46,10 +49,10 @@ class Asked:
     """The options of a search; each combination of the axes has at most so many trials, and rounds over all seeds."""
 
     space: tuple[str, ...]
-    trials: int = 64
+    trials: int = SearchOptions.trials
     budget: int | None = None
-    sampler: str = "tpe"
-    prune: str = "none"
+    sampler: str = SearchOptions.sampler
+    prune: str = SearchOptions.prune
     seeds: int = 2
     by: Scope = "deployed"
 
@@ -159,6 +162,12 @@ class Search:
         with replacing(self.folder / SEARCH) as unfinished:
             unfinished.write_text(sealed(self.plain(), indent=1))
 
+    def chosen(self) -> TextTable:
+        """Makes the table of what it chose so far."""
+        from shoal.search.search_page import chosen_table
+
+        return chosen_table(self.plain())
+
     def lines(self) -> list[str]:
         """Returns lines that say what the search would do."""
         seeds, budget = self.asked.seeds, self.asked.budget or math.inf
@@ -168,6 +177,15 @@ class Search:
             f"{min(budget, self.asked.trials * seeds * part.config.rounds):,} rounds; then {len(self.seeds)} runs"
             for part in self.parts
         ]
+
+
+def make_search(study: Study, options: SearchOptions, at_once: int) -> Search:
+    """Makes a search. Raises ShoalError: the sampler or the pruner is unknown, or as `read_space`, or as `Search`."""
+    sampler = one_of("--sampler", options.sampler, *SAMPLERS)
+    pruner = one_of("--prune", options.prune, *PRUNERS)
+    space = read_space(options.space)
+    asked = Asked(space, options.trials, options.budget, sampler, pruner, study.choose_seeds, study.choose_by)
+    return Search(study, asked, at_once)
 
 
 def _extend(base: Selection, values: dict[str, str]) -> Selection:

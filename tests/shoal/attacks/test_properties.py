@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.errors import refused
+from support.needs import needs
 from support.ring_clients import ring_clients
 from typer.testing import CliRunner
 
+from shoal.attacks.properties import properties
 from shoal.cli.cli import app
-from shoal.past.properties import properties
 from shoal.past.rewind import PastRun
 from shoal.storage.shards.view import Cache
 
@@ -88,6 +89,7 @@ def test_shares_are_those_of_labels_and_the_softmax_of_plain_torch(tmp_path: Pat
         assert guessed[client] == pytest.approx((share / share.sum()).numpy(), abs=1e-4)
 
 
+@needs("privacy")
 def test_noise_in_training_hides_classes_and_noise_of_the_server_does_not(tmp_path: Path) -> None:
     many = [[c] * 4 for c in (0, 1, 2) for _ in range(20)]
     node = guesses(ring_clients(tmp_path / "node", many, 2, **NODE))
@@ -104,6 +106,7 @@ def test_noise_in_training_hides_classes_and_noise_of_the_server_does_not(tmp_pa
     assert "with noise of its own" in noised.notes[0]
 
 
+@needs("secure")
 def test_hidden_sums_show_what_is_released_alone_to_rounding(tmp_path: Path) -> None:
     plain = properties(ring_clients(tmp_path / "plain", MIXED, 4), 1)[0]
     table = properties(ring_clients(tmp_path / "hidden", MIXED, 4, secure={"kind": "masks"}), 1)[0]

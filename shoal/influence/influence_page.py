@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal.influence.influences import read_influences
 from shoal.pages import figures as drawings
 from shoal.pages.figures import Drawing
 from shoal.pages.page import Section
-from shoal.tables.influences import read_influences
 
 
 def influence_sections(run: Path) -> list[Section]:

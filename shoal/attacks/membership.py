@@ -24,7 +24,8 @@ from shoal.engine.hosts.host import Visit
 from shoal.engine.runs.export import Reopened, reopen, visits_of
 from shoal.engine.scores.counts import scores_of
 from shoal.engine.screen.progress import progress
-from shoal.engine.sections.sections import options_of
+from shoal.engine.sections.section import load
+from shoal.engine.sections.sections import find_bounding
 from shoal.past.reader import Reading
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
@@ -110,11 +111,9 @@ def membership(run: Path) -> Memberships:
             run, "no client that trained has training and test items of one class, which the attack tells apart"
         )
     pooled = tuple(np.concatenate(parts, axis=-1) for parts in zip(*signals.values()))
-    config, bound = load_config(run), ""
-    if options_of(config, "privacy") is not None:
-        from shoal.engine.stages.privacy.privacy import bound_of
-
-        bound = bound_of(config, opened.state.round)
+    config = load_config(run)
+    bounding = find_bounding(config)
+    bound = "" if bounding is None else load(bounding.bound)(config, opened.state.round)
     return Memberships(_success(ALL, *pooled), [_success(str(i), *pair) for i, pair in signals.items()], bound)
 
 

@@ -16,10 +16,10 @@ from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.client import Client
-from shoal.past.membership import area
+from shoal.attacks.membership import area
+from shoal.attacks.seen_uploads import RELEASED, UPLOAD, Sent, seen_round
 from shoal.past.reader import Reading
 from shoal.past.rewind import PastRun
-from shoal.past.seen_uploads import RELEASED, UPLOAD, Sent, seen_round
 from shoal.storage.errors import ShoalError
 from shoal.tables.text_table import TextTable
 

@@ -28,11 +28,11 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
-from shoal.past.membership import area
-from shoal.past.properties import guesses_of
+from shoal.attacks.membership import area
+from shoal.attacks.properties import guesses_of
+from shoal.attacks.seen_uploads import RELEASED, UPLOAD, Sent, seen_round
 from shoal.past.reader import Reading
 from shoal.past.rewind import PastRun
-from shoal.past.seen_uploads import RELEASED, UPLOAD, Sent, seen_round
 from shoal.storage.errors import ShoalError
 from shoal.tables.text_table import TextTable
 

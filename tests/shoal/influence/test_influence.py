@@ -1,6 +1,7 @@
 """A run without a client is the run that never had it, and influence counts what differs, by exported predictions."""
 
 import csv
+from collections.abc import Callable
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -9,26 +10,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support.errors import refused
-from support.small_runs import small_run
-from typer.testing import CliRunner
+from support.small_runs import run_small
 
-from shoal.cli.cli import app
-from shoal.engine.config.config import Config, parse_config
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import export
-from shoal.engine.runs.run import run
+from shoal.influence.influence import influence
+from shoal.influence.influence_page import influence_sections
+from shoal.influence.influences import read_influences
 from shoal.pages.report import report
 from shoal.past.fork import fork
-from shoal.past.influence import influence
 from shoal.storage.errors import ShoalError
-from shoal.tables.influences import read_influences
 
 
-def small(folder: Path, **changes: Any) -> Config:
-    plain = {"participation": {"ratio": 0.5}, "rounds": 5, "algorithm": {"name": "fedgta"}, **changes}
-    return parse_config(small_run(folder, **plain), "a small run")
+def made(folder: Path, **changes: Any) -> Path:
+    plain = {"participation": {"ratio": 0.5}, "rounds": 5, "algorithm": {"name": "fedgta"}}
+    return run_small(folder, **{**plain, **changes})
 
 
 def cohorts(path: Path) -> list[list[int]]:
@@ -55,11 +53,18 @@ def accuracy(rows: list[dict[str, Any]], scope: str, client: int, of_client: boo
     return 100 * sum(right) / len(right) if right else nan
 
 
-@pytest.mark.parametrize(("method", "scope"), [("fedgta", "deployed"), ("scaffold", "global"), ("fedavg", "global")])
+@pytest.mark.parametrize(
+    ("method", "scope"),
+    [
+        ("fedgta", "deployed"),
+        pytest.param("scaffold", "global", marks=pytest.mark.slow),
+        pytest.param("fedavg", "global", marks=pytest.mark.slow),
+    ],
+)
 def test_each_removal_is_the_run_that_never_had_the_client_and_the_table_counts_its_predictions(
     method: str, scope: str, tmp_path: Path
 ) -> None:
-    whole = run(small(tmp_path, algorithm={"name": method}))
+    whole = made(tmp_path, algorithm={"name": method})
     found, first = influence(whole), first_of(whole)
     assert found.scope == scope
     assert set(first) == {0, 1, 2, 3}
@@ -67,11 +72,8 @@ def test_each_removal_is_the_run_that_never_had_the_client_and_the_table_counts_
     assert [(each.client, each.first) for each in found.found] == sorted(first.items(), key=lambda item: item[::-1])
     before = predictions(whole)
     for each in found.found:
-        scratch = run(
-            small(
-                tmp_path, algorithm={"name": method}, name="s", participation={"ratio": 0.5, "without": [each.client]}
-            )
-        )
+        half = {"ratio": 0.5, "without": [each.client]}
+        scratch = made(tmp_path, algorithm={"name": method}, name="s", participation=half)
         assert read_metrics(each.run)[0]["loss"] is not None
         for name in ("models.safetensors", "predictions.arrow"):
             assert (export(each.run) / name).read_bytes() == (export(scratch) / name).read_bytes()
@@ -89,11 +91,10 @@ def test_each_removal_is_the_run_that_never_had_the_client_and_the_table_counts_
     assert f"{sum(each.trained for each in found.found)} rounds trained, 20 from scratch" in found.table().text()
 
 
-def test_influences_by_class_are_on_the_page_of_the_run(tmp_path: Path) -> None:
-    whole, out = run(small(tmp_path)), tmp_path / "influence.csv"
-    assert "Influence of clients" not in report([whole], None, kinds=("svg",)).read_text()
-    done = CliRunner().invoke(app, ["influence", str(whole), "--clients", "0,2", "--out", str(out)])
-    assert done.exit_code == 0, done.output
+def test_influences_by_class_are_on_the_page_of_the_run(tmp_path: Path, printed: Callable[..., str]) -> None:
+    whole, out = made(tmp_path), tmp_path / "influence.csv"
+    assert influence_sections(whole) == []
+    said = printed("influence", whole, "--clients", "0,2", "--out", out)
     kept = read_influences(whole)
     assert kept is not None
     row, other = csv.DictReader(out.open())
@@ -108,7 +109,7 @@ def test_influences_by_class_are_on_the_page_of_the_run(tmp_path: Path) -> None:
         assert float(mean) == pytest.approx(np.mean([each.on_classes[c] for each in kept.found]), abs=0.006)
         assert float(lowest.split()[0]) == pytest.approx(min(of_class), abs=0.006)
         assert float(highest.split()[0]) == pytest.approx(max(of_class), abs=0.006)
-        assert by_class.title in done.stdout
+        assert by_class.title in said
     page = report([whole], None, kinds=("svg",)).read_text()
     assert "Influence of clients on classes" in page
     assert all(each.run.name in page for each in kept.found)
@@ -120,7 +121,7 @@ def test_influences_by_class_are_on_the_page_of_the_run(tmp_path: Path) -> None:
 def test_interrupted_it_goes_on_where_it_was_and_trains_no_round_before_first_visits_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, trained, before = run(small(tmp_path)), list[int](), LocalBackend.round
+    whole, trained, before = made(tmp_path), list[int](), LocalBackend.round
     first = first_of(whole)
 
     def counted(self: LocalBackend, watch: Any) -> dict[str, Any]:
@@ -146,14 +147,14 @@ def test_interrupted_it_goes_on_where_it_was_and_trains_no_round_before_first_vi
 
 
 def test_a_client_without_visits_changes_nothing_and_needs_no_run(tmp_path: Path) -> None:
-    whole = run(small(tmp_path, participation={"count": 1}, rounds=2))
+    whole = made(tmp_path, participation={"count": 1}, rounds=2)
     absent = min({0, 1, 2, 3} - set(first_of(whole)))
     (each,) = influence(whole, [absent]).found
     assert (each.first, each.trained, each.run, each.on_others, each.on_itself) == (0, 0, whole, 0.0, 0.0)
 
 
 def test_a_fork_goes_on_without_clients(tmp_path: Path) -> None:
-    whole = run(small(tmp_path, participation={"ratio": 1.0}, run={"checkpoint_every": 1, "keep": 9}))
+    whole = made(tmp_path, participation={"ratio": 1.0}, run={"checkpoint_every": 1, "keep": 9})
     forked = fork(whole, 3, ["participation.without=[1,2]"])
     assert cohorts(forked) == [[0, 1, 2, 3]] * 3 + [[0, 3]] * 2
     assert read_summary(forked)["scopes"]["deployed"]["final"]["test"]["clients"] is not None
@@ -166,12 +167,12 @@ def test_a_fork_goes_on_without_clients(tmp_path: Path) -> None:
 
 
 def test_what_has_no_influence_is_refused(tmp_path: Path) -> None:
-    whole = run(small(tmp_path, rounds=1))
+    whole = made(tmp_path, rounds=1)
     with refused(whole, "--clients"):
         influence(whole, [4])
     with refused(whole, "--scope"):
         influence(whole, [0], "global")
-    summed = run(small(tmp_path, rounds=1, algorithm={"name": "fedavg"}, data={"cross_edges": "hops"}))
+    summed = made(tmp_path, rounds=1, algorithm={"name": "fedavg"}, data={"cross_edges": "hops"})
     with refused(summed, "data.cross_edges"):
         influence(summed, [0])
     (whole / "summary.json").unlink()

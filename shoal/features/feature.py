@@ -1,0 +1,28 @@
+"""A feature of `shoal/` as commands, readers, pages and sweeps know it: all that its folder declares of itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A folder that adds something around runs; functions are named `module:function`, and imported when used.
+
+    Attributes:
+        readers: Classes of readers of runs by name, see `shoal.past.reader`.
+        command: Name of its command, for `shoal NAME`; empty: it has none.
+        runs: The function of the command. Its module is imported for every command, and loads nothing that takes long.
+        behind: The command that it follows in `shoal --help`.
+        page: Makes its sections of the page of a run or a sweep, `(folder) -> list[Section]`; empty: it has none.
+        searches: What makes the search of a study by its name, `(study, options, at_once) -> Searching`, see
+            `shoal.sweeps.searching`.
+        chosen: Reads what its searches chose, `(folder of a sweep) -> TextTable | None`; empty: it has none.
+    """
+
+    readers: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+    runs: str = ""
+    behind: str = ""
+    page: str = ""
+    searches: Mapping[str, str] = field(default_factory=dict)
+    chosen: str = ""

@@ -1,0 +1,10 @@
+"""All features that have a folder of `shoal/`: the only list of them."""
+
+from shoal.attacks.feature import ATTACKS
+from shoal.clock.feature import CLOCK
+from shoal.features.feature import Feature
+from shoal.influence.feature import INFLUENCE
+from shoal.search.feature import SEARCH
+
+# Their sections of a page have this order.
+FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS)

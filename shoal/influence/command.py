@@ -1,0 +1,22 @@
+"""The command `shoal influence`."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.past import possible_path, read_clients
+from shoal.cli.readers import read_run, show_reading
+
+
+def influence_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.")],
+    clients: Annotated[str, typer.Option(metavar="I,J,…", help="Some clients; by default all.")] = "",
+    scope: Annotated[str | None, typer.Option(help="global, deployed or trained models.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
+) -> None:
+    """Make a run again without each of its clients: what it changes of the scores; interrupted, it goes on."""
+    path = possible_path(run)
+    reading = read_run("influence", {"clients": read_clients("--clients", clients), "scope": scope}, path)
+    show_reading(reading, out, f"next: shoal report {shlex.quote(run)}")

@@ -1,0 +1,28 @@
+"""A mark for tests that need a feature: without its folder, as in a copy of `tests/without.py`, they are skipped.
+
+They import what they need of the feature themselves, not at the top of their file. Tables of tests leave out rows whose
+keys a config without the feature does not have.
+"""
+
+import pytest
+from without import FEATURES, ROOT
+
+from shoal.engine.config.key_reference import config_keys, sections
+
+KEYS = {*sections(), *(key.name for key in config_keys())}
+
+
+def has(feature: str) -> bool:
+    """Returns whether the checkout has all folders of a feature."""
+    return all((ROOT / name).exists() for name in FEATURES[feature].code)
+
+
+def has_keys(*keys: str) -> bool:
+    """Returns whether a config has all these dotted keys, or sections."""
+    return KEYS.issuperset(keys)
+
+
+def needs(*features: str) -> pytest.MarkDecorator:
+    """Returns the mark of a test that needs some features."""
+    absent = [feature for feature in features if not has(feature)]
+    return pytest.mark.skipif(bool(absent), reason=f"the checkout is without {', '.join(absent)}")
