@@ -43,7 +43,8 @@ def with_new_names(key: str, value: Any) -> list[tuple[str, Any]]:
     announces a renamed key once in a process.
     """
     if isinstance(value, Mapping):
-        return list(with_new_keys({key: value}).items())
+        # A section of which all keys moved is not given.
+        return [(name, values) for name, values in with_new_keys({key: value}).items() if values or not value]
     if key in MOVED:
         new, values = MOVED[key][0], dict[str, str]()
     elif key in RENAMED:

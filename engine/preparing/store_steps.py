@@ -10,7 +10,7 @@ from typing import Any
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.client_files import hops_memory, kept_rows, write_hops
 from shoal.engine.screen.progress import progress, say
-from shoal.engine.sections.sections import crossing
+from shoal.engine.sections.sections import load_crossing
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import require_disk
 from shoal.storage.files.names import place_in
@@ -113,7 +113,7 @@ class StoreSteps(ABC):
             manifest.write(self.path)
         if not hops_on_disk(self.path, manifest, propagation):
             if propagation.boundaries:
-                edges = {propagation.boundaries: crossing().make_boundaries(self, shards, propagation)}
+                edges = {propagation.boundaries: load_crossing().make_boundaries(self, shards, propagation)}
                 manifest = replace(manifest, boundaries={**manifest.boundaries, **edges})
                 manifest.write(self.path)
                 shards = Store(self.path, manifest=manifest)
@@ -145,7 +145,7 @@ class StoreSteps(ABC):
         here, memory = runner(needed, self.path, files), hops_memory(manifest, propagation, missing)
         groups = parts(missing, here.room(memory, memory).groups)
         if propagation.boundaries:
-            crossing().make_hops(self, shards, propagation, missing)
+            load_crossing().make_hops(self, shards, propagation, missing)
             return self.list_files(place, "hops", count, manifest.pack)
         self.make_files(f"hops {folder}", place, count, here, write_hops, (shards, propagation), groups, memory)
         return self.list_files(place, "hops", count, manifest.pack)

@@ -28,7 +28,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.interrupt import Interrupt, Interrupted, graceful
 from shoal.engine.screen.live_view import LiveView, live_view
 from shoal.engine.screen.progress import say
-from shoal.engine.sections.sections import crossing, why_skipped
+from shoal.engine.sections.sections import load_crossing, why_skipped
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
@@ -125,7 +125,7 @@ class Driver:
             summary["seconds"]["checkpoint"] += self._seconds_of_checkpoints
             kernel: Any = self.config.kernel()
             if kernel.boundaries:
-                summary["bytes"]["exchange"] = crossing().exchange_bytes(self.store, kernel)
+                summary["bytes"]["exchange"] = load_crossing().exchange_bytes(self.store, kernel)
             summary |= {"paths": self.trainers, "inputs": self.inputs}
             if self._ended_early():
                 summary["stopped"] = self._calls.running.stopped

@@ -33,7 +33,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console
 from shoal.engine.sections.section import load as load_place
-from shoal.engine.sections.sections import SECTIONS, crossing
+from shoal.engine.sections.sections import SECTIONS, load_crossing
 from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
 from shoal.partition.methods.workspace import scratch_bytes
@@ -156,7 +156,7 @@ def _exchange(config: Config, nodes: int, features: int, dtype: str) -> int:
     """Returns bytes of the scratch files while hops run over edges between clients; 0: they do not."""
     if config.kernel().boundaries is None:
         return 0
-    scratch: int = crossing().scratch_bytes(nodes, features, dtype, config.propagation)
+    scratch: int = load_crossing().scratch_bytes(nodes, features, dtype, config.propagation)
     return scratch
 
 

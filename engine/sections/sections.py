@@ -76,7 +76,7 @@ def find_bounding(config: Any) -> Section[Any] | None:
     return next((section for section in SECTIONS if section.epsilon and section.is_on(config)), None)
 
 
-def crossing() -> ModuleType:
+def load_crossing() -> ModuleType:
     """Imports the steps of hops over edges between clients. Raises ShoalError: their feature is not there."""
     place = next((section.crossing for section in SECTIONS if section.crossing), None)
     if place is None:

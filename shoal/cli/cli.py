@@ -388,11 +388,11 @@ def inspect_command(
     else:
         show_store(place.partition("?")[0] if is_address(place) else path, read_manifest(path))
         if edges:
-            from shoal.engine.sections.sections import crossing
+            from shoal.engine.sections.sections import load_crossing
             from shoal.storage.store.store import Store
 
             store = Store(path)
-            show_class_pairs({name: crossing().class_pairs(store, name) for name in store.manifest.boundaries})
+            show_class_pairs({name: load_crossing().class_pairs(store, name) for name in store.manifest.boundaries})
 
 
 @app.command("verify")

@@ -28,7 +28,7 @@ from shoal.storage.runner import parts, runner
 from shoal.storage.store.client_table import BoundaryRecord, ranges
 from shoal.storage.store.store import Store, boundary_path, hops_path, scratch_path
 
-# `shoal.engine.sections.sections.crossing` gives these, too.
+# `shoal.engine.sections.sections.load_crossing` gives these, too.
 __all__ = ["class_pairs", "exchange_bytes", "make_boundaries", "make_hops", "scratch_bytes"]
 
 

@@ -247,6 +247,11 @@ def test_moved_keys_of_a_resolved_config_are_those_that_its_schedule_read(capsys
     assert config_from({**OLD, **late}).devices == config.devices
     late = {"participation": of_rounds, "schedule": {"name": "fedbuff", **of_rounds, "seed": 5}}
     assert config_from({**OLD, **late}).devices.seed == 5
+    # A section of which all keys moved leaves others of it as they are.
+    counted = {**OLD, "participation": {"count": 2}}
+    assert (
+        config_from(counted, {"participation": {"devices": "phones", "network": "consumer"}}).participation.count == 2
+    )
     capsys.readouterr()
     # What needs no key is no news.
     assert config_from({**OLD, "participation": nothing, "schedule": standard}).devices == DeviceOptions()
