@@ -63,6 +63,7 @@ FEATURES = {
     "availability": _schedule("availability", "participation.dropout=0.5"),
     "clock": _around("clock", "read RUN clock", "docs/clock.md"),
     "compression": _stage("compression", "communication.upload=int8"),
+    "cross_edges": Feature(("engine/preparing/cross_edges",), (SECTIONS,), "run quickstart data.cross_edges=hops"),
     "digests": _stage("digests", "run.keep_digests=true"),
     "hostile": _stage("hostile", "attack=sign_flip"),
     "influence": _around("influence", "read RUN influence"),
