@@ -189,6 +189,7 @@ def test_a_key_without_effect_is_refused(key: str, value: Any, other: str, witho
     config_from(with_keys(**{two: without}))
 
 
+@needs("cross_edges")
 @pytest.mark.parametrize(
     ("edges", "other", "wrong", "right"),
     [
@@ -247,6 +248,7 @@ def test_banded_noise_is_for_clients_by_turns() -> None:
             config_from(with_keys(**{**keys, "privacy__bands": 2, other.replace(".", "__"): without}))
 
 
+@needs("cross_edges")
 def test_a_schedule_of_layers_that_read_edges_between_clients_is_refused() -> None:
     base = {"model": {"name": "gcn"}, "schedule": "fedbuff"}
     with refused("config", "schedule.name", says="is for data.cross_edges drop or hops, found one_hop"):
@@ -262,6 +264,7 @@ def test_a_schedule_of_layers_that_read_edges_between_clients_is_refused() -> No
                     config_from(with_keys(**keys))
 
 
+@needs("cross_edges")
 def test_no_hops_are_needed_where_layers_read_sums() -> None:
     config = config_from(with_keys(model="gcn", data__cross_edges="one_hop", propagation__hops=0))
     assert (config.kernel().hops, config.kernel().first_layer) == (1, "gcn")
