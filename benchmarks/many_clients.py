@@ -28,7 +28,7 @@ from shoal.algorithms.protocol import Tree
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.cell import Cell, Outcome, PartialSum
-from shoal.engine.messages.job import Job
+from shoal.engine.messages.job import Compute, Job
 from shoal.engine.records.client_scores import ClientScores
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
@@ -78,7 +78,7 @@ def job_of(clients: int, classes: int) -> Job:
     )  # fmt: skip
     return JobOfSizes(
         "sizes", "nowhere", "", "s", None, 0, describe("fedavg", {}), (ModelSpec(name="mlp", hidden=64),),
-        (0,) * clients, None, TrainOptions(), 0, 1, None, sizes=Sizes(manifest),
+        (0,) * clients, None, TrainOptions(), 0, Compute(1, None), sizes=Sizes(manifest),
     )  # fmt: skip
 
 

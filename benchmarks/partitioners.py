@@ -161,7 +161,7 @@ def in_own_process(*args: str) -> dict[str, Any]:
 
 def compare(name: str, got: dict[str, float], metis: dict[str, float], add: Callable[..., None]) -> None:
     """Holds the figures of a method to its goals."""
-    ratios = {"cut": got["cut"] / metis["cut"], "memory": got["bytes"] / metis["bytes"]}
+    ratios = {"cut": got["cut"] / metis["cut"], "memory": got["bytes"] / max(metis["bytes"], 1)}
     ratios["seconds"] = got["seconds"] / metis["seconds"]
     for goal, most in GOALS.get(name, {}).items():
         add(f"{goal} of METIS's", ratios[goal], most)

@@ -285,7 +285,7 @@ def test_a_host_whose_machine_comes_later_joins(hosts: list[Any], job_of: MakeJo
     taken = placement_group([{"CPU": 2}])
     assert taken.wait(60)
     hosts = [*hosts, *start_hosts(1, cpus=1, gpus=0)]
-    job, singles = job_of(engine__memory_limit=60_000), cells_of(*([i] for i in range(6)))
+    job, singles = job_of({"engine.memory_limit": 60_000}), cells_of(*([i] for i in range(6)))
     with refused("engine.hosts", says="none of 1 started in 0 s; free machines or raise ray.start_timeout"):
         await_hosts(hosts[2:], 0.0)
     late = await_hosts(hosts, 120.0, Patience(0.0))
