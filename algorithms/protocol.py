@@ -32,6 +32,8 @@ COMPRESSION = "compression/"
 
 # Where it holds what a stage of the user's keeps there.
 OF_STAGES = "stage/"
+# What stages keep of a client begins with one of these.
+BY_STAGES = (COMPRESSION, OF_STAGES)
 
 
 def stage_key(stage: str) -> str:
@@ -41,7 +43,7 @@ def stage_key(stage: str) -> str:
 
 def only_trains(key: str) -> bool:
     """Whether no evaluation reads an entry of a client's state: a moment of an optimizer, or of compression."""
-    return ".opt." in key or key.startswith((COMPRESSION, OF_STAGES))
+    return ".opt." in key or key.startswith(BY_STAGES)
 
 
 class Reduce(Enum):

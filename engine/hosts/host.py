@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.algorithms.base import Received, overrides
 from shoal.algorithms.client import Client, ClientModel, random_of
 from shoal.algorithms.method_errors import raise_named
-from shoal.algorithms.protocol import COMPRESSION, MODEL, OF_STAGES, Tree, Upload
+from shoal.algorithms.protocol import BY_STAGES, MODEL, Tree, Upload
 from shoal.algorithms.rng import CPU, copy_to, key
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.config.sizes import machine_memory
@@ -76,7 +76,7 @@ class Visit:
         self.predicted: dict[str, np.ndarray] | None = {} if opened.job.predictions else None
         self._guards = [] if guard is None else [guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox")]
         received, self._had = {**shared, **private}, {**shared, **private, **inbox}
-        self._kept = {name: state.pop(name) for name in list(state) if name.startswith((COMPRESSION, OF_STAGES))}
+        self._kept = {name: state.pop(name) for name in list(state) if name.startswith(BY_STAGES)}
         # Stages send these to the server beside the upload.
         self.notes: dict[str, Any] = {}
         models = {}

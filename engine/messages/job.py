@@ -29,13 +29,12 @@ from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import PropagationOptions, propagation_of
-from shoal.storage.shards.view import CPU, Cache, View
+from shoal.storage.shards.view import CPU, Cache, Change, View
 from shoal.storage.store.store import Store
 from shoal.storage.user_code.user_code import UserCode
 
 if TYPE_CHECKING:
     # These are loaded only where a store is at an address.
-    from shoal.storage.shards.trigger import Trigger
     from shoal.storage.store.remote_store import Remote
 
 
@@ -248,15 +247,15 @@ class Job:
         cache: Cache,
         device: torch.device = CPU,
         flipped: bool = False,
-        trigger: "Trigger | None" = None,
+        change: Change | None = None,
     ) -> View:
-        """Opens the data of a client of a store, and computes hops of a triggered one; `flipped` is as of `View`."""
-        changed = [*(["flipped"] if flipped else []), *([trigger] if trigger else [])]
+        """Opens the data of a client of a store, changed where something is asked; `flipped` is as of `View`."""
+        changed = [*(["flipped"] if flipped else []), *([change] if change else [])]
         name = (str(store.path), self.split, self.propagation, client, *changed)
         shard, split, hops = store.data(self.split, self.propagation, client)
         propagation = propagation_of(self.propagation) if self.propagation else None
-        if trigger is not None:
-            shard, hops = trigger.planted(shard, split, propagation)
+        if change is not None:
+            shard, hops = change.apply(shard, split, propagation)
         edges = None
         if propagation is not None and propagation.first_layer:
             edges = store.all_edges(propagation.name, client)
@@ -317,7 +316,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
 
     Raises:
         ShoalError: Whole graphs are to be evaluated, and were not prepared from those of the clients, a file that a
-            model is to start from cannot be read, or `privacy.delta` is too large for the nodes of a client.
+            model is to start from cannot be read, or a feature refuses the store.
     """
     hops = config.kernel()
     method = describe(config.algorithm.name, config.algorithm.options)

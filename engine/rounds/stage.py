@@ -50,7 +50,7 @@ class AtClient:
         cell: The cell that is visited: round, phase, entries (`up`), and in `stages.notes` what `before` sent along.
         received: Downloads and inbox of this visit, by name.
         kept: Tensors that stages keep with the client between its visits; may change. Names begin with
-            `COMPRESSION`, but for stages of the user's, which see their own alone.
+            one of `BY_STAGES`, but for stages of the user's, which see their own alone.
         notes: Goes to the server beside the upload, in `Outcome.notes` of the client; may change.
         rng: Gives a random stream of the client for a purpose.
         random: Gives a seed of the client for a purpose.
@@ -152,7 +152,6 @@ class Stage:
         bounds: Bounds the norm of each upload, so that the mean of all says little of one client.
         hides_sizes: Sizes of clients are no business of the method.
         guarded: Is a user's: visits are made twice in round 1, and what they write is looked for.
-        trigger: A trigger that test nodes get for `score`; None: scores are of plain data.
     """
 
     name: str = ""
@@ -163,7 +162,6 @@ class Stage:
     bounds: bool = False
     hides_sizes: bool = False
     guarded: bool = False
-    trigger: Any = None
 
     def on_data(self, client: int) -> Mapping[str, Any]:
         """Returns what is done to the data that a client trains on, as arguments of `Job.view`; on a host."""

@@ -49,7 +49,7 @@ class Trigger:
         count = min(max(1, int(self.share * len(part) + 1e-9)), len(others))
         return np.sort(np.random.default_rng(self.draw).permutation(others)[:count])
 
-    def planted(
+    def apply(
         self, shard: Shard, split: Split, propagation: PropagationOptions | None
     ) -> tuple[Shard, list[Rows] | ComputedHops]:
         """Plants triggers in a shard, and gives its hops; attached nodes lie behind its own, numbered below zero."""

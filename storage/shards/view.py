@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +26,16 @@ PAGE = 4096
 HOPS = "hops"
 # Bytes of an array that a watched view compares as a whole.
 WATCHED = 2**24
+
+
+class Change(Protocol):
+    """A change of a client's data in memory, which tells equal changes by `==`; the store stays as it is."""
+
+    def apply(
+        self, shard: Shard, split: Split, propagation: PropagationOptions | None
+    ) -> "tuple[Shard, list[Rows] | ComputedHops]":
+        """Returns the changed shard and its hops."""
+        ...
 
 
 def touch(hop: StoredFeatures, rows: Tensor | None) -> None:

@@ -28,7 +28,7 @@ def with_rates(
     others = client.data.label[test] != trigger.target
     rates = {BACKDOOR[0]: math.nan, BACKDOOR[1]: math.nan}
     if bool(others.any()) and not opened.job.is_graph(client.info.client):
-        data = opened.view(client.info.client, trigger=trigger)
+        data = opened.view(client.info.client, change=trigger)
         models = {name: ClientModel(model.flat, data, model.random) for name, model in client.models.items()}
         for rate, scored in zip(BACKDOOR, (replace(client, data=data, models=models), client)):
             class_N = scores_of(opened.algorithm, scored, received, "test", len(test)).argmax(1)

@@ -31,6 +31,7 @@ from shoal.storage.user_code.user_code import UserCode
 
 if TYPE_CHECKING:
     from shoal.engine.rounds.sampling import Plan
+    from shoal.storage.shards.trigger import Trigger
 
 KIND = "attack.kind"
 # So many numbers of hostile clients are shown.
@@ -93,6 +94,8 @@ def _no_backdoor(config: Config) -> str:
 class Hostile(Stage):
     """The hostile clients of a job: what they train on, and what they send."""
 
+    _trigger: "Trigger | None" = None
+
     def __init__(self, job: Job) -> None:
         """Draws the hostile clients; raises a ShoalError if the user's function is none."""
         self._attack: AttackOptions = job.stages["attack"]
@@ -102,17 +105,17 @@ class Hostile(Stage):
         if self._attack.kind == "backdoor":
             from shoal.storage.shards.trigger import Trigger
 
-            self.trigger = Trigger(self._attack.nodes, self._attack.target, key(job.seed, "trigger"))
+            self._trigger = Trigger(self._attack.nodes, self._attack.target, key(job.seed, "trigger"))
         if self._attacks:
             self._change = CHANGES.get(self._attack.kind) or own_change(job.user_code[self._attack.kind])
 
     def on_data(self, client: int) -> dict[str, Any]:
         if client not in self._hostile or self._attack.kind not in ON_DATA:
             return {}
-        if self.trigger is None:
+        if self._trigger is None:
             return {"flipped": True}
         draw = key(self._seed, client, "backdoor")
-        return {"trigger": replace(self.trigger, share=self._attack.poison, draw=draw)}
+        return {"change": replace(self._trigger, share=self._attack.poison, draw=draw)}
 
     def at_client(self, upload: Upload, at: AtClient) -> Upload:
         if at.client not in self._attacks:
@@ -124,9 +127,9 @@ class Hostile(Stage):
         return Upload(entries, upload.weight, upload.upload_bytes)
 
     def score(self, counts: np.ndarray, client: Client, received: Received, opened: Opened) -> np.ndarray:
-        if self.trigger is None:
+        if self._trigger is None:
             return counts
-        return with_rates(counts, opened, client, received, self.trigger)
+        return with_rates(counts, opened, client, received, self._trigger)
 
     def before(self, phase: Phase) -> None:
         """Refuses a phase without a mean, which no attack on uploads changes."""

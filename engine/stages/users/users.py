@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KEY = "stages"
 # These attributes need more of the engine than a file can ask for.
-OURS_ALONE = ("on_data", "score", "trigger")
+OURS_ALONE = ("on_data", "score")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def path_graph(sparse: bool = False, weights: tuple[float, ...] | None = None) -
 @pytest.mark.parametrize("sparse", [False, True])
 def test_test_nodes_of_other_classes_get_a_complete_subgraph(sparse: bool) -> None:
     shard = path_graph(sparse)
-    planted, hops = TRIGGER.planted(shard, SPLIT, PropagationOptions(hops=2))
+    planted, hops = TRIGGER.apply(shard, SPLIT, PropagationOptions(hops=2))
     # Node 2 alone is tested and not of class 1.
     edges = np.zeros((6, 6))
     for i, j in [*EDGES, (2, 4), (2, 5), (4, 5)]:
@@ -53,7 +53,7 @@ def test_test_nodes_of_other_classes_get_a_complete_subgraph(sparse: bool) -> No
 
 
 def test_weights_of_edges_stay_and_those_of_the_trigger_are_one() -> None:
-    planted, _ = TRIGGER.planted(path_graph(weights=(2.0, 3.0, 5.0)), SPLIT, None)
+    planted, _ = TRIGGER.apply(path_graph(weights=(2.0, 3.0, 5.0)), SPLIT, None)
     assert planted.edge_weight is not None
     found = {
         (row, int(column)): float(weight)
@@ -78,7 +78,7 @@ def test_training_nodes_are_drawn_by_their_numbers_and_relabelled() -> None:
     assert len(rows) == 12
     assert (label[rows] != 2).all()
     assert (rows < 40).all()
-    planted, hops = trigger.planted(shard, split, None)
+    planted, hops = trigger.apply(shard, split, None)
     assert hops == []
     assert (planted.label[rows] == 2).all()
     same = np.setdiff1d(np.arange(50), rows)
@@ -93,4 +93,4 @@ def test_training_nodes_are_drawn_by_their_numbers_and_relabelled() -> None:
     assert trigger.rows(shard, few).tolist() == few.train.tolist()
     own = Split(np.flatnonzero(label == 2).astype(np.int32), np.empty(0, np.int32), np.empty(0, np.int32))
     assert not len(trigger.rows(shard, own))
-    assert trigger.planted(shard, own, None)[0].nodes == 50
+    assert trigger.apply(shard, own, None)[0].nodes == 50
