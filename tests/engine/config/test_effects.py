@@ -212,6 +212,7 @@ def test_layers_that_cannot_read_edges_between_clients_are_refused(
     assert config_from(with_keys(**{**base, section: right})).kernel().boundaries == "share0.5-seed0-min1"
 
 
+@needs("availability")
 @pytest.mark.parametrize(
     ("section", "key", "value"),
     [

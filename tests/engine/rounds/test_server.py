@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import refused
+from support.needs import needs
 from support.small_cells import Watched as WatchedPool
 from support.small_cells import require_same_tree, tensors_of
 from torch import Tensor
@@ -103,6 +104,7 @@ def test_the_order_in_which_cells_finish_changes_nothing(run: Start, name: str) 
     require_same_tree(tensors_of(run(keys, rounds=3, pool=Shuffled)), tensors_of(run(keys, rounds=3)))
 
 
+@needs("availability")
 def test_a_round_in_which_nobody_is_online(start: Start, tmp_path: Path) -> None:
     np.save(tmp_path / "trace.npy", np.array([[1, 1, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0]]))
     server = start({"algorithm.name": "fedgta", "participation.trace": str(tmp_path / "trace.npy"), "rounds": 4})

@@ -113,6 +113,7 @@ def test_of_refuses_impossible_runs(configure: Configure, keys: Keys, place: str
         RunPlan.of(configure(keys), trains=trains)
 
 
+@needs("availability")
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
@@ -184,6 +185,7 @@ def test_dry_run_sizes_by_hand(tiny: Path) -> None:
     assert sorted(path.name for path in tiny.parent.iterdir()) == ["config.yaml"]
 
 
+@needs("selection")
 @needs("compression")
 def test_compression_of_nothing_is_said(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the dry run and the run; a selection among all is refused by both."""

@@ -152,6 +152,7 @@ def test_client_that_fails_leaves_nothing(start: Start, keys: Keys) -> None:
     assert all(torch.isfinite(t).all() for t in server.state.server.values())
 
 
+@needs("availability")
 @pytest.mark.parametrize("keys", CASES.values(), ids=CASES)
 def test_round_without_clients_changes_nothing(start: Start, keys: Keys, tmp_path: Path) -> None:
     online = np.ones((ROUNDS, 6), dtype=np.uint8)
