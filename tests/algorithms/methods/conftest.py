@@ -114,7 +114,7 @@ class PlainAverage:
         self.w = total / count if count else self.w
 
     def require_previous(self, server: Server) -> None:
-        """Asserts that clients keep what they had, and nobody else does."""
+        """Asserts that clients keep what they had, and no others do."""
         kept = {i: tree["previous"] for i, tree in server.state.clients.items() if "previous" in tree}
         assert kept.keys() == self.previous.keys()
         for i, w in self.previous.items():

@@ -183,7 +183,7 @@ def test_a_wrong_combination_stops_all(config: str, axes: list[str], places: lis
 def test_sweep_failed_run_is_a_row(
     config: str, tmp_path: Path, status: Callable[..., int], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One fails, the other is the same to the bit at once and one after another, and is not run again.
+    """One fails, the other is the same bit for bit at once and one after another, and is not run again.
 
     Its process takes no module of the working folder, which would come before the library of Python.
     """
