@@ -4,6 +4,8 @@ They import what they need of the feature themselves, not at the top of their fi
 keys a config without the feature does not have.
 """
 
+from typing import Any
+
 import pytest
 from without import FEATURES, ROOT
 
@@ -25,6 +27,11 @@ def has_keys(*keys: str) -> bool:
     Always true in a whole checkout, where no row of a table may be lost.
     """
     return all(map(has, FEATURES)) or all(key in KEYS or key.startswith("algorithm.") for key in keys)
+
+
+def has_schedules(*values: Any) -> bool:
+    """Returns whether a config has those of some values that are names of schedules, or all of them."""
+    return has("asynchronous") or not any(value in ("fedbuff", "fedasync", "tiers") for value in values)
 
 
 def needs(*features: str) -> pytest.MarkDecorator:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import yaml
 from support.errors import refused
-from support.needs import has_keys, needs
+from support.needs import has, has_keys, has_schedules, needs
 from support.small_runs import small_run
+from without import FEATURES
 
 from shoal.engine.config.config import config_from, load_config
 from shoal.engine.config.config_text import with_seal
@@ -79,7 +80,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("participation.availability.period", 8, "participation.availability.kind", "s.csv", "periodic"),
     ("participation.availability.share", 0.3, "participation.availability.kind", "always", "weibull"),
     ("participation.availability.shape", 0.5, "participation.availability.kind", "periodic", "weibull"),
-    ("devices.kind", "phones", "devices.network", None, "consumer"),
+    *[("devices.kind", "phones", "devices.network", None, "consumer")][: has("availability")],
     *(
         (key, value, "schedule.name", "mine.py:Mine", "fedbuff")
         for key, value in (("devices.kind", "hospital"), ("devices.network", "none"), ("devices.seed", 1))
@@ -155,7 +156,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("ray.address", "auto", "engine.backend", "local", "ray"),
     ("ray.runtime_env", {"env_vars": {"A": 1}}, "engine.backend", "local", "ray"),
 ]
-CASES = [case for case in CASES if has_keys(case[0], case[2])]
+CASES = [case for case in CASES if has_keys(case[0], case[2]) and has_schedules(*case[1:])]
 
 
 # Of keys that need devices and their network, or the network devices: these are given.
@@ -249,7 +250,7 @@ def test_banded_noise_is_for_clients_by_turns() -> None:
             config_from(with_keys(**{**keys, "privacy__bands": 2, other.replace(".", "__"): without}))
 
 
-@needs("cross_edges")
+@needs("cross_edges", "asynchronous")
 def test_a_schedule_of_layers_that_read_edges_between_clients_is_refused() -> None:
     base = {"model": {"name": "gcn"}, "schedule": "fedbuff"}
     with refused("config", "schedule.name", says="is for data.cross_edges drop or hops, found one_hop"):
@@ -271,9 +272,10 @@ def test_no_hops_are_needed_where_layers_read_sums() -> None:
     assert (config.kernel().hops, config.kernel().first_layer) == (1, "gcn")
 
 
+@needs(*FEATURES)
 def test_every_rule_has_a_case() -> None:
     of_clock = {*(f"participation.{key}" for key in ("deadline", "over_selection")), "schedule.b"}
-    of_noise = {key for key in ("privacy.mechanism", "privacy.bands") if has_keys(key)}
+    of_noise = {"privacy.mechanism", "privacy.bands"}
     assert {key for rule in RULES for key in rule.keys} - {case[0] for case in CASES} == of_clock | of_noise
 
 

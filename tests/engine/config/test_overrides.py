@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from support.errors import refused
-from support.needs import has_keys, needs
+from support.needs import has_keys, has_schedules, needs
 
 import shoal
 from shoal.engine.config import config_text
@@ -30,7 +30,7 @@ FORMS: dict[str, tuple[str, str, Any]] = {
     "participation.availability": ("periodic", "period", 4),
     "train.schedule": ("LinearLR", "total_iters", 3),
 }
-FORMS = {section: form for section, form in FORMS.items() if has_keys(section)}
+FORMS = {section: form for section, form in FORMS.items() if has_keys(section) and has_schedules(form[0])}
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +59,7 @@ def with_value(key: str, value: Any) -> dict[str, Any]:
     return plain
 
 
+@needs("asynchronous")
 def test_every_section_with_a_short_form_has_a_case() -> None:
     assert {key for key, cls in sections().items() if word_key(cls)} - {"callbacks", "stages"} == set(FORMS)
     for key in FORMS:
@@ -133,7 +134,7 @@ OF_FILE: dict[str, tuple[dict[str, Any], str, list[str], dict[str, Any]]] = {
         {"gamma": 0.9},
     ),
 }
-OF_FILE = {section: form for section, form in OF_FILE.items() if has_keys(section)}
+OF_FILE = {section: form for section, form in OF_FILE.items() if has_keys(section) and has_schedules(form[1])}
 
 
 @pytest.mark.parametrize("source", ["command", "program", "run"])
