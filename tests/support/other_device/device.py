@@ -1,6 +1,7 @@
 """A second torch device without a GPU: what runs on it with a tensor of the processor fails, as it would on a GPU."""
 
 import fcntl
+import gc
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +49,8 @@ def load() -> torch.device:
 def room_for(size: int) -> Iterator[None]:
     """Inside the block, tensors of the device may take so many bytes beside those that are there now."""
     ops = torch.ops.shoal_other
+    # Tensors of a finished run that wait in cycles would make room if they were freed inside the block.
+    gc.collect()
     ops.limit(ops.held() + size)
     try:
         yield
