@@ -49,7 +49,7 @@ class Visited:
         steps: Loss and norm of the gradients of the client's models, of each step of local training.
         before: Counts of items by part, class (rows) and predicted class, int64 `[C, C]`, after the download.
         after: The same after local training.
-        digest: The digest of its upload; see `shoal.engine.rounds.reduction.upload_digest`.
+        digest: The digest of its upload; empty where no stage takes digests.
     """
 
     phase: str
@@ -142,7 +142,8 @@ class _Visits(Recorder):
         if self._client in outcome.failures:
             line, detail = outcome.failures[self._client]
             raise ShoalError(line, detail=detail)
-        return Visited(cell.phase, loss, steps.found, before, after, outcome.notes[self._client]["digest"])
+        digest = outcome.notes.get(self._client, {}).get("digest", "")
+        return Visited(cell.phase, loss, steps.found, before, after, digest)
 
 
 def _stop_in(visit: Visit, cell: Cell) -> None:
