@@ -88,7 +88,7 @@ def sweep(
     at_once: int = 1,
     choose: str | None = None,
     choose_seeds: int = 2,
-    choose_by: str = "deployed",
+    choose_by: str = "main",
     fork_at: int | None = None,
     search: Literal["optuna"] | None = None,
     space: Mapping[str, Sequence[Any] | str] | str | PathLike[str] = NOTHING,
@@ -107,8 +107,9 @@ def sweep(
             is a dict: `{"algorithm": ["fedavg", {"name": "fedgta", "eps": 0.5}]}`.
         at_once: Runs at a time, each in a separate process and on separate hosts; one: in this process.
         choose: A key of the axes whose value validation chooses: all values run with the first `choose_seeds` seeds,
-            and that with the highest mean validation of the scope `choose_by` (`trained`, `deployed`, `global` or
-            `domains`) with the others. With several methods each has a value of its own.
+            and that with the highest mean validation of the scope `choose_by` (`trained`, `deployed`, `global`,
+            `domains`, or `main`: `deployed`, but `global` for methods with one model where some clients miss rounds)
+            with the others. With several methods each has a value of its own.
         fork_at: Rounds that combinations share: trained once a seed, by the config; each combination is a fork of them.
         search: `optuna` draws options from `space` for each combination of the axes; `choose_seeds` seeds of a search
             of its own judge them, and the runs of the sweep are those of the best with the seeds of the axes.

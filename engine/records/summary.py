@@ -39,6 +39,12 @@ LAST = 5
 # A summary gives a reason for a difference of more points than this.
 APART = 10
 
+# A summary has by `ONE_MODEL` who took part in the rounds of a method with one model.
+ONE_MODEL, ALL, SOME = "one_model", "all", "some"
+# This scope comes first, since most runs are about the model that a client would deploy.
+FIRST_SCOPE = "deployed"
+OF_SOME = "deployed: the newest model of each client, stale ones too; global: the model of the server"
+
 # A number of a round in which not all clients were evaluated has this mark, which a line explains.
 SAMPLED, OF_SAMPLES = "~", "~: of a sample of clients (evaluation.clients); the best round is the best of samples"
 
@@ -93,6 +99,13 @@ def numbers_in(line: Mapping[str, Any], scope: str) -> dict[str, Any]:
     return {"round": line["round"], **sampled, **line["scopes"][scope]}
 
 
+def some_take_part(config: Config) -> bool:
+    """Returns whether rounds have some of the clients, so that others hold the model of an earlier round."""
+    part = config.participation
+    some = part.ratio < 1 if part.count is None else part.count < config.partition.clients
+    return some or changes_cohorts(config) or not config.schedule.synchronous
+
+
 def scopes_apart(summary: Mapping[str, Any], config: Config) -> tuple[float, str]:
     """Returns points between `deployed` and `global`, the more of last and best rounds, and a reason above `APART`."""
     points = 0.0
@@ -105,11 +118,8 @@ def scopes_apart(summary: Mapping[str, Any], config: Config) -> tuple[float, str
             points = max(points, 100 * abs(deployed - of_server))
     if points <= APART:
         return points, ""
-    taking_part = config.participation
     of_client, of_all = (f", {text}" if text else "" for text in beside_parameters(config.algorithm.name))
-    some = taking_part.ratio < 1 if taking_part.count is None else taking_part.count < summary["clients"]
-    missed = some or changes_cohorts(config) or not config.schedule.synchronous
-    missed = missed or summary.get("left_out", {}).get("visits")
+    missed = some_take_part(config) or summary.get("left_out", {}).get("visits")
     return points, (
         f"deployed is the model that each client downloaded in its own last round{of_client}; "
         f"global is the server's model now, for all clients{of_all}"

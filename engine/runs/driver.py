@@ -21,7 +21,7 @@ from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, columns_o
 from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import DIGESTS, RECORDS, write_records
 from shoal.engine.records.run_folder import RunFolder, parent_of
-from shoal.engine.records.summary import summarize_run
+from shoal.engine.records.summary import FIRST_SCOPE, ONE_MODEL, SOME, summarize_run
 from shoal.engine.rounds.costs import Live, Watch
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
@@ -63,7 +63,7 @@ class Driver:
         plain = config.plain()
         running = Running(folder.path, plain, identity_keys(plain), config.rounds, _lines=lambda: folder.metrics.lines)
         self._calls = Calls(plan.callbacks, running, say)
-        self._of_study = go_on is not None
+        self._of_study, self._one_model = go_on is not None, plan.one_model
         self._go_on = go_on or f"shoal run {shlex.quote(str(folder.place))} --resume"
         self._servers_lost = 0
         self._saved = time.monotonic()
@@ -86,8 +86,9 @@ class Driver:
         try:
             # Before the first round there is nothing to keep, and a signal ends the run immediately.
             done = self._serve(state)
+            first = "global" if self._one_model == SOME else FIRST_SCOPE
             name, rounds = self.config.name, min(self.config.rounds, until or self.config.rounds)
-            with graceful() as interrupt, live_view(name, rounds, done, self._of_study) as view:
+            with graceful() as interrupt, live_view(name, rounds, done, self._of_study, first) as view:
                 self.interrupt = interrupt
                 while done < rounds and not self._ended_early():
                     try:
@@ -126,6 +127,7 @@ class Driver:
             kernel: Any = self.config.kernel()
             if kernel.boundaries:
                 summary["bytes"]["exchange"] = load_crossing().exchange_bytes(self.store, kernel)
+            summary |= {ONE_MODEL: self._one_model} if self._one_model else {}
             summary |= {"paths": self.trainers, "inputs": self.inputs}
             if self._ended_early():
                 summary["stopped"] = self._calls.running.stopped

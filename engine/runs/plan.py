@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Algorithm, overrides
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.engine.callbacks.callback import Callback
 from shoal.engine.callbacks.calls import load_callbacks
@@ -17,6 +17,7 @@ from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path, run_place
+from shoal.engine.records.summary import ALL, SOME, some_take_part
 from shoal.engine.rounds.sampling import (
     IN_BATCHES,
     ONE_BY_ONE,
@@ -48,6 +49,18 @@ class RunPlan:
     device: str
     callbacks: Mapping[str, Callback]
     rounds: Plan
+
+    @property
+    def one_model(self) -> str:
+        """Returns whether `ALL` or `SOME` clients take part, if the method has one model, which the server holds.
+
+        Clients of such a method keep no model of their own: what each deploys is the server's model of the round in
+        which it took part last. Empty: the method has no model of all clients.
+        """
+        method = self.algorithm
+        if method.centralized or method.client_models != "global" or not overrides(method, "global_model"):
+            return ""
+        return SOME if some_take_part(self.config) else ALL
 
     @classmethod
     def of(cls, config: Config, trains: bool = True) -> "RunPlan":

@@ -15,12 +15,10 @@ from rich.text import Text
 
 from shoal.engine.config.sections import ACCURACY, EVALUATED
 from shoal.engine.config.sizes import size
-from shoal.engine.records.summary import SAMPLED, chosen, metric_of, name_metric
+from shoal.engine.records.summary import FIRST_SCOPE, SAMPLED, chosen, metric_of, name_metric
 from shoal.engine.rounds.costs import Live
 from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars, standing
 
-# This scope comes first, since most runs are about the model that a client would deploy.
-FIRST_SCOPE = "deployed"
 LONGEST_NAME = 20
 
 
@@ -64,9 +62,14 @@ def columns() -> tuple[ProgressColumn, ...]:
 class LiveView:
     """A view of a run at work: rounds and clients done, their rate, bytes, hosts, retries, time left."""
 
-    def __init__(self, name: str, rounds: int, done: int, bars: Progress | None, of_study: bool = False) -> None:
-        """Starts after `done` of `rounds`; the end of a run `of_study` is a line of the study."""
-        self._name, self._rounds, self._bars, self._of_study = name, rounds, bars, of_study
+    def __init__(
+        self, name: str, rounds: int, done: int, bars: Progress | None, of_study: bool = False, first: str = FIRST_SCOPE
+    ) -> None:
+        """Starts after `done` of `rounds`; the end of a run `of_study` is a line of the study.
+
+        The score of the scope `first` stands before all others.
+        """
+        self._name, self._rounds, self._bars, self._of_study, self._first_scope = name, rounds, bars, of_study, first
         self._shown = time.monotonic()
         self._retries = 0
         if bars is not None:
@@ -105,7 +108,9 @@ class LiveView:
         if busy := line["hosts"].get("busy"):
             traffic.append(f"{100 * fmean(busy.values()):.0f} % busy")
         if self._bars is not None:
-            self._bars.update(self._run, completed=self._done, note=(*_results_of(line), f"{rate:.1f} rounds/s"))
+            self._bars.update(
+                self._run, completed=self._done, note=(*_results_of(line, self._first_scope), f"{rate:.1f} rounds/s")
+            )
             clients = len(line["cohort"])
             self._bars.update(
                 self._round,
@@ -118,7 +123,7 @@ class LiveView:
             left = (self._rounds - self._done) / rate
             self._print(
                 f"{self._done}/{self._rounds} rounds, {rate:.1f}/s, {left:.0f} s left, "
-                f"{', '.join((*_results_of(line), visits, *traffic))}"
+                f"{', '.join((*_results_of(line, self._first_scope), visits, *traffic))}"
             )
 
     def back_to(self, done: int) -> None:
@@ -137,14 +142,16 @@ class LiveView:
 
 
 @contextmanager
-def live_view(name: str, rounds: int, done: int, of_study: bool = False) -> Iterator[LiveView]:
+def live_view(
+    name: str, rounds: int, done: int, of_study: bool = False, first: str = FIRST_SCOPE
+) -> Iterator[LiveView]:
     """Shows a run while it is at work."""
     if not shows_bars():
-        yield LiveView(name, rounds, done, None, of_study)
+        yield LiveView(name, rounds, done, None, of_study, first)
         return
     bars = Progress(*columns(), console=console)
     with standing(bars.get_renderable):
-        yield LiveView(name, rounds, done, bars)
+        yield LiveView(name, rounds, done, bars, first=first)
 
 
 def _traffic(up: int, down: int, hosts: tuple[int, int], retries: int) -> list[str]:
@@ -154,11 +161,11 @@ def _traffic(up: int, down: int, hosts: tuple[int, int], retries: int) -> list[s
     return [f"{size(up)} up", f"{size(down)} down", *busy, *lost]
 
 
-def _results_of(line: dict[str, Any]) -> list[str]:
+def _results_of(line: dict[str, Any], first: str) -> list[str]:
     """Returns the results of a round in words: accuracies, the loss, and notes of the method."""
     parts = []
     scopes = line.get("scopes", {})
-    for scope in sorted(scopes, key=lambda scope: scope != FIRST_SCOPE):
+    for scope in sorted(scopes, key=lambda scope: scope != first):
         numbers = scopes[scope]
         if "val" in numbers:
             value, metric = chosen(numbers["val"], scope), metric_of(numbers["val"])

@@ -18,8 +18,11 @@ from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.records.summary import (
     OF_SAMPLES,
+    OF_SOME,
+    ONE_MODEL,
     PARTS,
     SAMPLED,
+    SOME,
     chosen,
     metric_of,
     metrics_in,
@@ -59,6 +62,8 @@ def show_run(run: Path, details: bool = False) -> None:
     points, why = scopes_apart(summary, config)
     if why:
         _line(f"deployed and global are apart, {points:.1f} points: {why}")
+    elif summary.get(ONE_MODEL) == SOME:
+        _line(OF_SOME)
     if DOMAINS in summary["scopes"]:
         console.print(domain_table(summary["scopes"][DOMAINS]))
     traffic, seconds = summary["bytes"], summary["seconds"]
@@ -223,12 +228,13 @@ def show_rounds(run: Path, last: int = 10) -> None:
     lines = read_metrics(run)
     parts = [part for line in lines for scope in line.get("scopes", {}).values() for part in scope.values()]
     metric = name_metric(metric_of(parts[-1] if parts else {}))
-    heads = ("round", "cohort", "loss", "trained", "deployed", "seconds", "up", "down")
+    scopes = ["trained", "deployed", *(["global"] if any("global" in line.get("scopes", {}) for line in lines) else [])]
+    heads = ("round", "cohort", "loss", *scopes, "seconds", "up", "down")
     state = "" if finished(run) else ", not finished"
     _line(f"{shown_path(run)}: {len(lines)} rounds logged{state}; validation {metric} in %", whole=True)
     table = _numbers("", [], heads)
     for line in lines[-last:]:
-        scored = {scope: line.get("scopes", {}).get(scope, {}).get("val") for scope in ("trained", "deployed")}
+        scored = {scope: line.get("scopes", {}).get(scope, {}).get("val") for scope in scopes}
         values = [None if numbers is None else chosen(numbers, scope) for scope, numbers in scored.items()]
         table.add_row(
             str(line["round"]),

@@ -34,8 +34,10 @@ ABOUT_SCORES = """\
 A score is named by model, moment, part and mean: `deployed.best.test.nodes`.
 
 - `trained`: the model of a client right after its last local training.
-- `deployed`: the model that a client would use now, with the newest download applied.
-- `global`: the model of the server. Personal methods, such as `local`, have none.
+- `deployed`: the newest model of each client, stale ones too: of the round in which it took part last.
+- `global`: the model of the server now. Personal methods, such as `local`, have none.
+- `main`: what tables, figures and choices take: `deployed`, but `global` for methods with one model, as FedAvg, where
+  some clients miss rounds. Then old models make `deployed` fall as more clients take part.
 - `domains`: the model of the server on each whole graph, where `data.dataset` is a list.
 - `newcomers`: what the method gives to clients that never take part (`data.newcomers`).
 - `newcomers_trained`: that model after their own local training.
@@ -47,7 +49,7 @@ A score is named by model, moment, part and mean: `deployed.best.test.nodes`.
 - `clients`: the plain mean, in which every client counts the same.
 """
 WORDS_OF_SCORES = (
-    *("trained", "deployed", "served", "domains", "newcomers", "newcomers_trained"),
+    *("trained", "deployed", "main", "served", "domains", "newcomers", "newcomers_trained"),
     *("final", "last", "best", "test", "rows"),
 )
 # A key may have these names, or name a file of the user.

@@ -30,7 +30,9 @@ def sweep_command(
         str | None, typer.Option(help="A key whose value validation chooses, with the first seeds.")
     ] = None,
     choose_seeds: Annotated[int, typer.Option(min=1, help="How many seeds choose.")] = 2,
-    choose_by: Annotated[str, typer.Option(help="The scope whose validation chooses.")] = "deployed",
+    choose_by: Annotated[
+        str, typer.Option(help="The scope whose validation chooses; `shoal explain main` says which main is.")
+    ] = "main",
     fork_at: Annotated[
         int | None, typer.Option(min=1, help="Train so many first rounds once a seed; combinations are forks of them.")
     ] = None,
@@ -56,7 +58,7 @@ def sweep_command(
     from shoal.engine.config.sections import current_name
     from shoal.study.study import read_study
 
-    scope = one_of("--choose-by", current_name(choose_by), "trained", "deployed", "global", "domains")
+    scope = one_of("--choose-by", current_name(choose_by), "main", "trained", "deployed", "global", "domains")
     config = str(possible_path(config)) if is_address(config) else config
     study = read_study(config, axes or (), choose, choose_seeds, scope, search is not None)  # type: ignore[arg-type]
     study = replace(study, fork_at=fork_at or study.fork_at)

@@ -37,7 +37,6 @@ from shoal.engine.simulation.schedule import (
 from shoal.engine.simulation.work import ClientWork, work_of
 from shoal.pages import figures as drawings
 from shoal.pages.figures import Drawing
-from shoal.pages.head import standing_figure
 from shoal.pages.looks import Looks
 from shoal.pages.page import Head, Section, write_page
 from shoal.past.origin import list_origins
@@ -48,6 +47,7 @@ from shoal.storage.files.atomic import replacing
 from shoal.storage.store.manifest import NAME
 from shoal.study.figure_data import Curve, Line, curve_of, score_in
 from shoal.study.groups import group_runs
+from shoal.study.main_score import MainScore
 from shoal.study.means import by_one_mean
 from shoal.study.plain_names import MODELS, PlainNames
 from shoal.study.sweep_folder import rows_of
@@ -321,7 +321,7 @@ class Clocked:
     @property
     def scope(self) -> str:
         """The scope of the score."""
-        return standing_figure(self.looks.groups).partition(".")[0]
+        return MainScore(self.looks.groups).figures[0].partition(".")[0]
 
     @property
     def target(self) -> float:

@@ -23,7 +23,7 @@ from shoal.engine.records.run_folder import (
     read_summary,
     state_of,
 )
-from shoal.engine.records.summary import NODES, OF_SAMPLES, POOLED, SAMPLED
+from shoal.engine.records.summary import NODES, OF_SAMPLES, ONE_MODEL, POOLED, SAMPLED, SOME
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import LOCK
 from shoal.storage.store.manifest import NAME as MANIFEST
@@ -252,7 +252,9 @@ def _entry(each: Kept, mean: str, sweep: Path | None, varied: Mapping[str, str])
     if not finished(path):
         return Entry(each, state_of(path), what, sweep)
     figures = figures_by(path, mean)
-    scope = next((scope for scope in ("deployed", "trained", "global") if f"{scope}.best.test" in figures), None)
+    of_server = read_summary(path).get(ONE_MODEL) == SOME
+    scopes = ("global", "deployed", "trained") if of_server else ("deployed", "trained", "global")
+    scope = next((scope for scope in scopes if f"{scope}.best.test" in figures), None)
     return Entry(each, "finished", what, sweep, None if scope is None else figures[f"{scope}.best.test"], scope, mean)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from shoal.engine.config.config import load_config, sections
 from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.summary import FIRST_SCOPE, SOME
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
 from shoal.search.search_space import distribution, ends_of, read_space, texts_of
@@ -27,6 +28,7 @@ from shoal.storage.files.checksummed_json import sealed
 from shoal.storage.options.types import one_of
 from shoal.study.figure_data import score_in
 from shoal.study.groups import Row, varied_in
+from shoal.study.main_score import GLOBAL, MAIN
 from shoal.study.study import Scope, Selected, Selection, Study, is_seed
 from shoal.study.sweep_folder import SEARCH, SWEEPS, lock_study, root_of, row_of
 from shoal.sweeps.searching import SearchOptions
@@ -54,7 +56,7 @@ class Asked:
     sampler: str = SearchOptions.sampler
     prune: str = SearchOptions.prune
     seeds: int = 2
-    by: Scope = "deployed"
+    by: Scope = "main"
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -207,6 +209,8 @@ class _Part:
         )
         self.space = self._space()
         self.config = config = load_config(of.study.config, base.overrides)
+        of_server = RunPlan.of(config).one_model == SOME
+        self.by = self.asked.by if self.asked.by != MAIN else GLOBAL if of_server else FIRST_SCOPE
         self.steps = steps_of(self.asked.prune, config.rounds, config.evaluation.every)
         self.trials: list[Trial] = []
         self.runs: dict[str, Row] = {}
@@ -333,10 +337,10 @@ class _Part:
         if errors := [row.error for row in rows if row.state == FAILED]:
             trial.state, trial.error = FAILED, errors[0]
             return
-        read = score_in(self.asked.by, "val")
+        read = score_in(self.by, "val")
         of_rows = [[s for line in read_metrics(row.path)[:step] if (s := read(line)) is not None] for row in rows]
         if not all(of_rows):
-            raise ShoalError(rows[0].path, f"has no validation of {self.asked.by}; set --choose-by to another scope")
+            raise ShoalError(rows[0].path, f"has no validation of {self.by}; set --choose-by to another scope")
         trial.scores[step] = fmean(map(max, of_rows))
 
     def _judge(self, asked: Sequence[Any], batch: Sequence[Trial], step: int) -> None:

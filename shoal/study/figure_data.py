@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +22,10 @@ from shoal.engine.records.summary import NODES, chosen
 from shoal.storage.errors import GraphGone
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 
+if TYPE_CHECKING:
+    from shoal.engine.scores.table import ScoreTable
+
 Line = dict[str, Any]
-# `shoal export` writes this file.
 
 
 @dataclass(frozen=True)
@@ -108,23 +110,29 @@ class ClientNumbers:
 
 def client_numbers(run: Path, scope: str) -> ClientNumbers | None:
     """Reads scores of single clients; None if the run keeps no checkpoint or does not score the scope."""
+    from shoal.engine.scores.counts import PARTS, by_client
+
+    if (table := scores_in_checkpoint(run).get(scope)) is None:
+        return None
+    numbers, test = by_client(table), PARTS.index("test")
+    scored = numbers.rows_BP[:, test] > 0
+    accuracy = numbers.correct_BP[scored, test] / numbers.rows_BP[scored, test]
+    return ClientNumbers(table.clients[scored], accuracy, numbers.pooled_PKC[test])
+
+
+def scores_in_checkpoint(run: Path) -> dict[str, "ScoreTable"]:
+    """Reads counts of clients by scope from the newest checkpoint; none if the run keeps no checkpoint."""
     newest = newest_round(run / CHECKPOINTS)
     if not newest:
-        return None
+        return {}
     # These modules load torch, which takes seconds.
     from safetensors import safe_open
 
     from shoal.engine.rounds.state import read_scores
-    from shoal.engine.scores.counts import PARTS, by_client
 
     with safe_open(sound_tensors(run / CHECKPOINTS, newest), framework="np") as file:
-        table = read_scores({name: file.get_tensor(name) for name in file.keys() if name.startswith("score")})  # noqa: SIM118
-    if not table.get(scope):
-        return None
-    numbers, test = by_client(table[scope]), PARTS.index("test")
-    scored = numbers.rows_BP[:, test] > 0
-    accuracy = numbers.correct_BP[scored, test] / numbers.rows_BP[scored, test]
-    return ClientNumbers(table[scope].clients[scored], accuracy, numbers.pooled_PKC[test])
+        tables = read_scores({name: file.get_tensor(name) for name in file.keys() if name.startswith("score")})  # noqa: SIM118
+    return {scope: table for scope, table in tables.items() if table}
 
 
 def confusion(run: Path, scope: str) -> tuple[np.ndarray, list[str]] | None:

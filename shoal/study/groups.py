@@ -17,6 +17,7 @@ class Row:
     """A run of a study: its folder, values of keys that vary, seeds among them, and, if it is finished, its figures.
 
     Its state is `finished`, `failed` with an error, `waiting`, or `not chosen`. A key without effect in it is missing.
+    `one_model` says who took part, if its method has one model; see `RunPlan.one_model`.
     """
 
     columns: dict[str, str]
@@ -24,6 +25,7 @@ class Row:
     run: str = ""
     state: str = "finished"
     error: str = ""
+    one_model: str = ""
 
     @property
     def path(self) -> Path:
@@ -74,6 +76,11 @@ class Group:
     def finished(self) -> int:
         """Number of runs with figures."""
         return sum(bool(row.figures) for row in self.rows)
+
+    @property
+    def one_model(self) -> str:
+        """Says who took part, if its method has one model; empty without a finished run."""
+        return next((row.one_model for row in self.rows if row.figures), "")
 
     def values(self, figure: str) -> list[float]:
         """Returns a figure of every run that has it."""
@@ -132,6 +139,21 @@ def baseline_of(group: Group, groups: Sequence[Group], baseline: Mapping[str, st
 def differences(group: Group, other: Group, figure: str) -> list[float]:
     """Returns a figure of a group over that of another one, of runs with the same seeds."""
     return [mine - others for mine, others in _pairs(group, other, figure)]
+
+
+def paired_differences(group: Group, other: Group, figure: str, of_other: str) -> dict[Key, float]:
+    """Returns a figure of a group over one of another group, by the seeds that both have."""
+    mine, others = _by_seeds(group, figure), _by_seeds(other, of_other)
+    return {seeds: mine[seeds] - others[seeds] for seeds in mine if seeds in others}
+
+
+def interval_95(values: Sequence[float]) -> float | None:
+    """Computes half the interval of 95 % of a mean by Student's t; None with fewer than two values, or equal ones."""
+    if len(values) < 2 or stdev(values) == 0:
+        return None
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5)
 
 
 def paired_p(group: Group, other: Group, figure: str) -> float | None:

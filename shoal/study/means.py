@@ -11,6 +11,7 @@ from shoal.engine.records.metrics import numbers_of, read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.records.summary import NODES, POOLED, best_round, chosen, numbers_in
 from shoal.study.groups import Key, Row, group_runs, others_of
+from shoal.study.main_score import MAIN, MainScore
 
 MOMENTS = ("best", "final")
 PARTS = ("val", "test")
@@ -58,6 +59,11 @@ def is_short(figure: str) -> bool:
     return scope in SCOPES and scope != DOMAINS and rest in [f"{m}.{part}" for m in MOMENTS for part in PARTS]
 
 
+def is_test(figure: str) -> bool:
+    """Returns whether a figure is the short name of a test score."""
+    return is_short(figure) and figure.endswith(".test")
+
+
 def several_clients(rows: Sequence[Row]) -> list[int]:
     """Returns the numbers of clients of the finished runs, ascending, if they differ: a run of `global` has 1."""
     counts = sorted({int(row.figures["clients"]) for row in rows if "clients" in row.figures})
@@ -101,10 +107,15 @@ def figures_by(run: Path, mean: str) -> dict[str, float]:
 
 
 def validation_by(rows: Sequence[Row], key: str, scope: str) -> dict[Key, dict[str, float]]:
-    """Returns mean validation of a scope at its best round by value of a key, for every combination of other keys."""
-    figure = f"{scope}.best.val"
+    """Returns mean validation of a scope at its best round by value of a key, for every combination of other keys.
+
+    The scope `main` is that of `MainScore`, which may be another one for each combination.
+    """
     means: dict[Key, dict[str, float]] = {}
-    for group in group_runs(by_one_mean(rows)[0]):
+    groups = group_runs(by_one_mean(rows)[0])
+    main = MainScore(groups)
+    for group in groups:
+        figure = f"{main.scope(group) if scope == MAIN else scope}.best.val"
         if values := group.values(figure):
             means.setdefault(others_of(group.rows[0], key), {})[group.columns[key]] = fmean(values)
     return means

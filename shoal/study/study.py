@@ -153,7 +153,7 @@ def _shorten(axis: str) -> str:
     return axis if len(axis) <= 60 else f"{axis[:60]}…"
 
 
-Scope = Literal["trained", "deployed", "global", "domains"]
+Scope = Literal["main", "trained", "deployed", "global", "domains"]
 Scalar = str | int | float | bool
 
 
@@ -163,7 +163,7 @@ class Choose(BaseModel):
     model_config = ConfigDict(extra="forbid")
     key: str
     seeds: Annotated[int, Field(ge=1)] = 2
-    by: Annotated[Scope, BeforeValidator(current_name)] = "deployed"
+    by: Annotated[Scope, BeforeValidator(current_name)] = "main"
 
 
 class _File(BaseModel):
@@ -181,15 +181,16 @@ class Study:
     """A sweep before it starts: a config's path, and axes as `combinations` reads them.
 
     With `choose`, validation chooses the value of that key before the other seeds run: with so many of the seeds, by
-    the mean of a scope at the best validation round. `search` are the options of a search, as words of its command.
-    With `fork_at` combinations share so many first rounds, those of the config with the same seed.
+    the mean of a scope at the best validation round; `main` is that of `MainScore`. `search` are the options of a
+    search, as words of its command. With `fork_at` combinations share so many first rounds, those of the config with
+    the same seed.
     """
 
     config: str
     axes: tuple[str, ...]
     choose: str | None = None
     choose_seeds: int = 2
-    choose_by: Scope = "deployed"
+    choose_by: Scope = "main"
     search: tuple[str, ...] = ()
     fork_at: int | None = None
 

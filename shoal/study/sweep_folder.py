@@ -19,8 +19,8 @@ from shoal.engine.config.config_text import LOADER, require_as_kept, with_new_ke
 from shoal.engine.config.effects import without_effect
 from shoal.engine.config.run_identity import fingerprint_of, flatten
 from shoal.engine.records.metrics import METRICS
-from shoal.engine.records.run_folder import CONFIG, failure_of, finished, runs_here
-from shoal.engine.records.summary import NODES
+from shoal.engine.records.run_folder import CONFIG, failure_of, finished, read_summary, runs_here
+from shoal.engine.records.summary import ONE_MODEL
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import BusyError, ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
@@ -30,7 +30,7 @@ from shoal.storage.files.names import place_in
 from shoal.storage.files.reading import read_bytes
 from shoal.storage.options.types import path_fault
 from shoal.study.groups import Row
-from shoal.study.means import by_one_mean, figures_by
+from shoal.study.means import by_one_mean, figures_of
 from shoal.study.study import Study, is_seed
 
 SWEEP, RUNS, SWEEPS = "sweep.json", "runs", "sweeps"
@@ -188,7 +188,8 @@ def row_of(columns: dict[str, str], path: Path, state: str = "waiting", error: s
     """Makes the row of a run as it is now: a finished one with its figures, another one in the state that is given."""
     if finished(path):
         state = state if state == "not chosen" else "finished"
-        return Row(columns, figures_by(path, NODES), str(path), state)
+        summary = read_summary(path)
+        return Row(columns, figures_of(summary), str(path), state, one_model=summary.get(ONE_MODEL, ""))
     return Row(columns, {}, str(path), "waiting" if state == "finished" else state, error)
 
 

@@ -26,7 +26,8 @@ from shoal.engine.screen.interrupt import PARENT, graceful
 from shoal.engine.screen.output import put
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import MORE, BusyError, ShoalError
-from shoal.study.groups import Key, Row, others_of
+from shoal.study.groups import Key, Row, group_runs, others_of
+from shoal.study.main_score import MAIN, MainScore
 from shoal.study.means import validation_by
 from shoal.study.study import Study
 from shoal.study.sweep_folder import lock_study, root_of, row_of, write_sweep
@@ -317,11 +318,14 @@ class Sweep:
 
     def _chosen(self, key: str, first: Sequence[int]) -> dict[Key, str]:
         """Chooses the value with the highest mean validation, of equals the first, by all other keys but seeds."""
-        scores_of = validation_by([self.rows[place] for place in first], key, self.study.choose_by)
+        rows = [self.rows[place] for place in first]
+        main, by = MainScore(group_runs(rows)), self.study.choose_by
+        models = ", ".join(sorted({main.scope(group) for group in main.groups})) if by == MAIN else by
+        scores_of = validation_by(rows, key, by)
         for others, scores in scores_of.items():
             scored = ", ".join(f"{value}: {100 * score:.2f} %" for value, score in scores.items())
             shared = "".join(f"{name} {value}, " for name, value in others)
-            say(f"{shared}{key} chosen by {self.study.choose_by} validation: {scored}")
+            say(f"{shared}{key} chosen by {models} validation: {scored}")
         return {others: max(scores, key=scores.__getitem__) for others, scores in scores_of.items()}
 
 

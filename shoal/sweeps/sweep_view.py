@@ -9,12 +9,11 @@ from statistics import fmean
 from rich.text import Text
 
 from shoal.engine.config.names import shown_name
-from shoal.engine.config.sections import SCOPES
 from shoal.engine.screen import progress
-from shoal.engine.screen.live_view import FIRST_SCOPE
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.progress import say, shows_bars, standing
 from shoal.study.groups import Key, Row, group_runs, others_of, varied_in
+from shoal.study.main_score import MainScore
 from shoal.study.plain_names import key_names, value_names, with_value
 from shoal.study.study import is_seed
 
@@ -138,11 +137,11 @@ def _value(key: str, columns: Mapping[str, str]) -> str:
 
 
 def _score(rows: Sequence[Row]) -> str:
-    """Formats the mean test score of finished runs at the best validation round, of deployed models if any."""
-    for scope in (FIRST_SCOPE, *SCOPES):
-        if scores := [row.figures[name] for row in rows if (name := f"{scope}.best.test") in row.figures]:
-            return f"{100 * fmean(scores):.2f}"
-    return "-"
+    """Formats the mean test score of finished runs at the best validation round."""
+    groups = group_runs([row for row in rows if row.figures])
+    main = MainScore(groups)
+    scores = [value for group in groups for value in main.values(group)]
+    return f"{100 * fmean(scores):.2f}" if scores else "-"
 
 
 def _state(rows: Sequence[Row], works: bool) -> str:

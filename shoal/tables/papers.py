@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from shoal.engine.config.config import SHIPPED, Config, load_config, require_names
 from shoal.engine.config.config_text import MOST_BYTES, require_small
 from shoal.engine.config.run_identity import fingerprint_of, flatten
+from shoal.engine.config.sections import current_name
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.types import message_of, quoted
 from shoal.study.means import Mean
-from shoal.study.study import Choose, Selected, Selection
+from shoal.study.study import Choose, Scope, Selected, Selection
 
 PAPERS = SHIPPED / "papers"
 LOCAL = "Local"
@@ -33,6 +34,12 @@ REPETITION, SMALLEST = "every repetition", "--smallest"
 WAYS_OUT = {REPETITION: "--seeds says how many there are", SMALLEST: "leave one of the two out"}
 Keys = dict[str, Any]
 Form = Literal["paper", "code", "recommended"]
+
+
+class _Choose(Choose):
+    """A choice by validation of the models that the paper scores, which clients deploy."""
+
+    by: Annotated[Scope, BeforeValidator(current_name)] = "deployed"
 
 
 class _Part(BaseModel):
@@ -92,7 +99,7 @@ class PaperTable(BaseModel):
     mean: Mean = "nodes"
     runs: int | None = None
     seeds: Annotated[int, Field(ge=1)] = 3
-    choose: Choose | None = None
+    choose: _Choose | None = None
     blocks: dict[str, _Part] = {"": _Part()}
     columns: dict[str, _Column] = {"": _Column()}
     rows: dict[str, _Row] = {}

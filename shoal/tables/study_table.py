@@ -3,17 +3,18 @@
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from shoal.engine.config.sections import current_name
 from shoal.engine.config.sizes import size
-from shoal.engine.records.summary import OF_SAMPLES, SAMPLED
+from shoal.engine.records.summary import OF_SAMPLES, OF_SOME, SAMPLED
 from shoal.engine.screen.output import put
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import output, replacing
 from shoal.storage.suggestions import did_you_mean
+from shoal.study.constant_class import constant_of
 from shoal.study.groups import (
     Group,
     Row,
@@ -28,6 +29,7 @@ from shoal.study.groups import (
     spread_of,
     varied_in,
 )
+from shoal.study.main_score import MainScore
 from shoal.study.means import (
     MEANS,
     SCOPES,
@@ -37,6 +39,7 @@ from shoal.study.means import (
     is_of_sample,
     is_share,
     is_short,
+    is_test,
     several_clients,
 )
 from shoal.study.plain_names import PlainNames, label_pairs
@@ -49,18 +52,20 @@ METHOD = "algorithm"
 # These sections choose the items that are scored, and the clients that hold them. Runs that differ in them are never
 # compared.
 OF_DATA = ("data", "partition", "task", "evaluation")
+# So are runs under another attack, with other shares of clients, or with more privacy: these are settings.
+SETTINGS = (*OF_DATA, "attack", "participation", "privacy")
 
 
 def shared_keys(groups: Sequence[Group]) -> list[str]:
     """Returns the keys that groups must share to be compared: all that vary, but those of the method.
 
     A key with a single value for each method, such as a rate that validation chose, belongs to the method. If methods
-    do not vary, all keys but those of the data are compared.
+    do not vary, all keys but those of the settings are compared.
     """
     keys = list_varied(groups)
     of_method = [key for key in keys if _section(key) == METHOD]
-    shared = [key for key in keys if key not in of_method and (of_method or _section(key) in OF_DATA)]
-    for key in [key for key in shared if _section(key) not in OF_DATA]:
+    shared = [key for key in keys if key not in of_method and (of_method or _section(key) in SETTINGS)]
+    for key in [key for key in shared if _section(key) not in SETTINGS]:
         others = [*of_method, *(other for other in shared if other != key)]
         values = {tuple(group.columns.get(other) for other in others) for group in groups}
         if len(values) == len({tuple(group.columns.get(other) for other in (*others, key)) for group in groups}):
@@ -88,6 +93,9 @@ def _section(key: str) -> str:
     return key.partition(".")[0]
 
 
+# One score of two models stands in a table where some clients miss rounds.
+PAIR = ("global.best.test", "deployed.best.test")
+CONSTANT = "constant class"
 # The number of visits that failed is shown if there are any.
 LEFT_OUT = "left_out.visits"
 # So many columns of one score fit a terminal beside the methods.
@@ -99,7 +107,8 @@ class Layout:
     """The layout of a table.
 
     Attributes:
-        figures: Names of figures; empty: the test score of deployed models at best validation.
+        figures: Names of figures; empty: the test score at best validation of deployed models, and of the server's
+            model beside it where some clients miss rounds (see `MainScore`).
         rows: Keys that name a row, and `columns`, the key whose values are the columns; without both, of one figure
             methods are rows and a key of the settings is the columns (see `_pivot`).
         statistic: Mean ± sample standard deviation, or median [quartiles], over runs that differ in seeds alone.
@@ -110,6 +119,7 @@ class Layout:
         not_worse: Level of the paired t-test over seeds; a value that is not worse by it is marked with the best.
         wide: Without figures, validation and test of every scope at best validation, and costs.
         labels: Display names of values, keys and figures.
+        notes: Lines that stand below the table before its own.
     """
 
     figures: tuple[str, ...] = ()
@@ -122,6 +132,7 @@ class Layout:
     not_worse: float | None = None
     wide: bool = False
     labels: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
@@ -130,7 +141,8 @@ def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
     if read is None:
         return TextTable(("runs",), (), 1, title=title, notes=("no run is finished",))
     keys, column = _arrange(read, layout)
-    return _join(_cells(read.numbers.groups, keys, column), keys, column, read, title)
+    table = _join(_cells(read.numbers.groups, keys, column), keys, column, read, title)
+    return replace(table, notes=(*layout.notes, *table.notes))
 
 
 def long_table_of(rows: Sequence[Row], layout: Layout) -> TextTable:
@@ -170,12 +182,16 @@ def _digits(spread: Spread | None, count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class _Read:
-    """The finished runs, and the figures and names that a layout asks for."""
+    """The finished runs, and the figures and names that a layout asks for.
+
+    `pair` is true for one score of two models, the server's and deployed ones.
+    """
 
     numbers: "_Numbers"
     figures: tuple[str, ...]
     names: PlainNames
     left_out: bool
+    pair: bool
 
 
 def _read_runs(rows: Sequence[Row], layout: Layout) -> _Read | None:
@@ -190,12 +206,13 @@ def _read_runs(rows: Sequence[Row], layout: Layout) -> _Read | None:
     largest: dict[str, float] = {}
     for figures_of_run in (row.figures for group in groups for row in group.rows):
         largest.update({name: max(value, largest.get(name, value)) for name, value in figures_of_run.items()})
-    figures = layout.figures or _choose_figures(largest, layout.wide)
+    pair = not layout.figures and not layout.wide and MainScore(groups).of_server and set(PAIR) <= largest.keys()
+    figures = layout.figures or (PAIR if pair else _choose_figures(largest, layout.wide))
     for figure in figures:
         if figure not in largest:
             raise ShoalError(f"--figure {figure}", f"no run has it{_meant(figure, largest)}")
     names = PlainNames(groups, figures, layout.labels)
-    against = _against(layout.against, groups, names)
+    against = read_against(layout.against, groups, names)
     all_keys = list(dict.fromkeys(key for group in groups for key in group.columns))
     for key in (*layout.rows, *([layout.columns] if layout.columns else []), *against):
         if key not in all_keys:
@@ -203,10 +220,10 @@ def _read_runs(rows: Sequence[Row], layout: Layout) -> _Read | None:
     if against and not any(against.items() <= group.columns.items() for group in groups):
         raise ShoalError("--against", f"no finished runs have {_join_pairs(against)}")
     numbers = _Numbers(layout.statistic, against, groups, mean, layout.ties, layout.not_worse)
-    return _Read(numbers, figures, names, bool(largest.get(LEFT_OUT)))
+    return _Read(numbers, figures, names, bool(largest.get(LEFT_OUT)), pair)
 
 
-def _against(text: str, groups: Sequence[Group], names: PlainNames) -> dict[str, str]:
+def read_against(text: str, groups: Sequence[Group], names: PlainNames) -> dict[str, str]:
     """Reads keys and values of `KEY=VALUE,…`, or of a value or name alone. Raises ShoalError: not one key has it."""
     if not text or "=" in text:
         pairs = [part.partition("=") for part in text.split(",") if part]
@@ -228,7 +245,7 @@ def _against(text: str, groups: Sequence[Group], names: PlainNames) -> dict[str,
 def _arrange(read: _Read, layout: Layout) -> tuple[list[str], str | None]:
     """Chooses the keys that name a row, and the key that has the columns as values, if any."""
     groups = read.numbers.groups
-    if layout.rows or layout.columns or len(read.figures) > 1:
+    if layout.rows or layout.columns or (len(read.figures) > 1 and not read.pair):
         return list(layout.rows) or [key for key in list_varied(groups) if key != layout.columns], layout.columns
     return _pivot(groups)
 
@@ -339,6 +356,9 @@ def _join(
     if len(figures) == 1:
         title = title or names.figure(figures[0])
         shown = {figures[0]: "" if column else names.figure(figures[0], short=True)}
+    elif read.pair:
+        title = title or f"{names.figure(figures[0], short=True)} at best validation"
+        shown = {figure: figure.partition(".")[0] for figure in figures}
     heads = [" ".join(t for t in (names.value(column, value) if column else "", shown[f]) if t) for f, value in wanted]
     runs = {group.finished for row in cells.values() for group in row.values()}
     counted = len(runs) > 1
@@ -349,13 +369,33 @@ def _join(
         named = (names.value(key, value) for key, value in zip(keys, row))
         rows.append((*named, *count, *(numbers.cell(g, figure) for g, (figure, _) in zip(groups, wanted))))
         placed.append(groups)
-    notes = _notes(read, runs)
+    constants = _constants(cells, wanted, read)
+    if constants:
+        rows.append((CONSTANT, *[""] * (len(keys) - 1 + counted), *constants))
+        placed.append([None] * len(wanted))
+    notes = _notes(read, runs) + ([f"{CONSTANT}: always the most frequent class"] if constants else [])
     best, second = _marks(placed, [figure for figure, _ in wanted], numbers, len(keys) + counted)
     above = (*(names.key(key) for key in keys), *(["runs"] if counted else []))
     return TextTable(
         (*above, *heads), tuple(rows), len(keys), best, title, tuple(notes), second, _describe_marks(read),
         names.key(column) if column else "",
     )  # fmt: skip
+
+
+def _constants(
+    cells: Mapping[tuple[str, ...], Mapping[str, Group]], wanted: Sequence[tuple[str, str]], read: _Read
+) -> list[str]:
+    """Returns the scores of the best constant class by column, if it is above all cells of one; else nothing."""
+    numbers, texts, wins = read.numbers, [], False
+    if numbers.against or numbers.statistic != "mean":
+        return []
+    for figure, value in wanted:
+        groups = [group for row in cells.values() if (group := row.get(value)) and group.values(figure)]
+        constant = constant_of(groups, figure.partition(".")[0], numbers.mean) if is_test(figure) else None
+        middles = [spread.middle for group in groups if (spread := numbers.spread(group, figure))]
+        wins |= constant is not None and constant > max(middles)
+        texts.append("-" if constant is None else _number(constant, figure))
+    return texts if wins else []
 
 
 def _marks(
@@ -401,13 +441,14 @@ def _notes(read: _Read, runs: set[int]) -> list[str]:
     most = max(runs)
     spread = "mean ± sample standard deviation" if numbers.statistic == "mean" else "median [lower, upper quartile]"
     notes = [f"{spread} over {most} runs" if len(runs) == 1 else spread] if most > 1 else []
-    if len(figures) > 1 and any(map(is_share, figures)):
+    if len(figures) > 1 and any(map(is_share, figures)) and not read.pair:
         notes.append("shares in %")
-    if len(figures) > 1 and any(".best." in figure for figure in figures):
+    if len(figures) > 1 and any(".best." in figure for figure in figures) and not read.pair:
         notes.append("best: at the best validation round of the scope")
     if any(numbers.of_sample(group, figure) for group in numbers.groups for figure in figures):
         notes.append(OF_SAMPLES)
     lines = ["; ".join(notes)] if notes else []
+    lines += [OF_SOME] if read.pair else []
     if numbers.against:
         named = _join_pairs({read.names.key(key): read.names.value(key, v) for key, v in numbers.against.items()})
         lines.append(

@@ -122,8 +122,9 @@ def test_table_with_global_has_one_mean_for_all(config: str) -> None:
 def test_table_of_several_sweeps_separates_their_configs(config: str) -> None:
     folders = [swept(config, f"algorithm={name}", "seed=0,1", "rounds=1").folder for name in ("fedavg", "local")]
     table = table_of(rows_of(folders), Layout(("deployed.best.test",)))
-    assert (table.heads[0], [row[0] for row in table.rows]) == ("method", ["FedAvg", "Local"])
-    assert all("±" in row[-1] for row in table.rows)
+    # A round of two methods may be below the most frequent class, which then has a row.
+    assert (table.heads[0], [row[0] for row in table.rows][:2]) == ("method", ["FedAvg", "Local"])
+    assert all("±" in row[-1] for row in table.rows[:2])
 
 
 def test_options_without_effect_tell_no_runs_apart() -> None:
