@@ -98,8 +98,13 @@ def _figure(
     drawings.append(Drawing(_plain(name), title, text, text_of[text_of.index("<svg") :], figure))
 
 
-def curves(drawings: list[Drawing], name: str, title: str, panels: Panels[Curve], x: str, y: str) -> None:
-    """Draws a number over rounds, bytes or seconds; a band of a standard deviation to each side."""
+def curves(
+    drawings: list[Drawing], name: str, title: str, panels: Panels[Curve], x: str, y: str, constant: float | None = None
+) -> None:
+    """Draws a number over rounds, bytes or seconds; a band of a standard deviation to each side.
+
+    `constant` is the share of the best constant class, which is a dotted line here and in other figures of shares.
+    """
     heads = {"round": "round", "bytes": "total traffic, both ways", "seconds": "elapsed seconds in rounds"}
     heads["simulated"] = "simulated seconds"
     every = [look for looks in panels.values() for look in looks]
@@ -108,6 +113,7 @@ def curves(drawings: list[Drawing], name: str, title: str, panels: Panels[Curve]
     ends = "; ".join(f"{look.label or y} ends at {scale * look.shown.middle[-1]:.3g} {unit}".strip() for look in every)
     runs = max(look.shown.runs for look in every)
     title += f" (band: ± standard deviation of {runs} runs)" if runs > 1 else ""
+    title = _dotted(title, constant)
     totals = [look.shown.x[x][-1] for look in every]
     log = x != "round" and min(look.shown.x[x][0] for look in every) > 0 and max(totals) >= POWERS * min(totals)
     per, shown_in = _unit(max(totals)) if x == "bytes" and not log else (1, "")
@@ -128,16 +134,31 @@ def curves(drawings: list[Drawing], name: str, title: str, panels: Panels[Curve]
                 axes.xaxis.get_major_locator().set_params(integer=True)
             if scale == 1:
                 axes.set_ylim(bottom=0)
+            _line_of_constant(axes, constant)
         _labels(grid, f"{heads[x]} ({shown_in})" if shown_in else heads[x], y)
         _legend(grid[0].figure, every)
+
+
+def _line_of_constant(axes: Any, share: float | None, upright: bool = False) -> None:
+    """Draws the share of the best constant class as a dotted grey line; `_dotted` names it in the title."""
+    if share is None:
+        return
+    (axes.axvline if upright else axes.axhline)(
+        100 * share, color="#666666", linestyle=(0, (1, 2)), linewidth=0.9, zorder=1
+    )
+
+
+def _dotted(title: str, share: float | None) -> str:
+    return title if share is None else f"{title} (dotted: always the most frequent class, {100 * share:.1f} %)"
 
 
 Point = tuple[float, float, float]
 
 
 def over_key(
-    drawings: list[Drawing], name: str, title: str, panels: Panels[list[Point]], x: str, y: str, scale: float = 100
-) -> None:
+    drawings: list[Drawing], name: str, title: str, panels: Panels[list[Point]], x: str, y: str, scale: float = 100,
+    constant: float | None = None,
+) -> None:  # fmt: skip
     """Draws a number over the values of a key, each with its deviation; what is `IDEAL` has a dotted line."""
     every = [look for looks in panels.values() for look in looks]
     text = "; ".join(
@@ -146,6 +167,7 @@ def over_key(
     )
     values = sorted({at for look in every for at, _, _ in look.shown})
     title += " (bars: ± standard deviation)" if any(d for look in every for _, _, d in look.shown) else ""
+    title = _dotted(title, constant)
     with _figure(drawings, name, title, f"{title}: {text}", len(panels)) as grid:
         for axes, (panel, looks) in zip(grid, panels.items()):
             axes.set_title(_text(panel), fontsize=7)
@@ -163,13 +185,15 @@ def over_key(
             if len(values) <= 7:
                 axes.set_xticks(values, [f"{value:g}" for value in values])
                 axes.set_xticks([], minor=True)
+            _line_of_constant(axes, constant)
         _labels(grid, x, y)
         _legend(grid[0].figure, every)
 
 
 def points(
-    drawings: list[Drawing], name: str, title: str, looks: Sequence[Look[tuple[float, float | None]]], x: str
-) -> None:
+    drawings: list[Drawing], name: str, title: str, looks: Sequence[Look[tuple[float, float | None]]], x: str,
+    constant: float | None = None,
+) -> None:  # fmt: skip
     """Draws shares below each other, each with its deviation and its number."""
     shown = looks[:MOST_BARS]
     numbers = [
@@ -177,6 +201,7 @@ def points(
         for middle, deviation in (look.shown for look in shown)
     ]
     title += " (bars: ± standard deviation)" if any(look.shown[1] for look in shown) else ""
+    title = _dotted(title, constant)
     title += f" (the first {MOST_BARS} of {len(looks)})" if len(looks) > MOST_BARS else ""
     text = "; ".join(f"{look.label or x}: {number} %" for look, number in zip(shown, numbers))
     places, height = _rows([look.label for look in shown])
@@ -186,6 +211,7 @@ def points(
             style = {**_line(look), "linestyle": "none"}
             axes.errorbar(100 * middle, place, xerr=100 * (deviation or 0), capsize=2, elinewidth=1, **style)
             _above(axes, place, look.label, number)
+        _line_of_constant(axes, constant, upright=True)
         _bare(axes, x, height)
 
 

@@ -13,19 +13,17 @@ from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import Config, load_config, usual
 from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.run_identity import flatten
-from shoal.engine.config.sections import SCOPES
 from shoal.engine.records.run_folder import name_of_parent, parent_of, read_summary
-from shoal.engine.records.summary import SAMPLED
 from shoal.engine.runs.remote_run import copies_of
 from shoal.engine.sections.sections import facts_of
+from shoal.pages.headline import Headline
 from shoal.pages.looks import Looks
 from shoal.pages.page import Head
 from shoal.scaling.scaling import CLIENTS, HOSTS, LINK, NODES, REPEAT, SCALE, WARMUP
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.types import is_address
 from shoal.study.figure_data import manifest_of
-from shoal.study.groups import Group, Row, spread_of
-from shoal.study.means import is_of_sample
+from shoal.study.groups import Row
 from shoal.study.plain_names import METHOD, MODEL, value_names
 from shoal.study.study import is_seed
 from shoal.study.sweep_folder import is_sweep, sweep_of
@@ -34,35 +32,11 @@ from shoal.study.sweep_folder import is_sweep, sweep_of
 MOST_VALUES, MOST_IN_TITLE = 8, 4
 
 
-def standing_figure(groups: Sequence[Group]) -> str:
-    """Returns the score that stands for runs: the test of deployed models at best validation, or else of others."""
-    figures = {figure for group in groups for row in group.rows for figure in row.figures}
-    scores = [f"{scope}.{moment}.test" for moment in ("best", "final") for scope in ("deployed", *SCOPES)]
-    return next((score for score in scores if score in figures), scores[0])
-
-
-def best_of(groups: Sequence[Group], figure: str) -> Group:
-    """Returns the group with the highest mean of a figure, of equals the first."""
-    means = [spread_of(group.values(figure), "mean") for group in groups]
-    return max(zip(groups, means), key=lambda pair: -1.0 if pair[1] is None else pair[1].middle)[0]
-
-
-def head_of(path: Path, rows: Sequence[Row], looks: Looks, scaling: bool) -> Head:
+def head_of(path: Path, rows: Sequence[Row], looks: Looks, scaling: bool, headline: Headline) -> Head:
     """Returns the head of a page of a run, or of a sweep or several runs that begin with a folder."""
     groups, names = looks.groups, looks.names
     first = next(row.path for row in groups[0].rows if row.figures)
     config, summary = load_config(first), read_summary(first)
-    figure = standing_figure(groups)
-    best = best_of(groups, figure)
-    spread = spread_of(best.values(figure), "mean")
-    number = number_is = ""
-    if spread is not None and not scaling:
-        sampled = SAMPLED if any(is_of_sample(figure, row.figures) for row in best.rows) else ""
-        deviation = "" if spread.low is None else f" ± {100 * spread.low:.1f}"
-        number = f"{100 * spread.middle:.1f}{deviation} %{sampled}"
-        seeds = f" (mean ± standard deviation of {best.finished} runs)" if best.finished > 1 else ""
-        best_is = f", the best of {len(groups)} combinations: {looks.label(best)}" if len(groups) > 1 else ""
-        number_is = f"{names.figure(figure).replace(' (%)', '')}{seeds}{best_is}"
     command, texts = _command(path, first, config, scaling)
     title = _title(config, looks, summary)
     if scaling:
@@ -70,7 +44,7 @@ def head_of(path: Path, rows: Sequence[Row], looks: Looks, scaling: bool) -> Hea
         title = f"Scaling of {Path(sweep_of(path)['config']).stem}: {', '.join(numbers)}"
     facts = tuple(_facts(rows, looks, config, summary).items())
     badge = "synthetic data" if summary["synthetic"] else ""
-    return Head(title, number, number_is, facts, command, texts, badge)
+    return Head(title, headline.number, headline.number_is, facts, command, texts, badge)
 
 
 def _values(looks: Looks, key: str) -> list[str]:

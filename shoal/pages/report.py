@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -21,12 +22,14 @@ from shoal.engine.sections.section import load
 from shoal.features.features import FEATURES
 from shoal.pages import figures as drawings
 from shoal.pages.figures import Drawing
-from shoal.pages.head import best_of, head_of, standing_figure
+from shoal.pages.head import head_of
+from shoal.pages.headline import Headline, make_headline
 from shoal.pages.looks import MOST_LINES, Look, Looks, Panels
 from shoal.pages.page import Section, write_page
 from shoal.pages.scaling_figures import is_scaling, scaling_sections
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
+from shoal.study.constant_class import constant_of
 from shoal.study.figure_data import (
     ClientNumbers,
     Curve,
@@ -41,11 +44,12 @@ from shoal.study.figure_data import (
     score_in,
 )
 from shoal.study.groups import Group, Row, group_runs, spread_of
+from shoal.study.main_score import MainScore
 from shoal.study.means import MEANS, by_one_mean
-from shoal.study.plain_names import METHOD, MODELS, PlainNames
+from shoal.study.plain_names import METHOD, MODELS, MOMENTS, PlainNames
 from shoal.study.sweep_folder import FORECAST, rows_of
 from shoal.sweeps.forecast import forecast_table
-from shoal.tables.study_table import Layout, table_of
+from shoal.tables.study_table import Layout, read_against, table_of
 from shoal.tables.text_table import TextTable
 
 COMPARISON = "comparison"
@@ -60,13 +64,18 @@ OF_SERVER = {"aggregate": "aggregating", SCORING: "scoring", "transfer": "sendin
 
 
 def report(
-    paths: Sequence[Path], out: Path | None, labels: Sequence[tuple[str, str]] = (), kinds: Sequence[str] = KINDS
+    paths: Sequence[Path],
+    out: Path | None,
+    labels: Sequence[tuple[str, str]] = (),
+    kinds: Sequence[str] = KINDS,
+    against: str = "",
 ) -> Path:
     """Writes the page of runs and sweeps to a folder, by default `report` in the first of them; returns its path.
 
     Args:
         labels: Display names of values, keys and figures, which come before the usual ones.
         kinds: Files of each figure beside the page.
+        against: The reference of the headline, as `Layout` has it; empty: FedAvg, else Local.
     """
     read = [row for row in rows_of(paths) if row.state != "not chosen"]
     rows, mean = by_one_mean(read)
@@ -75,13 +84,16 @@ def report(
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
     folder = out or page_folder(paths[0])
     alone = display_name(load_config(_runs_of(groups[0])[0]).algorithm.name)
-    looks = Looks(groups, PlainNames(groups, (standing_figure(groups),), labels), alone)
+    main = MainScore(groups)
+    looks = Looks(groups, PlainNames(groups, main.figures, labels), alone)
     scaling = is_scaling(rows)
-    head = head_of(paths[0], rows, looks, scaling)
+    reference = read_against(against, groups, looks.names)
+    headline = Headline() if scaling else make_headline(looks, main, reference, mean)
+    head = head_of(paths[0], rows, looks, scaling, headline)
     if scaling:
         sections = [*scaling_sections(read, looks), _costs(looks)]
     else:
-        sections = _Accuracies(looks, mean).sections(read)
+        sections = _Accuracies(looks, main, mean).sections(read)
     for feature in FEATURES:
         sections += load(feature.page)(paths[0]) if feature.page else []
     if (paths[0] / FORECAST).exists():
@@ -97,11 +109,11 @@ def _runs_of(group: Group) -> list[Path]:
 class _Accuracies:
     """The parts of a page on scores: figures of three sections and tables, from metrics that are read once."""
 
-    def __init__(self, looks: Looks, mean: str) -> None:
-        self.looks, self.mean, self.groups = looks, mean, looks.groups
-        self.figure = standing_figure(self.groups)
-        self.scope = self.figure.partition(".")[0]
-        self.score = looks.names.figure(self.figure, short=True)
+    def __init__(self, looks: Looks, main: MainScore, mean: str) -> None:
+        self.looks, self.main, self.mean, self.groups = looks, main, mean, looks.groups
+        # The scope of most combinations names figures.
+        self.scope = main.figures[0].partition(".")[0]
+        self.score = looks.names.figure(main.figures[0], short=True)
         self.lines: list[list[list[Line]]] = [[read_metrics(run) for run in _runs_of(group)] for group in self.groups]
 
     def sections(self, read: Sequence[Row]) -> list[Section]:
@@ -127,7 +139,7 @@ class _Accuracies:
                 self._curves(rest, "round", scope)
         waiting = sum(not row.figures for row in read)
         missing = f"{waiting} of {len(read)} runs are not finished and not shown" if waiting else ""
-        results = table_of(read, Layout(figures=(self.figure,))) if len(self.groups) > 1 else self._of_scopes()
+        results = table_of(read, Layout()) if len(self.groups) > 1 else self._of_scopes()
         results = replace(results, notes=(*results.notes, *self._apart()))
         return [
             Section("", first),
@@ -174,24 +186,43 @@ class _Accuracies:
         points: dict[str, tuple[Group, list[drawings.Point]]] = {}
         others = [other for other in self.looks.keys if other != key]
         for group in sorted((g for g in self.groups if key in g.columns), key=lambda g: float(g.columns[key])):
-            if spread := spread_of(group.values(self.figure), "mean"):
+            if spread := self.main.spread(group):
                 line = points.setdefault(self.looks.label(group, others), (group, []))[1]
                 line.append((float(group.columns[key]), spread.middle, spread.low or 0.0))
         if any(len(line) > 1 for _, line in points.values()):
-            name, title = self.looks.names.key(key), self.looks.names.figure(self.figure)
-            panels = self.looks.panels(list(points.values()), key)
-            title = f"{_capital(title.replace(' (%)', ''))}, by {name}"
-            drawings.over_key(figures, f"{self.figure}-by-{key}".replace(".", "-"), title, panels, name, self.score)
+            name, panels = self.looks.names.key(key), self.looks.panels(list(points.values()), key)
+            file = f"{self.main.figures[0]}-by-{key}".replace(".", "-")
+            title = f"{self._title()}, by {name}"
+            drawings.over_key(figures, file, title, panels, name, self.score, constant=self._constant)
 
     def _points(self, figures: list[Drawing]) -> None:
-        spreads = [(group, spread_of(group.values(self.figure), "mean")) for group in self.groups]
+        spreads = [(group, self.main.spread(group)) for group in self.groups]
         shown = [(group, (spread.middle, spread.low)) for group, spread in spreads if spread is not None]
-        title = _capital(self.looks.names.figure(self.figure).replace(" (%)", ""))
-        drawings.points(figures, COMPARISON, title, self.looks.each(shown), self.score)
+        drawings.points(figures, COMPARISON, self._title(), self.looks.each(shown), self.score, constant=self._constant)
+
+    def _title(self) -> str:
+        """Names the score of all combinations."""
+        return _capital(f"{self.score.replace(' (%)', '')} {self._models()} {MOMENTS[self.main.moment]}")
+
+    def _models(self) -> str:
+        """Says of which models the score is, and of which methods if these differ in it."""
+        methods: dict[str, list[str]] = {}
+        for group in self.groups:
+            name = self.looks.label(group, [key for key in METHOD if key in self.looks.keys]) or self.looks.alone
+            methods.setdefault(MODELS[self.main.scope(group)], []).append(name)
+        if len(methods) == 1:
+            return next(iter(methods))
+        return ", ".join(f"{of} ({', '.join(dict.fromkeys(several))})" for of, several in methods.items())
+
+    @cached_property
+    def _constant(self) -> float | None:
+        """Computes the share of the best constant class, if all combinations are scored on the same items."""
+        return constant_of(self.groups, self.main.scope(self.groups[0]), self.mean)
 
     def _curves(self, figures: list[Drawing], x: str, scope: str = "") -> None:
         """Draws scores over rounds, bytes or seconds; for a single combination all scopes in one figure."""
         by = {"round": "round", "bytes": "total traffic", "seconds": "elapsed seconds"}[x]
+        of_main = not scope
         scope = scope or self.scope
         test = self.score if scope == self.scope else self.looks.names.figure(f"{scope}.best.test", short=True)
         panels: Panels[Curve]
@@ -200,14 +231,16 @@ class _Accuracies:
             looks = [Look(f"{_words(name)}", 0, dash, curve) for dash, (name, curve) in enumerate(curves) if curve]
             panels, title = {"": looks} if looks else {}, f"{_capital(test.replace(' (%)', ''))} by {by}"
         else:
-            several = [curve_of(lines, score_in(scope, "test", self.mean)) for lines in self.lines]
+            scopes = [self.main.scope(group) if of_main else scope for group in self.groups]
+            several = [curve_of(lines, score_in(name, "test", self.mean)) for name, lines in zip(scopes, self.lines)]
             panels = self.looks.panels([(group, curve) for group, curve in zip(self.groups, several) if curve])
-            title = f"{_capital(test.replace(' (%)', ''))} {MODELS[scope]} by {by}"
+            models = self._models() if of_main else MODELS[scope]
+            title = f"{_capital(test.replace(' (%)', ''))} {models} by {by}"
         of_all = [look.shown.x[x] for looks in panels.values() for look in looks]
         # One evaluated round is no curve; a method that sends nothing has no traffic.
         points = x != "round" and len(self.groups) > 1
         if any(at[-1] > 0 and (len(at) > 1 or points) for at in of_all):
-            drawings.curves(figures, f"{scope}-test-by-{x}", title, panels, x, test)
+            drawings.curves(figures, f"{scope}-test-by-{x}", title, panels, x, test, constant=self._constant)
 
     def _loss(self, figures: list[Drawing]) -> None:
         several = [(group, curve_of(lines, loss_in)) for group, lines in zip(self.groups, self.lines)]
@@ -232,7 +265,8 @@ class _Accuracies:
 
     def _targets(self) -> list[TextTable]:
         """Makes a table of rounds, traffic and seconds until a share of the highest score, if combinations differ."""
-        curves = [curve_of(lines, score_in(self.scope, "test", self.mean)) for lines in self.lines]
+        scopes = map(self.main.scope, self.groups)
+        curves = [curve_of(lines, score_in(scope, "test", self.mean)) for scope, lines in zip(scopes, self.lines)]
         evaluated = [(group, curve) for group, curve in zip(self.groups, curves) if curve]
         if len(evaluated) < 2:
             return []
@@ -245,7 +279,7 @@ class _Accuracies:
             rows.append((*values, *costs))
         heads = (*map(self.looks.names.key, self.looks.keys), "rounds", "total traffic", "seconds")
         score = self.score.replace(" (%)", "")
-        title = f"To reach {100 * target:.1f} % {score} {MODELS[self.scope]}"
+        title = f"To reach {100 * target:.1f} % {score} {self._models()}"
         notes = [f"{100 * TARGET:.0f} % of the highest; the first evaluated round whose mean over runs reaches it"]
         notes += ["-: not reached"] if any(row[-1] == "-" for row in rows) else []
         return [TextTable(heads, tuple(rows), len(self.looks.keys), title=title, notes=tuple(notes))]
@@ -256,17 +290,17 @@ class _Accuracies:
         by_value: dict[str | None, list[Group]] = {}
         for group in self.groups:
             by_value.setdefault(group.columns.get(main), []).append(group)
-        return [best_of(several, self.figure) for several in by_value.values()][:MOST_LINES]
+        return [self.main.best(several) for several in by_value.values()][:MOST_LINES]
 
     def _of_each_method(self) -> str:
         shown = self._representatives()
         if len(shown) == len(self.groups):
             return ""
-        return f"of the best combination of each method: {'; '.join(map(self.looks.label, shown))}"
+        return f"of the combination of each method with the best validation: {'; '.join(map(self.looks.label, shown))}"
 
     def _numbers(self) -> Iterator[tuple[Group, ClientNumbers]]:
         for group in self._representatives():
-            if (numbers := client_numbers(_runs_of(group)[0], self.scope)) is not None:
+            if (numbers := client_numbers(_runs_of(group)[0], self.main.scope(group))) is not None:
                 yield group, numbers
 
     def _of_clients(self, figures: list[Drawing]) -> None:
@@ -304,7 +338,7 @@ class _Accuracies:
             same = [(group, scores) for group, scores in numbers if scores.counts.shape[1] == classes]
             drawings.of_classes(figures, self.looks.panels(same), names)
         for group, _ in numbers:
-            if (exported := confusion(_runs_of(group)[0], self.scope)) is not None:
+            if (exported := confusion(_runs_of(group)[0], self.main.scope(group))) is not None:
                 counts_CC, names = exported
                 share_CC = 100 * counts_CC / np.maximum(counts_CC.sum(1, keepdims=True), 1)
                 label = self.looks.label(group)

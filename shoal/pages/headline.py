@@ -1,0 +1,149 @@
+"""The headline of a page: what was found, as a comparison with its interval, never a maximum over test scores.
+
+Methods are compared with a reference at the same settings, paired by seeds. The method that is named is the one with
+the best validation, so that test scores choose nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from shoal.engine.records.summary import SAMPLED
+from shoal.pages.looks import Looks
+from shoal.study.constant_class import constant_of
+from shoal.study.groups import Group, baseline_of, interval_95, paired_differences
+from shoal.study.main_score import MainScore
+from shoal.study.means import is_of_sample
+from shoal.study.plain_names import METHOD, MODELS
+from shoal.tables.study_table import shared_keys
+
+# Without a reference that is asked for, methods are compared with the first of these that ran.
+REFERENCES = ("fedavg", "local")
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The number that stands for a page, and what it is."""
+
+    number: str = ""
+    number_is: str = ""
+
+
+def make_headline(looks: Looks, main: MainScore, against: Mapping[str, str], mean: str) -> Headline:
+    """Makes the headline of combinations; `against` has keys and values of the reference, if one is asked for."""
+    groups = [group for group in looks.groups if main.values(group)]
+    if not groups:
+        return Headline()
+    if len(groups) == 1:
+        return _of_one(groups[0], looks, main, mean)
+    key = next((key for key in METHOD if key in looks.keys), "")
+    reference = dict(against)
+    if not reference and key:
+        methods = list(dict.fromkeys(group.columns[key] for group in groups if key in group.columns))
+        reference = {key: next((name for name in REFERENCES if name in methods), methods[0])}
+    if reference and (compared := _of_comparison(groups, reference, looks, main)):
+        return compared
+    settings = [key for key in shared_keys(groups) if len({group.columns.get(key) for group in groups}) > 1]
+    return _of_settings(groups, settings, looks, main) if settings else _of_choice(groups, looks, main)
+
+
+def _of_one(group: Group, looks: Looks, main: MainScore, mean: str) -> Headline:
+    several = f" (mean ± standard deviation of {group.finished} runs)" if group.finished > 1 else ""
+    constant = constant_of([group], main.scope(group), mean)
+    beside = "" if constant is None else f"; always the most frequent class: {100 * constant:.1f} %"
+    return Headline(_score(group, main), f"{_named(group, looks, main)}{several}{beside}")
+
+
+def _of_comparison(
+    groups: Sequence[Group], reference: Mapping[str, str], looks: Looks, main: MainScore
+) -> Headline | None:
+    """Compares the method that validation prefers with a reference; None if no two have the same settings."""
+    pairs: dict[str, list[tuple[Group, Group]]] = {}
+    for group in groups:
+        other = baseline_of(group, groups, reference)
+        if other is not None and other is not group:
+            pairs.setdefault(_of_keys(group, reference, looks), []).append((group, other))
+    compared = {name: of_name for name, of_name in pairs.items() if _by_seed(of_name, main)}
+    if not compared:
+        return None
+
+    def validation(name: str) -> float:
+        scores = [fmean(v) for group, _ in compared[name] if (v := group.values(main.figure(group, "val")))]
+        return fmean(scores) if scores else -1.0
+
+    best = max(compared, key=validation)
+    differences = [100 * value for value in _by_seed(compared[best], main)]
+    group, other = compared[best][0]
+    settings = f", mean over {len(compared[best])} settings" if len(compared[best]) > 1 else ""
+    half = interval_95(differences)
+    middle = fmean(differences)
+    where = (
+        f"95 % interval {middle - half:+.1f} to {middle + half:+.1f} over {len(differences)} seeds"
+        if half is not None and math.isfinite(half)
+        else "one seed, so without an interval"
+        if len(differences) == 1
+        else f"the same for all {len(differences)} seeds"
+    )
+    chosen = f"; of {len(compared)} methods {best} has the best validation" if len(compared) > 1 else ""
+    names, score = [best, _of_keys(other, reference, looks)], _named(group, looks, main)
+    if main.scope(group) != main.scope(other):
+        models = [MODELS[main.scope(side)].removeprefix("of ") for side in (group, other)]
+        names = [f"{name} ({of})" for name, of in zip(names, models)]
+        score = looks.names.figure(main.figure(group), short=True).replace(" (%)", "")
+    who = " over ".join(names)
+    return Headline(f"{middle:+.1f} points", f"{who}, {score}{settings}; {where}{chosen}")
+
+
+def _by_seed(pairs: Sequence[tuple[Group, Group]], main: MainScore) -> list[float]:
+    """Returns differences by seed, means over the pairs that have the seed."""
+    by_seed: dict[object, list[float]] = {}
+    for group, other in pairs:
+        for seeds, value in paired_differences(group, other, main.figure(group), main.figure(other)).items():
+            by_seed.setdefault(seeds, []).append(value)
+    return [fmean(values) for values in by_seed.values()]
+
+
+def _of_settings(groups: Sequence[Group], settings: Sequence[str], looks: Looks, main: MainScore) -> Headline:
+    """Shows the score in the first and the last setting."""
+    order = list(groups)
+    if len(settings) == 1 and all(_is_number(group.columns.get(settings[0], "")) for group in groups):
+        order.sort(key=lambda group: float(group.columns[settings[0]]))
+    first, last = order[0], order[-1]
+    scores = [(group, spread) for group in (first, last) if (spread := main.spread(group))]
+    number = " → ".join(f"{100 * spread.middle:.1f}" for _, spread in scores) + " %"
+    between = " and ".join(looks.label(group, settings) for group, _ in scores)
+    return Headline(number, f"{_named(last, looks, main)}, at {between}")
+
+
+def _of_choice(groups: Sequence[Group], looks: Looks, main: MainScore) -> Headline:
+    """Shows the score of the combination that validation chooses."""
+    best = main.best(groups)
+    several = f" (mean ± standard deviation of {best.finished} runs)" if best.finished > 1 else ""
+    chosen = f", of {len(groups)} combinations the one with the best validation: {looks.label(best)}"
+    return Headline(_score(best, main), f"{_named(best, looks, main)}{several}{chosen}")
+
+
+def _of_keys(group: Group, keys: Mapping[str, str], looks: Looks) -> str:
+    """Returns the values of a group by which it is compared: those of the sections of some keys."""
+    sections = {key.partition(".")[0] for key in keys}
+    return looks.label(group, [key for key in looks.keys if key.partition(".")[0] in sections])
+
+
+def _named(group: Group, looks: Looks, main: MainScore) -> str:
+    return looks.names.figure(main.figure(group)).replace(" (%)", "")
+
+
+def _score(group: Group, main: MainScore) -> str:
+    spread = main.spread(group)
+    assert spread is not None
+    sampled = SAMPLED if any(is_of_sample(main.figure(group), row.figures) for row in group.rows) else ""
+    deviation = "" if spread.low is None else f" ± {100 * spread.low:.1f}"
+    return f"{100 * spread.middle:.1f}{deviation} %{sampled}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
