@@ -15,6 +15,7 @@ import numpy as np
 
 from shoal.engine.config.sizes import size
 from shoal.pages.looks import Look, Panels
+from shoal.pages.ramps import add_bar, make_signed_ramp, write_cells
 from shoal.storage.files.digest import text_digest
 from shoal.storage.plain_text import plain_text
 from shoal.study.figure_data import ClientNumbers, Curve
@@ -279,21 +280,32 @@ def of_classes(drawings: list[Drawing], panels: Panels[ClientNumbers], classes: 
 
 def matrix(
     drawings: list[Drawing], name: str, title: str, panels: Mapping[str, np.ndarray], heads: tuple[str, str], text: str,
-    ticks: Sequence[str] = (), scale: tuple[float, float, str] = (0, 1, ""),
+    ticks: Sequence[str] = (), scale: tuple[float, float, str] = (0, 1, ""), across: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Draws matrices in grey, a panel each; rows by `heads[0]` from the top down, columns by `heads[1]`."""
+    """Draws matrices in grey, a panel each; rows by `heads[0]` from the top down, columns by `heads[1]`.
+
+    `ticks` are the names of rows, and of columns, unless these are `across`. A scale that begins below 0 has two
+    colours, and a bar of them.
+    """
     low, high, unit = scale
-    shown = f"{title} (white: {low:g}{unit}, black: {high:.3g}{unit})"
+    signed = low < 0
+    shown = title if signed else f"{title} (white: {low:g}{unit}, black: {high:.3g}{unit})"
     with _figure(drawings, name, shown, f"{shown}: {text}", len(panels), a_row=3) as grid:
         for axes, (panel, matrix_RC) in zip(grid, panels.items()):
-            axes.imshow(matrix_RC, cmap="Greys", vmin=low, vmax=high, interpolation="nearest", aspect="auto")
+            ramp = make_signed_ramp() if signed else "Greys"
+            image = axes.imshow(matrix_RC, cmap=ramp, vmin=low, vmax=high, interpolation="nearest", aspect="auto")
             axes.grid(visible=False)
             axes.set_title(_text(panel), fontsize=7)
             for axis in (axes.xaxis, axes.yaxis):
                 axis.get_major_locator().set_params(integer=True)
-            if 0 < len(ticks) <= MOST_NAMED:
-                _named_ticks(axes, "x", ticks)
-                _named_ticks(axes, "y", ticks)
+            for axis, names in (("x", across or ticks), ("y", ticks)):
+                if 0 < len(names) <= MOST_NAMED:
+                    _named_ticks(axes, axis, names)
+            if len(across) > MOST_NAMED:
+                axes.xaxis.set_major_formatter(lambda at, _: across[int(at)] if 0 <= at < len(across) else "")
+            if signed:
+                add_bar(image, unit.strip())
+                write_cells(axes, matrix_RC)
         _labels(grid, heads[1], heads[0])
 
 

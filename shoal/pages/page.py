@@ -76,7 +76,8 @@ figure svg text { fill: currentColor; }
 figcaption { font-size: .85rem; color: var(--faint); }
 figcaption a { margin-left: .4rem; }
 .note { font-size: .85rem; color: var(--faint); margin: .35rem 0; }
-@media screen and (prefers-color-scheme: dark) { figure svg image { filter: invert(1); } }
+/* The hues of a picture stay, and white becomes black. */
+@media screen and (prefers-color-scheme: dark) { figure svg image { filter: invert(1) hue-rotate(180deg); } }
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; }
   .figures { grid-template-columns: repeat(2, 1fr); }
