@@ -134,6 +134,7 @@ class Section:
         texts: Plain texts by what they are, folded.
         note: A line below the heading; `alarm` one that must not be missed.
         folded: Show only the heading until it is pressed.
+        leads: Stand before the sections of scores, which explain less of the page.
         links: Addresses, relative to the page, of cells of the tables, by the text of these.
     """
 
@@ -144,6 +145,7 @@ class Section:
     note: str = ""
     alarm: str = ""
     folded: bool = False
+    leads: bool = False
     links: Mapping[str, str] = field(default_factory=dict)
 
     @property

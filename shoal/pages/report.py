@@ -82,8 +82,8 @@ def report(
         sections = [*scaling_sections(read, looks), _costs(looks)]
     else:
         sections = _Accuracies(looks, mean).sections(read)
-    for feature in FEATURES:
-        sections += load(feature.page)(paths[0]) if feature.page else []
+    for section in (part for feature in FEATURES if feature.page for part in load(feature.page)(paths[0])):
+        sections.insert(0 if section.leads else len(sections), section)
     if (paths[0] / FORECAST).exists():
         sections.append(Section("Forecast", tables=[forecast_table(paths[0], read)], folded=True))
     runs = _runs(rows, folder, looks)
