@@ -281,11 +281,12 @@ def of_classes(drawings: list[Drawing], panels: Panels[ClientNumbers], classes: 
 def matrix(
     drawings: list[Drawing], name: str, title: str, panels: Mapping[str, np.ndarray], heads: tuple[str, str], text: str,
     ticks: Sequence[str] = (), scale: tuple[float, float, str] = (0, 1, ""), across: Sequence[str] = (),
+    decimals: int = 0,
 ) -> None:  # fmt: skip
     """Draws matrices in grey, a panel each; rows by `heads[0]` from the top down, columns by `heads[1]`.
 
     `ticks` are the names of rows, and of columns, unless these are `across`. A scale that begins below 0 has two
-    colours, and a bar of them.
+    colours, a bar of them, and numbers in cells, with so many decimals.
     """
     low, high, unit = scale
     signed = low < 0
@@ -305,7 +306,7 @@ def matrix(
                 axes.xaxis.set_major_formatter(lambda at, _: across[int(at)] if 0 <= at < len(across) else "")
             if signed:
                 add_bar(image, unit.strip())
-                write_cells(axes, matrix_RC)
+                write_cells(axes, matrix_RC, decimals)
         _labels(grid, heads[1], heads[0])
 
 
@@ -422,7 +423,7 @@ def _powers(axes: Any, most: int, of_bytes: bool = False) -> None:
 
 
 def _named_ticks(axes: Any, axis: str, names: Sequence[str]) -> None:
-    shown = [_text(textwrap.shorten(name, 14, placeholder="…")) for name in names]
+    shown = [_text(textwrap.shorten(name, 14 if axis == "x" else 24, placeholder="…")) for name in names]
     upright = axis == "x" and max(map(len, shown)) > 2
     getattr(axes, f"set_{axis}ticks")(range(len(shown)), shown, rotation=90 if upright else 0)
 

@@ -8,6 +8,8 @@ import numpy as np
 BELOW, ABOVE = "#ee8a5a", "#58a9d8"
 # Cells of more columns or rows are too small for a number.
 MOST_COLUMNS, MOST_ROWS = 14, 20
+# So few columns have room for letters as large as those of the axes.
+FEW_COLUMNS = 5
 
 
 def make_signed_ramp() -> Any:
@@ -26,10 +28,14 @@ def add_bar(image: Any, unit: str) -> None:
     bar.outline.set_linewidth(0.6)
 
 
-def write_cells(axes: Any, matrix_RC: np.ndarray) -> None:
-    """Writes signed whole numbers into cells, if they have room; nothing where a number is 0 or missing."""
+def write_cells(axes: Any, matrix_RC: np.ndarray, decimals: int) -> None:
+    """Writes signed numbers into cells, if they have room; nothing where a number rounds to 0, a dash where none is."""
     rows, columns = matrix_RC.shape
     if rows > MOST_ROWS or columns > MOST_COLUMNS:
         return
-    for r, c in np.argwhere(np.abs(np.nan_to_num(matrix_RC)) >= 0.5):
-        axes.text(c, r, f"{matrix_RC[r, c]:+.0f}", ha="center", va="center", fontsize=5.5)
+    letters = 7 if columns <= FEW_COLUMNS else 5.5
+    for r, c in np.ndindex(rows, columns):
+        number = float(matrix_RC[r, c])
+        text = "–" if np.isnan(number) else f"{number:+.{decimals}f}" if round(number, decimals) else ""
+        if text:
+            axes.text(c, r, text, ha="center", va="center", fontsize=letters)
