@@ -17,6 +17,7 @@ from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.outputs import KINDS, PAGE, REPORT, page_folder
 from shoal.engine.records.run_folder import CONFIG, read_summary
 from shoal.engine.records.summary import scopes_apart
+from shoal.engine.screen.progress import say
 from shoal.engine.sections.section import load
 from shoal.features.features import FEATURES
 from shoal.pages import figures as drawings
@@ -73,6 +74,8 @@ def report(
     groups = [group for group in group_runs(rows) if any(row.figures for row in group.rows)]
     if not groups:
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
+    if kinds == KINDS:
+        say("writing the page: drawing its figures")
     folder = out or page_folder(paths[0])
     alone = display_name(load_config(_runs_of(groups[0])[0]).algorithm.name)
     looks = Looks(groups, PlainNames(groups, (standing_figure(groups),), labels), alone)
