@@ -26,6 +26,7 @@ from shoal.pages.head import best_of, head_of, standing_figure
 from shoal.pages.looks import MOST_LINES, Look, Looks, Panels
 from shoal.pages.page import Section, write_page
 from shoal.pages.scaling_figures import is_scaling, scaling_sections
+from shoal.scaling.scaling import scaling_groups, scaling_headline
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.study.figure_data import (
@@ -82,6 +83,8 @@ def report(
     scaling = is_scaling(rows)
     head = head_of(paths[0], rows, looks, scaling)
     if scaling:
+        number, number_is = scaling_headline(scaling_groups(read))
+        head = replace(head, number=number, number_is=number_is)
         sections = [*scaling_sections(read, looks), _costs(looks)]
     else:
         sections = _Accuracies(looks, mean).sections(read)

@@ -125,6 +125,29 @@ def _notes(rows: Sequence[Row], groups: Sequence[Group]) -> list[str]:
     return notes
 
 
+def scaling_headline(groups: Sequence[Group]) -> tuple[str, str]:
+    """Returns a number that stands for a study, and a text: the speed-up of most hosts, else a round of most clients.
+
+    Of several works the one of most clients on the largest graph stands for all.
+    """
+    by_work: dict[Key, list[Group]] = {}
+    for group in groups:
+        by_work.setdefault(_work(group), []).append(group)
+    if shared := [several for several in by_work.values() if len(several) > 1]:
+        several = max(shared, key=lambda of_work: (_clients(of_work[0]), _graph(of_work[0])))
+        base, most = min(several, key=_hosts), max(several, key=_hosts)
+        speed_up = _mean(base, ROUND) / _mean(most, ROUND)
+        share = f"{100 * speed_up * _hosts(base) / _hosts(most):.0f} % of the ideal"
+        times = f"as fast on {_hosts_text(_hosts(most))} as on {_hosts_text(_hosts(base))}"
+        return f"{speed_up:.2f} times", f"{times} with {_clients(most):,} clients, {share}"
+    if not groups:
+        return "", ""
+    base, most = (end(groups, key=lambda group: (_clients(group), _graph(group))) for end in (min, max))
+    times = f"{_mean(most, ROUND) / _mean(base, ROUND):.2f} times that of {_clients(base):,} clients"
+    text = f"a round of {_clients(most):,} clients" + (f", {times}" if _clients(most) > _clients(base) else "")
+    return f"{_three_digits(_mean(most, ROUND))} s", text
+
+
 def seconds_are(groups: Sequence[Group]) -> str:
     """Returns a text that says which mean the seconds of a round are."""
     left_out, repeats = int(groups[0].columns.get(WARMUP, "0")), max(group.finished for group in groups)

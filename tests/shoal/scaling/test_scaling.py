@@ -1,6 +1,7 @@
 """Scaling studies against numbers computed by hand, and from the files of the runs."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
 from shoal.pages.looks import Looks
 from shoal.pages.scaling_figures import scaling_sections
-from shoal.scaling.scaling import PARTS, scaling_groups, scaling_sweep, scaling_table, scores_differ
+from shoal.scaling.scaling import PARTS, scaling_groups, scaling_headline, scaling_sweep, scaling_table, scores_differ
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.study.groups import Row
 from shoal.study.plain_names import PlainNames
@@ -63,6 +64,8 @@ def test_a_study_of_clients_by_the_files_of_its_runs(
     page = Path(lines[-1].removeprefix("page: "))
     assert "Scaling of config: 2 and 4 clients" in page.read_text()
     assert "Seconds of a round by clients" in page.read_text()
+    headline = r"<strong>[\d.]+ s</strong> a round of 4 clients, [\d.]+ times that of 2 clients<"
+    assert re.search(headline, page.read_text())
     assert lines[3].split(";")[0] in page.read_text()
     assert 'role="alert"' not in page.read_text()
     # A repeat that has another score.
@@ -135,6 +138,23 @@ def test_table_and_bars_have_one_time_of_a_round_whose_parts_sum_to_it(runs: dic
     assert bars[0].text.endswith("FedGTA: train 1.5, upload 0.1, evaluate 0.2, server 0.05, waiting 2.48")
     assert "4.33" in bars[0].svg
     assert "mean of the rounds from 1 on" in first.note
+
+
+def test_headline_is_the_speed_up_of_most_hosts_or_a_round_of_most_clients(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    rows = [on_hosts(runs["2"], tmp_path / str(hosts), hosts) for hosts in (1, 2)]
+    lines = [scaling_headline(scaling_groups(some)) for some in (rows, rows[:1], [])]
+    assert lines == [
+        ("2.00 times", "as fast on 2 hosts as on 1 host with 4 clients, 100 % of the ideal"),
+        ("2.00 s", "a round of 4 clients"),
+        ("", ""),
+    ]
+    # One host with 4 clients and two seconds, and eight clients on one host that take one.
+    rows[1] = replace(rows[1], figures=rows[1].figures | {"clients": 8.0})
+    for row, clients in zip(rows, ("4", "8")):
+        row.columns["partition.clients"], row.columns["engine.hosts"] = clients, "1"
+    assert scaling_headline(scaling_groups(rows)) == ("1.00 s", "a round of 8 clients, 0.50 times that of 4 clients")
 
 
 def test_server_beside_hosts_is_no_part_of_the_round(runs: dict[str, Path], tmp_path: Path) -> None:
