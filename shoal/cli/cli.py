@@ -191,7 +191,8 @@ def reproduce_command(
             put(f"{name}: {shipped.title}: {', '.join(shipped.tables)}")
         return
     read = read_paper(paper)
-    from shoal.pages.reproduce import Asked, named_in, reproduce, show_reproduction
+    from shoal.pages.reproduce import named_in, reproduce, show_reproduction
+    from shoal.pages.table_runs import Asked
 
     names = [name for name in tables or () if "=" not in name]
     keys = [name for name in tables or () if "=" in name]

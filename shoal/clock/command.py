@@ -24,6 +24,7 @@ def clock_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Simulate devices and links after the fact: time, energy and money of every round, and to a score; a page."""
+    from shoal.clock.clock_page import write_clock
     from shoal.clock.report import ClockReader
     from shoal.engine.records.outputs import CLOCK, page_folder
 
@@ -36,4 +37,4 @@ def clock_command(
 
     put("\n".join(map(on_screen, made.tables())), end="")
     folder = out or page_folder(possible_path(paths[0]), CLOCK)
-    put(f"page: {made.write(folder)}; beside it rounds.csv and target.csv")
+    put(f"page: {write_clock(made, folder)}; beside it rounds.csv and target.csv")

@@ -1,19 +1,19 @@
-"""Tables and the page of `shoal clock`: simulated time, energy and money of finished runs, by round and to a score."""
+"""Tables of `shoal clock`: simulated time, energy and money of finished runs, by round and to a score."""
 
 import math
+import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
 
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.algorithms.protocol import MODEL
-from shoal.engine.config.config import load_config
+from shoal.clock.intervals import format_interval
+from shoal.engine.config.config import SHIPPED, load_config
 from shoal.engine.config.sections import SCORING
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.job import make_job
@@ -35,36 +35,36 @@ from shoal.engine.simulation.schedule import (
     read_network,
 )
 from shoal.engine.simulation.work import ClientWork, work_of
-from shoal.pages import figures as drawings
-from shoal.pages.figures import Drawing
 from shoal.pages.looks import Looks
-from shoal.pages.page import Head, Section, write_page
 from shoal.past.origin import list_origins
 from shoal.past.reader import Reading
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.atomic import replacing
 from shoal.storage.store.manifest import NAME
-from shoal.study.figure_data import Curve, Line, curve_of, score_in
-from shoal.study.groups import group_runs
+from shoal.study.figure_data import Line, curve_of, score_in
+from shoal.study.groups import Row, group_runs
 from shoal.study.main_score import MainScore
 from shoal.study.means import by_one_mean
 from shoal.study.plain_names import MODELS, PlainNames
 from shoal.study.sweep_folder import rows_of
 from shoal.tables.text_table import TextTable
 
-# Without a target, runs are timed until they reach `SHARE` of the best score. Intervals over seeds hold `CONFIDENCE`.
-SHARE, CONFIDENCE = 0.95, 0.95
+# Without a target, runs are timed until they reach `SHARE` of the best score.
+SHARE = 0.95
 # Older runs did not log the seconds of scoring separately, so that they count as the server's.
 OLDER_SERVER = (
     "older runs: in a round that was evaluated the server's seconds hold the simulator's own scoring; "
     "--no-server leaves them out"
 )
-# A row of the table to the target has these costs, each with the function that formats it.
-COSTS: dict[str, Callable[[float], str]] = {
-    "rounds": "{:,.0f}".format, "seconds": "{:,.4g}".format, "bytes": size, "joules": "{:,.4g}".format,
-    "money": "{:,.4g}".format,
+# A row of the table to the target has these costs under these heads; those without a function have the digits that
+# their intervals leave. What programs read has the names as heads, and four digits.
+HEADS = {"rounds": "rounds", "seconds": "time (s)", "bytes": "traffic", "joules": "energy (J)", "money": "money"}
+COSTS: dict[str, Callable[[float], str] | None] = {
+    "rounds": "{:,.0f}".format, "seconds": None, "bytes": size, "joules": None, "money": None,
 }  # fmt: skip
+FOUR_DIGITS = "{:,.4g}".format
+# These columns of files are money. Prices in our own files are in this currency.
+PRICES, CURRENCY = ("per_hour", "per_gb"), "USD"
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,17 @@ class Asked:
         """Returns the names of the parts that do not count, joined by `and`; empty if all count."""
         parts = {"seconds of the server": self.server, "evaluations of clients": self.evaluation}
         return " and ".join(name for name, counts in parts.items() if not counts)
+
+    @property
+    def currency(self) -> str:
+        """Returns the unit of money, which files of a user do not say; empty if nothing has a price."""
+        priced = [
+            table.path
+            for table in (self.devices, self.networks)
+            if table is not None and any(table.columns[name].any() for name in PRICES if name in table.columns)
+        ]
+        users = [path.name for path in priced if not path.is_relative_to(SHIPPED)]
+        return f"unit of {' and '.join(users)}" if users else CURRENCY if priced else ""
 
     @classmethod
     def of(
@@ -122,15 +133,25 @@ class ClockReader:
 
     def read(self, past: PastRun) -> Reading:
         """Returns what it takes to reach a score, and what the whole run takes. Raises as `read_all`."""
-        to_target, in_all = self.read_all([past.path]).tables()
-        return Reading((to_target, in_all), {"target": to_target.csv(), "all": in_all.csv()})
+        made = self.read_all([past.path])
+        to_target, in_all = made.tables(for_programs=True)
+        return Reading(tuple(made.tables()), {"target": to_target.csv(), "all": in_all.csv()})
 
     def read_all(self, paths: Sequence[Path]) -> "Clocked":
         """Returns the clocks of runs and sweeps. Raises as `Asked.of` and `clocked`."""
         asked = Asked.of(
             self.devices, self.network, self.deadline, self.target, self.seed, self.server, self.evaluation
         )
-        return clocked(paths, asked)
+        return replace(clocked(paths, asked), command=self.command(paths))
+
+    def command(self, paths: Sequence[Path]) -> str:
+        """Returns the command that clocks runs and sweeps, with the options that are not the usual ones."""
+        words = ["shoal", "clock", *(str(path).removeprefix(f"{Path.cwd()}{os.sep}") for path in paths)]
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if value != option.default:
+                words += [f"--no-{option.name}"] if value is False else [f"--{option.name}", str(value)]
+        return shlex.join(words)
 
 
 @dataclass(frozen=True)
@@ -307,16 +328,20 @@ def clocked(paths: Sequence[Path], asked: Asked) -> "Clocked":
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
     runs = [[ClockedRun.of(row.path, asked) for row in group.rows if row.figures] for group in groups]
     alone = display_name(load_config(runs[0][0].path).algorithm.name)
-    return Clocked(asked, Looks(groups, PlainNames(groups, (), ()), alone), runs)
+    names = PlainNames(groups, (standing_figure(groups),), ())
+    return Clocked(asked, Looks(groups, names, alone), runs, paths, rows)
 
 
 @dataclass(frozen=True)
 class Clocked:
-    """The clocks of the runs of every combination."""
+    """The clocks of the runs of every combination; the folders that were read, their rows, and the command."""
 
     asked: Asked
     looks: Looks
     runs: Sequence[Sequence[ClockedRun]]
+    paths: Sequence[Path]
+    rows: Sequence[Row]
+    command: str = ""
 
     @property
     def scope(self) -> str:
@@ -324,49 +349,68 @@ class Clocked:
         return MainScore(self.looks.groups).figures[0].partition(".")[0]
 
     @property
+    def score(self) -> str:
+        """The name of the score, as `test accuracy`."""
+        return self.looks.names.figure(MainScore(self.looks.groups).figures[0], short=True).replace(" (%)", "")
+
+    @property
     def target(self) -> float:
         """The score to reach, a share."""
         if self.asked.target is not None:
             return self.asked.target
-        scores = [self._read(line) for runs in self.runs for run in runs for line in run.lines]
+        scores = [self.read(line) for runs in self.runs for run in runs for line in run.lines]
         return SHARE * max((score for score in scores if score is not None), default=0.0)
 
-    def _read(self, line: Line) -> float | None:
+    def read(self, line: Line) -> float | None:
+        """Returns the score of a round; None: it was not evaluated."""
         return score_in(self.scope, "test")(line)
 
-    def _until(self) -> list[list[dict[str, float] | None]]:
-        return [[run.until(self._read, self.target) for run in runs] for runs in self.runs]
+    def until(self) -> list[list[dict[str, float] | None]]:
+        """Returns by combination and run the costs to reach the score; None: the run does not."""
+        return [[run.until(self.read, self.target) for run in runs] for runs in self.runs]
 
-    def tables(self) -> list[TextTable]:
-        """Returns a table of the costs to reach the score, and one of the costs of whole runs."""
-        return [self._to_target(), self._in_all()]
+    def tables(self, for_programs: bool = False) -> list[TextTable]:
+        """Returns a table of the costs to reach the score, and one of the costs of whole runs.
 
-    def _to_target(self) -> TextTable:
-        rows = []
-        for group, costs in zip(self.looks.groups, self._until()):
+        `for_programs`: with plain names as heads, all columns, and four digits.
+        """
+        return [self._to_target(for_programs), self._in_all(for_programs)]
+
+    def _heads(self, for_programs: bool) -> dict[str, str]:
+        """Returns the heads of costs by their names; money is left out where nothing has a price."""
+        if for_programs:
+            return {name: name for name in HEADS}
+        money = {"money": f"money ({self.asked.currency})"} if self.asked.currency else {}
+        return {name: head for name, head in HEADS.items() if name != "money"} | money
+
+    def _to_target(self, for_programs: bool) -> TextTable:
+        rows, heads = [], self._heads(for_programs)
+        texts = {name: COSTS[name] or (FOUR_DIGITS if for_programs else None) for name in heads}
+        for group, costs in zip(self.looks.groups, self.until()):
             reached = [at for at in costs if at is not None]
-            cells = [_interval([at[name] for at in reached], text) for name, text in COSTS.items()]
+            cells = [format_interval([at[name] for at in reached], text) for name, text in texts.items()]
             rows.append((self.looks.name(group), f"{len(reached)} of {len(costs)}", *cells))
-        title = f"To reach {100 * self.target:.1f} % test score {MODELS[self.scope]}"
+        title = f"To reach {100 * self.target:.1f} % {self.score} {MODELS[self.scope]}"
         several = any(len(runs) > 1 for runs in self.runs)
         notes = ["± 95 % interval of the mean over seeds, by Student's t"] if several else []
         notes += [f"without {self.asked.left_out}"] if self.asked.left_out else []
-        return TextTable(("method", "reached", *COSTS), tuple(rows), 1, title=title, notes=tuple(notes))
+        return TextTable(("method", "reached", *heads.values()), tuple(rows), 1, title=title, notes=tuple(notes))
 
-    def _in_all(self) -> TextTable:
-        heads = ("method", "seconds", "joules", "money", "TFLOP", "waiting (%)", "late (%)")
+    def _in_all(self, for_programs: bool) -> TextTable:
+        costs = {name: head for name, head in self._heads(for_programs).items() if name not in ("rounds", "bytes")}
         rows = []
         for group, runs in zip(self.looks.groups, self.runs):
             clocks = [run.clock for run in runs]
             visits = [max(sum(len(line["cohort"]) for line in run.lines), 1) for run in runs]
-            columns = {
-                "seconds": [c.seconds.sum() for c in clocks], "joules": [c.joules.sum() for c in clocks],
-                "money": [c.money.sum() for c in clocks],
-                "flops": [c.flops.sum() / 1e12 for c in clocks],
-                "idle": [100 * c.idle.sum() / max(c.of_clients.sum(), 1e-300) for c in clocks],
-                "late": [100 * c.late.sum() / count for c, count in zip(clocks, visits)],
-            }  # fmt: skip
-            rows.append((self.looks.name(group), *(_interval(v, COSTS["seconds"]) for v in columns.values())))
+            columns = [
+                *([getattr(c, name).sum() for c in clocks] for name in costs),
+                [c.flops.sum() / 1e12 for c in clocks],
+                [100 * c.idle.sum() / max(c.of_clients.sum(), 1e-300) for c in clocks],
+                [100 * c.late.sum() / count for c, count in zip(clocks, visits)],
+            ]
+            text = FOUR_DIGITS if for_programs else None
+            rows.append((self.looks.name(group), *(format_interval(values, text) for values in columns)))
+        heads = ("method", *costs.values(), "TFLOP", "waiting (%)", "late (%)")
         notes = [*dict.fromkeys(run.note for runs in self.runs for run in runs if run.note), *self._late()]
         return TextTable(heads, tuple(rows), 1, title="In all rounds", notes=tuple(notes))
 
@@ -393,43 +437,6 @@ class Clocked:
                     for run, at in zip(runs, costs)
                 ],
             }
-            for group, runs, costs in zip(self.looks.groups, self.runs, self._until())
+            for group, runs, costs in zip(self.looks.groups, self.runs, self.until())
         ]  # fmt: skip
         return {"scope": self.scope, "target": self.target, "left_out": self.asked.left_out, "methods": methods}
-
-    def write(self, folder: Path) -> Path:
-        """Writes the page, `target.csv` and `rounds.csv`, a row for every run and round; gives the page."""
-        rounds = [{"run": [str(run.path)] * len(run.lines), **run.columns()} for runs in self.runs for run in runs]
-        with replacing(folder / "rounds.csv") as unfinished:
-            pa.csv.write_csv(pa.concat_tables(map(pa.table, rounds), promote_options="permissive"), unfinished)
-        with replacing(folder / "target.csv") as unfinished:
-            unfinished.write_text(self._to_target().csv())
-        figures: list[Drawing] = []
-        curves = [(group, self._curve(runs)) for group, runs in zip(self.looks.groups, self.runs)]
-        if panels := self.looks.panels([(group, curve) for group, curve in curves if curve is not None]):
-            title = f"Test score {MODELS[self.scope]} by simulated time"
-            drawings.curves(figures, "score-by-simulated-time", title, panels, "simulated", "test score (%)")
-        files = ["none" if table is None else table.path.name for table in (self.asked.devices, self.asked.networks)]
-        facts = [("Devices", files[0]), ("Network", files[1]), ("Seed", str(self.asked.seed))]
-        facts += [("Left out", self.asked.left_out)] if self.asked.left_out else []
-        facts += [("Deadline", f"{self.asked.deadline:g} s")] if self.asked.deadline < math.inf else []
-        return write_page(
-            folder, Head("Simulated time", facts=facts), [Section("", figures), Section("Costs", tables=self.tables())]
-        )
-
-    def _curve(self, runs: Sequence[ClockedRun]) -> Curve | None:
-        curve = curve_of([run.lines for run in runs], self._read)
-        return None if curve is None else replace(curve, x={**curve.x, "simulated": curve.x["seconds"]})
-
-
-def _interval(values: Sequence[float], text: Callable[[float], str]) -> str:
-    """Formats a mean, with the half-width of its interval by Student's t if values differ; `-` without values."""
-    if not values:
-        return "-"
-    if len(set(values)) == 1:
-        return text(values[0])
-    # SciPy's statistics take a second to import, so only a table that needs them does.
-    from scipy.stats import t
-
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
-    return f"{text(fmean(values))} ± {text(half)}"

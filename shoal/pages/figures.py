@@ -15,6 +15,7 @@ import numpy as np
 
 from shoal.engine.config.sizes import size
 from shoal.pages.looks import Look, Panels
+from shoal.pages.ramps import add_bar, make_signed_ramp, write_cells
 from shoal.storage.files.digest import text_digest
 from shoal.storage.plain_text import plain_text
 from shoal.study.figure_data import ClientNumbers, Curve
@@ -305,21 +306,33 @@ def of_classes(drawings: list[Drawing], panels: Panels[ClientNumbers], classes: 
 
 def matrix(
     drawings: list[Drawing], name: str, title: str, panels: Mapping[str, np.ndarray], heads: tuple[str, str], text: str,
-    ticks: Sequence[str] = (), scale: tuple[float, float, str] = (0, 1, ""),
+    ticks: Sequence[str] = (), scale: tuple[float, float, str] = (0, 1, ""), across: Sequence[str] = (),
+    decimals: int = 0,
 ) -> None:  # fmt: skip
-    """Draws matrices in grey, a panel each; rows by `heads[0]` from the top down, columns by `heads[1]`."""
+    """Draws matrices in grey, a panel each; rows by `heads[0]` from the top down, columns by `heads[1]`.
+
+    `ticks` are the names of rows, and of columns, unless these are `across`. A scale that begins below 0 has two
+    colours, a bar of them, and numbers in cells, with so many decimals.
+    """
     low, high, unit = scale
-    shown = f"{title} (white: {low:g}{unit}, black: {high:.3g}{unit})"
+    signed = low < 0
+    shown = title if signed else f"{title} (white: {low:g}{unit}, black: {high:.3g}{unit})"
     with _figure(drawings, name, shown, f"{shown}: {text}", len(panels), a_row=3) as grid:
         for axes, (panel, matrix_RC) in zip(grid, panels.items()):
-            axes.imshow(matrix_RC, cmap="Greys", vmin=low, vmax=high, interpolation="nearest", aspect="auto")
+            ramp = make_signed_ramp() if signed else "Greys"
+            image = axes.imshow(matrix_RC, cmap=ramp, vmin=low, vmax=high, interpolation="nearest", aspect="auto")
             axes.grid(visible=False)
             axes.set_title(_text(panel), fontsize=7)
             for axis in (axes.xaxis, axes.yaxis):
                 axis.get_major_locator().set_params(integer=True)
-            if 0 < len(ticks) <= MOST_NAMED:
-                _named_ticks(axes, "x", ticks)
-                _named_ticks(axes, "y", ticks)
+            for axis, names in (("x", across or ticks), ("y", ticks)):
+                if 0 < len(names) <= MOST_NAMED:
+                    _named_ticks(axes, axis, names)
+            if len(across) > MOST_NAMED:
+                axes.xaxis.set_major_formatter(lambda at, _: across[int(at)] if 0 <= at < len(across) else "")
+            if signed:
+                add_bar(image, unit.strip())
+                write_cells(axes, matrix_RC, decimals)
         _labels(grid, heads[1], heads[0])
 
 
@@ -436,7 +449,7 @@ def _powers(axes: Any, most: int, of_bytes: bool = False) -> None:
 
 
 def _named_ticks(axes: Any, axis: str, names: Sequence[str]) -> None:
-    shown = [_text(textwrap.shorten(name, 14, placeholder="…")) for name in names]
+    shown = [_text(textwrap.shorten(name, 14 if axis == "x" else 24, placeholder="…")) for name in names]
     upright = axis == "x" and max(map(len, shown)) > 2
     getattr(axes, f"set_{axis}ticks")(range(len(shown)), shown, rotation=90 if upright else 0)
 

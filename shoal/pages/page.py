@@ -3,16 +3,20 @@
 import html
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.engine.records.outputs import FIGURES, KINDS, PAGE
+from shoal.engine.screen.progress import progress
 from shoal.pages.figures import COLOURS, Drawing
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.names import place_in
 from shoal.storage.plain_text import plain_text
 from shoal.tables.text_table import TextTable
 
+# Fewer files of figures take no time that one would wonder about.
+FEW_FILES = 24
 # Colours of figures on the dark background, in the order of the light ones; each has a contrast of at least 7 to 1.
 DARK = ("#56b4e9", "#ff8c42", "#2dc79c", "#e38ac8", "#e5c04a", "#c4c4c4", "#ff7a8c", "#9bd3f0")
 
@@ -76,7 +80,8 @@ figure svg text { fill: currentColor; }
 figcaption { font-size: .85rem; color: var(--faint); }
 figcaption a { margin-left: .4rem; }
 .note { font-size: .85rem; color: var(--faint); margin: .35rem 0; }
-@media screen and (prefers-color-scheme: dark) { figure svg image { filter: invert(1); } }
+/* The hues of a picture stay, and white becomes black. */
+@media screen and (prefers-color-scheme: dark) { figure svg image { filter: invert(1) hue-rotate(180deg); } }
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; }
   .figures { grid-template-columns: repeat(2, 1fr); }
@@ -133,6 +138,7 @@ class Section:
         texts: Plain texts by what they are, folded.
         note: A line below the heading; `alarm` one that must not be missed.
         folded: Show only the heading until it is pressed.
+        leads: Stand before the sections of scores, which explain less of the page.
         links: Addresses, relative to the page, of cells of the tables, by the text of these.
     """
 
@@ -143,6 +149,7 @@ class Section:
     note: str = ""
     alarm: str = ""
     folded: bool = False
+    leads: bool = False
     links: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -170,10 +177,13 @@ class Head:
 def write_page(folder: Path, head: Head, sections: Sequence[Section], kinds: Sequence[str] = KINDS) -> Path:
     """Writes a page of sections that are not empty, and figures beside it in files of some kinds; returns its path."""
     shown = [section for section in sections if section.note or not section.empty]
-    for drawing in (drawing for section in shown for drawing in section.drawings):
-        for kind in kinds:
+    files = [(drawing, kind) for section in shown for drawing in section.drawings for kind in kinds]
+    with nullcontext() if len(files) < FEW_FILES else progress("writing the page", len(files), "files") as step:
+        for drawing, kind in files:
             with replacing(place_in(folder, FIGURES, f"{drawing.name}.{kind}")) as unfinished:
                 unfinished.write_bytes(drawing.file(kind))
+            if step is not None:
+                step.advance()
     with replacing(folder / PAGE) as unfinished:
         unfinished.write_text(_page(head, shown, kinds))
     return folder / PAGE

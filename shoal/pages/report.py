@@ -18,6 +18,7 @@ from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.outputs import KINDS, PAGE, REPORT, page_folder
 from shoal.engine.records.run_folder import CONFIG, read_summary
 from shoal.engine.records.summary import scopes_apart
+from shoal.engine.screen.progress import say
 from shoal.engine.sections.section import load
 from shoal.features.features import FEATURES
 from shoal.pages import figures as drawings
@@ -27,6 +28,7 @@ from shoal.pages.headline import Headline, make_headline
 from shoal.pages.looks import MOST_LINES, Look, Looks, Panels
 from shoal.pages.page import Section, write_page
 from shoal.pages.scaling_figures import is_scaling, scaling_sections
+from shoal.scaling.scaling import scaling_groups, scaling_headline
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.study.constant_class import constant_of
@@ -82,20 +84,25 @@ def report(
     groups = [group for group in group_runs(rows) if any(row.figures for row in group.rows)]
     if not groups:
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
+    if kinds == KINDS:
+        say("writing the page: drawing its figures")
     folder = out or page_folder(paths[0])
     alone = display_name(load_config(_runs_of(groups[0])[0]).algorithm.name)
     main = MainScore(groups)
     looks = Looks(groups, PlainNames(groups, main.figures, labels), alone)
     scaling = is_scaling(rows)
     reference = read_against(against, groups, looks.names)
-    headline = Headline() if scaling else make_headline(looks, main, reference, mean)
+    if scaling:
+        headline = Headline(*scaling_headline(scaling_groups(read)))
+    else:
+        headline = make_headline(looks, main, reference, mean)
     head = head_of(paths[0], rows, looks, scaling, headline)
     if scaling:
         sections = [*scaling_sections(read, looks), _costs(looks)]
     else:
         sections = _Accuracies(looks, main, mean).sections(read)
-    for feature in FEATURES:
-        sections += load(feature.page)(paths[0]) if feature.page else []
+    for section in (part for feature in FEATURES if feature.page for part in load(feature.page)(paths[0])):
+        sections.insert(0 if section.leads else len(sections), section)
     if (paths[0] / FORECAST).exists():
         sections.append(Section("Forecast", tables=[forecast_table(paths[0], read)], folded=True))
     runs = _runs(rows, folder, looks)

@@ -11,21 +11,16 @@ from shoal.pages.page import Section
 from shoal.scaling.scaling import (
     CLIENTS,
     HOSTS,
-    ON_HOSTS,
     REPEAT,
     ROUND,
     ideal,
+    parts_of_round,
     scaling_groups,
     scaling_table,
     scores_differ,
+    seconds_are,
 )
 from shoal.study.groups import Group, Row
-
-# Bars show the parts of a round under these names, in this order.
-PARTS = {
-    **dict(zip(ON_HOSTS, ("training", "preparing uploads", "evaluating"))),
-    "server": "server", "rest": "waiting and Ray",
-}  # fmt: skip
 
 
 def is_scaling(rows: Sequence[Row]) -> bool:
@@ -43,7 +38,7 @@ def scaling_sections(rows: Sequence[Row], of_page: Looks) -> list[Section]:
     if CLIENTS in looks.keys:
         _over_clients(figures, looks)
     return [
-        Section("", figures, alarm=scores_differ(rows)),
+        Section("", figures, note=f"Seconds of a round: {seconds_are(looks.groups)}.", alarm=scores_differ(rows)),
         Section("Scaling", tables=[scaling_table(rows)]),
     ]
 
@@ -113,14 +108,6 @@ def _with_ideal(panels: Panels[list[Point]], best: list[Point]) -> Panels[list[P
 
 
 def _parts(figures: list[Drawing], looks: Looks) -> None:
-    """Draws seconds a round by part, those of hosts per host; the rest of a round is waiting for Ray and others."""
-    parts = {}
-    for group in looks.groups:
-        rounds, hosts = fmean(group.values("rounds")), _number(group, HOSTS)
-        seconds = {part: fmean(group.values(f"seconds.{part}") or [0.0]) / rounds for part in (*ON_HOSTS, "server")}
-        seconds |= {part: seconds[part] / hosts for part in ON_HOSTS}
-        whole = fmean(group.values("seconds.rounds")) / rounds
-        seconds["rest"] = max(whole - sum(seconds.values()), 0.0)
-        parts[looks.name(group)] = {name: seconds[part] for part, name in PARTS.items()}
-    title = "Parts of a round, means over its rounds and hosts"
-    drawings.bars(figures, "parts", title, "seconds per round", parts)
+    """Draws the seconds of a round by part, under the names and with the numbers of the table."""
+    parts = {looks.name(group): parts_of_round(group) for group in looks.groups}
+    drawings.bars(figures, "parts", "Parts of a round, of work on hosts the mean over them", "s a round", parts)

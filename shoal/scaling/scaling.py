@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import isclose
+from math import floor, isclose, log10
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.sections import SCORING
@@ -30,17 +30,22 @@ CLIENTS, HOSTS, REPEAT = "partition.clients", "engine.hosts", "repeat"
 NODES, SCALE = "data.options.nodes", "data.options.scale"
 # Every run of a scaling study has these columns beside keys that vary: rounds left out, and the link of the server.
 WARMUP, LINK = "warmup", "link"
-ROUND, SERVER, REST = "seconds.round_median", "seconds.server", "seconds.rest"
+# Tables and figures have one time of a round, the mean of the rounds after the warm-up, which is the sum of its parts.
+ROUND, SERVER, RAY = "seconds.round", "seconds.server", "seconds.ray"
 ON_HOSTS = ("train", "upload", "evaluate")
+PARTS = (*ON_HOSTS, "server", "waiting")
+SPEED_UP = "; speed-up, efficiency: against the fewest hosts"
+OF_RAY = "Ray: the part of the waiting in which neither the busiest host nor the server works"
 BITS = {"M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def scaling_groups(rows: Sequence[Row]) -> list[Group]:
     """Groups the finished runs of a scaling study by graph, clients and hosts, ascending; repeats are a group.
 
-    `rounds`, `seconds.*` and `bytes.*` count the rounds after the warm-up alone. `seconds.server` is the server's own
-    work, the method's and scoring; `seconds.rest` is the time in which neither the busiest host nor the server worked;
-    `cells`, `cells.of_phase` and `cohort` are means a round: all cells, those of the phase with most, and clients.
+    `rounds`, `seconds.*` and `bytes.*` count the rounds after the warm-up alone. `seconds.round` is their mean;
+    `seconds.server` is the server's own work, the method's and scoring; `seconds.ray`, which only hosts on Ray have, is
+    the time in which neither the busiest host nor the server worked; `hosts` is their number; `cells`,
+    `cells.of_phase` and `cohort` are means a round: all cells, those of the phase with most, and clients.
     """
     measured = [replace(row, figures=row.figures | _after_warmup(row)) for row in rows if row.figures]
     return sorted(group_runs(measured), key=lambda group: (_graph(group), _clients(group), _hosts(group)))
@@ -52,57 +57,102 @@ def _after_warmup(row: Row) -> dict[str, float]:
     figures = {f"seconds.{part}": spent for part, spent in seconds_by_part(seconds).items()}
     figures[SERVER] = figures["seconds.aggregate"] + figures[f"seconds.{SCORING}"]
     figures |= {f"bytes.{way}": float(sum(line[f"bytes_{way}"] for line in lines)) for way in ("up", "down")}
-    figures |= {"rounds": float(len(lines)), "seconds.rounds": sum(of_round["round"] for of_round in seconds)}
-    busiest = sum(
-        of_round["round"] * max(line["hosts"]["busy"].values()) if "busy" in line["hosts"] else of_round["wait"]
-        for line, of_round in zip(lines, seconds)
-    )
-    figures[REST] = max(figures["seconds.rounds"] - busiest - figures[SERVER], 0.0)
+    whole = sum(of_round["round"] for of_round in seconds)
+    figures |= {"rounds": float(len(lines)), "seconds.rounds": whole, ROUND: whole / len(lines)}
+    if all(line["hosts"].get("busy") for line in lines):
+        at_work = [line["hosts"]["busy"].values() for line in lines]
+        figures["hosts"] = float(max(map(len, at_work)))
+        busiest = sum(of_round["round"] * max(shares) for of_round, shares in zip(seconds, at_work))
+        figures[RAY] = max(whole - busiest - figures[SERVER], 0.0)
     if all("cells" in line["hosts"] for line in lines):
         figures["cells"] = fmean(sum(line["hosts"]["cells"].values()) for line in lines)
         # Evaluations belong to no phase.
         phases = [{**line["hosts"]["cells"], "": 0} for line in lines]
         figures["cells.of_phase"] = fmean(max(of_phase.values()) for of_phase in phases)
-    return figures | {
-        "cohort": fmean(len(line["cohort"]) for line in lines),
-        ROUND: median(of_round["round"] for of_round in seconds),
-    }
+    return figures | {"cohort": fmean(len(line["cohort"]) for line in lines)}
+
+
+def parts_of_round(group: Group) -> dict[str, float]:
+    """Returns mean seconds of a round by part; they sum to the round's.
+
+    Work on hosts is the mean over hosts. Work of the server counts as far as hosts do none meanwhile. What is left is
+    waiting: of hosts for each other and for the server, for messages and for Ray.
+    """
+    parts = {part: _a_round(group, f"seconds.{part}") / _hosts(group) for part in ON_HOSTS}
+    left = max(_mean(group, ROUND) - sum(parts.values()), 0.0)
+    server = min(_a_round(group, SERVER), left)
+    return {**parts, "server": server, "waiting": left - server}
 
 
 def scaling_table(rows: Sequence[Row]) -> TextTable:
     """Makes a table with a row for every graph, number of clients and hosts; its notes say what the numbers are."""
     groups = scaling_groups(rows)
     graph = next((key for key in (NODES, SCALE) if len({group.columns.get(key) for group in groups}) > 1), None)
-    table = []
+    on_ray = any(group.values(RAY) for group in groups)
+    # With one number of hosts a speed-up against the fewest says nothing.
+    has_speed_up = len(set(map(_hosts, groups))) > 1
+    seconds, table = _decimals(groups), []
     for group in groups:
         base = min((other for other in groups if _work(other) == _work(group)), key=_hosts)
         speed_up = _mean(base, ROUND) / _mean(group, ROUND)
-        parts = (*ON_HOSTS, "server", "rest")
+        efficiency = f"{100 * speed_up * _hosts(base) / _hosts(group):.0f} %"
+        ray = [_a_round(group, RAY)] if on_ray else []
         table.append((
-            str(_clients(group)), *([group.columns[graph]] if graph else []), str(_hosts(group)), _with_spread(group),
-            f"{1e3 * _mean(group, ROUND) / max(_mean(group, 'cohort'), 1):.2f}",
-            f"{speed_up:.2f}", f"{100 * speed_up * _hosts(base) / _hosts(group):.0f} %",
-            *(f"{_a_round(group, f'seconds.{part}'):.3f}" for part in parts),
+            str(_clients(group)), *([group.columns[graph]] if graph else []), str(_hosts(group)),
+            _with_spread(group, seconds),
+            _three_digits(1e3 * _mean(group, ROUND) / max(_mean(group, "cohort"), 1)),
+            *((f"{speed_up:.2f}", efficiency) if has_speed_up else ()),
+            *(f"{spent:.{seconds}f}" for spent in (*parts_of_round(group).values(), *ray)),
             size(_mean(group, "peak_memory_bytes")), size(_a_round(group, "bytes.up") + _a_round(group, "bytes.down")),
         ))  # fmt: skip
     keys = ("clients", *([KEYS[graph]] if graph else []), "hosts")
-    of_a_row = ("s a round", "ms a client", "speed-up", "efficiency", *ON_HOSTS, "server", "Ray", "memory", "bytes")
+    sped_up = ("speed-up", "efficiency") if has_speed_up else ()
+    of_a_row = ("s a round", "ms a client", *sped_up, *PARTS, *(["Ray"] if on_ray else []), "memory", "bytes")
     return TextTable((*keys, *of_a_row), tuple(table), len(keys), notes=tuple(_notes(rows, groups)))
 
 
 def _notes(rows: Sequence[Row], groups: Sequence[Group]) -> list[str]:
     if not groups:
         return ["no run is finished"]
-    left_out, repeats = int(groups[0].columns.get(WARMUP, "0")), max(group.finished for group in groups)
-    spread = f", mean ± sample standard deviation over {repeats} repeats" if repeats > 1 else ""
     notes = [
-        f"s a round: median from round {left_out + 1} on{spread}; speed-up, efficiency: against the fewest hosts",
-        "train, upload, evaluate: mean s a round, summed over hosts; server: its own work; Ray: what neither the "
-        "busiest host nor the server worked",
+        f"s a round: {seconds_are(groups)}" + (SPEED_UP if len(set(map(_hosts, groups))) > 1 else ""),
+        "its parts, which sum to it: train, upload, evaluate: mean over hosts; server: its own work, as far as it is "
+        "not beside that of hosts; waiting: the rest, in which hosts wait for each other, the server and messages",
+        *([OF_RAY] if any(group.values(RAY) for group in groups) else []),
         "memory: peak of all processes; bytes: a round, both ways",
     ]
     notes += [line for line in (_weak(groups), *map(_useful_hosts, _most_hosts(groups)), scores_differ(rows)) if line]
     return notes
+
+
+def scaling_headline(groups: Sequence[Group]) -> tuple[str, str]:
+    """Returns a number that stands for a study, and a text: the speed-up of most hosts, else a round of most clients.
+
+    Of several works the one of most clients on the largest graph stands for all.
+    """
+    by_work: dict[Key, list[Group]] = {}
+    for group in groups:
+        by_work.setdefault(_work(group), []).append(group)
+    if shared := [several for several in by_work.values() if len(several) > 1]:
+        several = max(shared, key=lambda of_work: (_clients(of_work[0]), _graph(of_work[0])))
+        base, most = min(several, key=_hosts), max(several, key=_hosts)
+        speed_up = _mean(base, ROUND) / _mean(most, ROUND)
+        share = f"{100 * speed_up * _hosts(base) / _hosts(most):.0f} % of the ideal"
+        times = f"as fast on {_hosts_text(_hosts(most))} as on {_hosts_text(_hosts(base))}"
+        return f"{speed_up:.2f} times", f"{times} with {_clients(most):,} clients, {share}"
+    if not groups:
+        return "", ""
+    base, most = (end(groups, key=lambda group: (_clients(group), _graph(group))) for end in (min, max))
+    times = f"{_mean(most, ROUND) / _mean(base, ROUND):.2f} times that of {_clients(base):,} clients"
+    text = f"a round of {_clients(most):,} clients" + (f", {times}" if _clients(most) > _clients(base) else "")
+    return f"{_three_digits(_mean(most, ROUND))} s", text
+
+
+def seconds_are(groups: Sequence[Group]) -> str:
+    """Returns a text that says which mean the seconds of a round are."""
+    left_out, repeats = int(groups[0].columns.get(WARMUP, "0")), max(group.finished for group in groups)
+    spread = f", ± sample standard deviation over {repeats} repeats" if repeats > 1 else ""
+    return f"mean of the rounds from {left_out + 1} on{spread}"
 
 
 def _weak(groups: Sequence[Group]) -> str:
@@ -198,7 +248,8 @@ def _clients(group: Group) -> int:
 
 
 def _hosts(group: Group) -> int:
-    return int(group.columns.get(HOSTS, 1))
+    """Returns the hosts of a group; where their number is no axis, those that its runs had."""
+    return int(group.columns.get(HOSTS) or max(_mean(group, "hosts"), 1))
 
 
 def _graph(group: Group) -> float:
@@ -219,10 +270,20 @@ def _a_round(group: Group, figure: str) -> float:
     return _mean(group, figure) / _mean(group, "rounds")
 
 
-def _with_spread(group: Group) -> str:
+def _decimals(groups: Sequence[Group]) -> int:
+    """Returns the decimals of seconds in a table: the shortest round has three digits."""
+    shortest = min((_mean(group, ROUND) for group in groups), default=1.0)
+    return min(max(3, 2 - floor(log10(max(shortest, 1e-9)))), 6)
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}"
+
+
+def _with_spread(group: Group, decimals: int) -> str:
     spread = spread_of(group.values(ROUND), "mean")
     assert spread is not None
-    return f"{spread.middle:.3f}" + (f" ± {spread.low:.3f}" if spread.low is not None else "")
+    return f"{spread.middle:.{decimals}f}" + (f" ± {spread.low:.{decimals}f}" if spread.low is not None else "")
 
 
 # Datasets that grow by an option, and the option's default.

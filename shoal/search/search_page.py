@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from shoal.algorithms.methods.registry.names import display_name
 from shoal.pages import figures as drawings
 from shoal.pages.figures import Drawing
 from shoal.pages.looks import Look
@@ -32,7 +33,7 @@ def chosen_table(plain: Mapping[str, Any]) -> TextTable:
             chosen = ", ".join(f"{names[key]} {value}" for key, value in trial["values"].items())
             score = f"{100 * _score(trial):.2f}"
         rounds = (f"{search['rounds']:,}", f"{search['without']:,}")
-        rows.append((search["label"], str(len(search["trials"])), str(complete), *rounds, score, chosen))
+        rows.append((_name(search), str(len(search["trials"])), str(complete), *rounds, score, chosen))
     heads = ("search", "trials", "complete", "rounds", "unpruned", "validation (%)", "chosen")
     note = (
         f"validation of {plain['by']} models, mean of {plain['seeds']} seeds that report nothing; rounds of all seeds"
@@ -66,13 +67,15 @@ def search_sections(folder: Path) -> list[Section]:
     figures: list[Drawing] = []
     searches = plain["searches"]
     looks = [
-        Look(search["label"], place, 0, [(float(at), best, 0.0) for at, best in search["progress"]])
+        Look(_name(search), place, 0, [(float(at), best, 0.0) for at, best in search["progress"]])
         for place, search in enumerate(searches)
     ]
-    drawings.over_key(figures, "best-so-far", "Best validation so far", {"": looks}, "rounds trained", VALIDATION)
+    # A search of one batch without rungs has a single best, which the table has.
+    if any(len(look.shown) > 1 for look in looks):
+        drawings.over_key(figures, "best-so-far", "Best validation so far", {"": looks}, "rounds trained", VALIDATION)
     trials = []
     for place, search in enumerate(searches):
-        names, label = key_names(search["keys"]), search["label"]
+        names, label = key_names(search["keys"]), _name(search)
         if shares := search["importance"]:
             parts = {names[key]: {"share": 100 * share} for key, share in shares.items()}
             drawings.bars(figures, f"importance-{place}", f"Importance of keys, {label}", "%", parts)
@@ -84,8 +87,17 @@ def search_sections(folder: Path) -> list[Section]:
         ]  # fmt: skip
         heads = ("trial", *names.values(), "state", "rounds", "validation (%)")
         trials.append(TextTable(heads, tuple(rows), len(heads), title=label))
-    note = "importance: share of each key in how trials differ at the first rung (PED-ANOVA)"
-    return [Section("Search", figures, [chosen_table(plain)], note=note), Section("Trials", tables=trials, folded=True)]
+    important = any(search["importance"] for search in searches)
+    note = "importance: share of each key in how trials differ at the first rung (PED-ANOVA)" if important else ""
+    return [
+        Section("Search", figures, [chosen_table(plain)], note=note, leads=True),
+        Section("Trials", tables=trials, folded=True),
+    ]
+
+
+def _name(search: Mapping[str, Any]) -> str:
+    """Returns the values of the combination that was searched, methods as their papers write them."""
+    return ", ".join(map(display_name, search["label"].split(", ")))
 
 
 def _score(trial: Mapping[str, Any]) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,9 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli.cli import app
-from shoal.clock.report import Asked, _interval, _round, client_work, clocked
+from shoal.clock.clock_page import headline
+from shoal.clock.intervals import format_interval
+from shoal.clock.report import Asked, _round, client_work, clocked
 from shoal.engine.config.config import SHIPPED, load_config
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.records.metrics import METRICS, Metrics, read_metrics
@@ -257,8 +260,42 @@ def test_wrong_options_are_refused() -> None:
 
 def test_interval_is_of_students_t() -> None:
     # t of 0.975 and one degree of freedom is 12.7062.
-    assert _interval([1.0, 3.0], "{:.3f}".format) == "2.000 ± 12.706"
-    assert (_interval([2.0], "{:.0f}".format), _interval([], str)) == ("2", "-")
+    assert format_interval([1.0, 3.0], "{:.3f}".format) == "2.000 ± 12.706"
+    assert (format_interval([2.0], "{:.0f}".format), format_interval([], str)) == ("2", "-")
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        # The half-width of two values is 12.7062 times half of their difference.
+        ([1.0, 3.0], "2 ± 13"),
+        ([1.0, 1.01], "1.005 ± 0.064"),
+        ([1000.0, 3000.0], "2,000 ± 12,706"),
+        ([0.5, 0.50001], "0.500005 ± 0.000064"),
+        ([2.0, 2.0], "2.00"),
+        ([0.031384], "0.0314"),
+        ([123456.0], "123,456"),
+        ([9.996], "10.0"),
+        ([3e-7], "3e-07"),
+        ([0.0], "0"),
+        ([], "-"),
+    ],
+)
+def test_costs_have_the_digits_that_their_interval_leaves(values: list[float], text: str) -> None:
+    assert format_interval(values) == text
+
+
+def test_headline_is_who_is_first_and_how_much_longer_others_take() -> None:
+    first, text = headline({"A": [30.0], "B": [20.0], "C": []}, "80.0 % test accuracy")
+    assert (first, text) == (
+        "20.0 s",
+        "simulated until B reaches 80.0 % test accuracy; A takes 1.5 times as long; C does not reach it",
+    )
+    assert headline({"A": [1.0, 3.0]}, "x") == ("2 ± 13 s", "simulated until A reaches x (95 % interval of 2 runs)")
+    assert headline({"A": [600.0]}, "x")[0] == "10.0 min"
+    assert headline({"A": []}, "x") == ("", "")
+    many = {name: [float(place)] for place, name in enumerate("ABCDE", 1)}
+    assert headline(many, "x") == ("1.00 s", "simulated until A reaches x, the first of 5 combinations")
 
 
 @pytest.fixture(scope="module")
@@ -327,9 +364,34 @@ def test_command_writes_a_page_and_names_the_late(runs: list[Path], tmp_path: Pa
     page = (tmp_path / "index.html").read_text()
     assert "simulated seconds" in page
     assert "phones.csv" in page
+    # What was clocked, the command, and units; the file of devices has no price, that of links has prices in dollars.
+    for shown in ("FedAvg, FedProto", "sbm, 120 nodes", "money (USD)", "energy (J)"):
+        assert shown in page
+    assert f"shoal clock {' '.join(map(str, runs))} --deadline 0.05</pre>" in page
     rows = (tmp_path / "rounds.csv").read_text().splitlines()
     assert len(rows) == 1 + 3 * 4
     assert rows[0].startswith('"run","round","seconds","joules","money"')
+
+
+def test_page_names_the_command_that_makes_it_again(runs: list[Path], tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    invoked(runs[0], "--devices", "hospital", "--network", "none", "--no-evaluation", "--out", tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    words = shlex.split(page.partition('<pre class="command">')[2].partition("</pre>")[0])
+    invoked(*words[2:], "--out", again)
+    assert (again / "index.html").read_text() == page
+    # Nothing has a price here; programs have the column all the same.
+    assert "money" not in page
+    assert (again / "target.csv").read_text().startswith("method,reached,rounds,seconds,bytes,joules,money\n")
+
+
+def test_money_is_in_the_unit_of_the_files(tmp_path: Path) -> None:
+    links = written(
+        tmp_path / "links.csv", "class,share,down_mbit,up_mbit,latency_ms,per_gb\na,1,1,1,1,2\nserver,0,1,1,1,0\n"
+    )
+    assert Asked.of("phones", "consumer", None, None, 0).currency == "USD"
+    assert Asked.of("phones", "institutions", None, None, 0).currency == ""
+    assert Asked.of("phones", str(links), None, None, 0).currency == "unit of links.csv"
 
 
 def columns(*arguments: object) -> dict[str, np.ndarray]:

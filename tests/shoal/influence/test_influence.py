@@ -106,9 +106,11 @@ def test_influences_by_class_are_on_the_page_of_the_run(tmp_path: Path, printed:
         of_class = {each.on_classes[c]: each.client for each in reversed(kept.found)}
         assert name == kept.classes[c]
         assert int(items) == sum(row["label"] == c for row in predictions(whole))
-        assert float(mean) == pytest.approx(np.mean([each.on_classes[c] for each in kept.found]), abs=0.006)
-        assert float(lowest.split()[0]) == pytest.approx(min(of_class), abs=0.006)
-        assert float(highest.split()[0]) == pytest.approx(max(of_class), abs=0.006)
+        # A class has fewer than 100 test items here, so that one item is a point or more.
+        assert int(items) < 100
+        assert float(mean) == pytest.approx(np.mean([each.on_classes[c] for each in kept.found]), abs=0.51)
+        assert float(lowest.split()[0]) == pytest.approx(min(of_class), abs=0.51)
+        assert float(highest.split()[0]) == pytest.approx(max(of_class), abs=0.51)
         assert by_class.title in said
     page = report([whole], None, kinds=("svg",)).read_text()
     assert "Influence of clients on classes" in page

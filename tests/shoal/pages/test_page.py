@@ -3,6 +3,7 @@
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,17 @@ def test_speed_up_and_efficiency_are_against_the_fewest_hosts() -> None:
     ]
 
 
+def test_many_files_of_figures_are_told_as_they_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eight = [replace(drawing, name=f"{drawing.name}-{n}") for n in range(4) for drawing in drawn(["a"])[:2]]
+    write_page(tmp_path, Head("Few"), [Section("", eight)], ("svg",))
+    assert capsys.readouterr() == ("", "")
+    write_page(tmp_path, Head("Many"), [Section("", eight)])
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert said.splitlines()[-1].startswith("writing the page: 24/24 files, ")
+    assert len(list((tmp_path / "figures").iterdir())) == 24
+
+
 needs_a_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 
 
@@ -133,8 +145,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, Path]
     rows = (("b", "10", "1.0 GiB"), ("a", "9", "512.0 MiB"), ("c", "-", "-"))
     tables = [TextTable(("name", "rounds", "traffic"), rows, 1), TextTable(tuple(LONG), (tuple(LONG),), 1)]
     head = Head("A title", "81.2 %", "a number", [("Method", LONG[0])], f"shoal sweep {LONG[0]}", [("y", "z")], "bad")
+    signed: list[Drawing] = []
+    points, scale = np.array([[-60.0, 12.0, np.nan]]), (-60, 60, " points")
+    figures.matrix(signed, "signed", "Signed", {"": points}, ("class", "client"), "", ["a"], scale, ["0", "1", "2"])
     sections = [
-        Section("", drawn(), alarm="wrong"),
+        Section("", [*drawn(), *signed], alarm="wrong"),
         Section("Results", tables=tables, note="a note", links={"a": "../a"}),
         Section("More", texts=[("the config", "a: 1")], folded=True),
     ]
@@ -158,8 +173,9 @@ def test_nothing_is_cut_off_or_faint(page: tuple[Page, Path], width: int, scheme
     assert {url for url in opened.requests if not url.startswith("data:")} == {written.as_uri()}
     # All names, wrapped or not, are in every legend.
     texts = opened.value("[...document.querySelectorAll('figure svg')].map(s => s.textContent.replace(/\\s+/g, ''))")
-    assert len(texts) == 5
-    assert all(name.replace(" ", "") in text for name in LONG for text in texts)
+    assert len(texts) == 6
+    assert all(name.replace(" ", "") in text for name in LONG for text in texts[:5])
+    assert all(number in texts[5] for number in ("-60", "+12", "–"))
 
 
 @needs_a_browser

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from shoal.cli.cli import app
 from shoal.engine.records.run_folder import read_summary
-from shoal.pages.reproduce import Asked, TableRuns, cells_of, named_in, reproduce, show_reproduction, verdict
+from shoal.pages.reproduce import named_in, reproduce, show_reproduction
+from shoal.pages.table_runs import OUTSIDE, WITHIN, Agreement, Asked, TableRuns, cells_of, verdict
 from shoal.tables.papers import PaperCell, Printed, paper_names, read_paper, some_of, study_of
 
 Plain = dict[str, Any]
@@ -101,8 +102,20 @@ def test_a_table_has_the_mean_gap_and_choice_of_its_runs(paper: Path, capsys: py
     for text in (printed, (folder / "tables.md").read_text(), page.read_text()):
         assert "Shoal has no FedX" in text
         assert "nothing is measured" in text
-    # The columns are values of one numeric key.
+    # The columns are values of one numeric key; gaps are a figure of their own.
     assert (folder / "figures" / "table1.svg").exists()
+    assert (folder / "figures" / "gaps-table1.svg").exists()
+    # Five gaps, as both forms of FedGTA stand beside its two figures; titles stand once.
+    gaps = [float(row["gap"]) for row in read_back if row["gap"] != "-"]
+    assert len(gaps) == 5
+    near = sum(abs(gap) <= 1 for gap in gaps)
+    text = page.read_text()
+    assert f"<strong>{near} of 5</strong> figures within 1 point of the paper&#x27;s; " in text
+    assert "1 figure has no runs" in text
+    assert text.count(">Mine<") == 2
+    assert text.count("table1: Accuracy<") == 1
+    assert f'<pre class="command">shoal reproduce {paper}</pre>' in text
+    assert f"{near} of 5 figures within 1 point of the paper's" in printed
     # Finished runs are read, not run again.
     before = {run: (run / "summary.json").stat().st_mtime_ns for run in runs}
     reproduce(read_paper(str(paper)), ["table1"], Asked(only=["Near", "FedAvg", "Local"]), 1)
@@ -226,7 +239,8 @@ def test_runs_with_other_keys_stand_apart_without_a_gap(paper: Path, capsys: pyt
     assert all(row["ours"] != "-" and (row["gap"], row["noise"]) == ("-", "-") for row in rows)
     printed = " ".join(capsys.readouterr().out.split())
     for text in (printed, (page.parent / "tables.md").read_text(), page.read_text()):
-        assert "Accuracy, with rounds=2" in text
+        assert ("Mine" if text.startswith("<!doctype") else "Accuracy") + ", with rounds=2" in text
+        assert "within 1 point" not in text
         assert "other runs than the paper" in text
         assert "noise: whether" not in text
     assert "other runs than the paper" in shown(str(paper), "table1", "--only", "FedAvg", "rounds=2", "--dry-run")
@@ -258,6 +272,19 @@ def test_part_of_a_table_does_not_replace_the_page_of_the_whole(paper: Path) -> 
     first, second = tables.index("## table1: Accuracy"), tables.index("## table2: Again")
     assert "FedAvg" in tables[first:second]
     assert "nothing is measured" in tables
+
+
+def test_agreement_counts_what_is_near_and_what_noise_explains() -> None:
+    one = Agreement((0.5, -1.004, 3.0), (WITHIN, "-", OUTSIDE), 1)
+    assert one.number == "2 of 3"
+    assert one.number_is == (
+        "figures within 1 point of the paper's; 1 of 2 within noise; in the mean 0.8 points higher; "
+        "1 figure has no runs"
+    )
+    both = one + Agreement((-5.0,), ("-",), 1)
+    assert both.number == "2 of 4"
+    assert both.number_is.endswith("1 of 2 within noise; in the mean 0.6 points lower; 2 figures have no runs")
+    assert (Agreement() + Agreement(without=3)).line == ""
 
 
 @pytest.mark.parametrize(

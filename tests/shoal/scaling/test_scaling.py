@@ -1,6 +1,7 @@
 """Scaling studies against numbers computed by hand, and from the files of the runs."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,9 +17,12 @@ from shoal.engine.records.metrics import METRICS, Metrics, read_metrics
 from shoal.engine.records.run_folder import SUMMARY
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
-from shoal.scaling.scaling import scaling_sweep, scaling_table, scores_differ
+from shoal.pages.looks import Looks
+from shoal.pages.scaling_figures import scaling_sections
+from shoal.scaling.scaling import PARTS, scaling_groups, scaling_headline, scaling_sweep, scaling_table, scores_differ
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.study.groups import Row
+from shoal.study.plain_names import PlainNames
 from shoal.study.sweep_folder import read_rows
 
 
@@ -43,14 +47,25 @@ def test_a_study_of_clients_by_the_files_of_its_runs(
     assert lines[0].split()[:3] == ["clients", "nodes", "hosts"]
     for number, (clients, nodes) in enumerate(((2, 60), (4, 120))):
         files = [(row.path / METRICS).read_text().splitlines()[1:] for row in rows[2 * number : 2 * number + 2]]
-        seconds = [np.median([json.loads(line)["seconds"]["round"] for line in of_run]) for of_run in files]
-        mean = np.mean(seconds)
-        shown = f"{clients} {nodes} 1 {mean:.3f} ± {np.std(seconds, ddof=1):.3f} {1e3 * mean / clients:.2f} 1.00 100 %"
-        assert " ".join(lines[1 + number].split()).startswith(shown)
-    assert "median from round 2 on, mean ± sample standard deviation over 2 repeats" in lines[3]
+        seconds = [np.mean([json.loads(line)["seconds"]["round"] for line in of_run]) for of_run in files]
+        cells = lines[1 + number].split()
+        assert cells[:3] == [str(clients), str(nodes), "1"]
+        assert cells[4] == "±"
+        decimals = len(cells[3].partition(".")[2])
+        assert decimals >= 3
+        half = 0.6 * 10.0**-decimals
+        assert float(cells[3]) == pytest.approx(np.mean(seconds), abs=half)
+        assert float(cells[5]) == pytest.approx(np.std(seconds, ddof=1), abs=half)
+        assert float(cells[6]) == pytest.approx(1e3 * np.mean(seconds) / clients, rel=0.01)
+        # One process has no Ray, and no speed-up; the five parts of the round are its mean.
+        assert sum(map(float, cells[7:12])) == pytest.approx(np.mean(seconds), abs=6 * half)
+    assert lines[0].split()[-7:] == ["train", "upload", "evaluate", "server", "waiting", "memory", "bytes"]
+    assert "mean of the rounds from 2 on, ± sample standard deviation over 2 repeats" in lines[3]
     page = Path(lines[-1].removeprefix("page: "))
     assert "Scaling of config: 2 and 4 clients" in page.read_text()
     assert "Seconds of a round by clients" in page.read_text()
+    headline = r"<strong>[\d.]+ s</strong> a round of 4 clients, [\d.]+ times that of 2 clients<"
+    assert re.search(headline, page.read_text())
     assert lines[3].split(";")[0] in page.read_text()
     assert 'role="alert"' not in page.read_text()
     # A repeat that has another score.
@@ -96,16 +111,66 @@ def test_speed_up_and_parts_by_hand(runs: dict[str, Path], tmp_path: Path) -> No
     table = scaling_table(rows)
     assert table.heads[:6] == ("clients", "hosts", "s a round", "ms a client", "speed-up", "efficiency")
     assert [row[1:6] for row in table.rows] == [
-        ("1", "2.000", "500.00", "1.00", "100 %"),
-        ("2", "1.000", "250.00", "2.00", "100 %"),
+        ("1", "2.000", "500", "1.00", "100 %"),
+        ("2", "1.000", "250", "2.00", "100 %"),
     ]
-    # Two hosts: the busiest works for 0.9 s and the server for 0.05 s of a second.
-    assert table.rows[1][6:] == ("1.500", "0.100", "0.200", "0.050", "0.050", "2.0 KiB", "7.2 MiB")
+    # Two hosts share 1.8 s of work; the busiest works for 0.9 s and the server for 0.05 s of a second.
+    assert table.heads[6:] == (*PARTS, "Ray", "memory", "bytes")
+    assert table.rows[1][6:] == ("0.750", "0.050", "0.100", "0.050", "0.050", "0.050", "2.0 KiB", "7.2 MiB")
     assert not [note for note in table.notes if "WRONG" in note]
     rows[1] = replace(rows[1], figures=rows[1].figures | {"global.best.test": 0.5})
     rows[0] = replace(rows[0], figures=rows[0].figures | {"global.best.test": 0.25})
     assert "global.best.test is 0.5 in" in scores_differ(rows)
     assert scores_differ(rows) in scaling_table(rows).notes
+
+
+def test_table_and_bars_have_one_time_of_a_round_whose_parts_sum_to_it(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Rounds of 9, 2 and 2 seconds, whose median is not their mean."""
+    row = on_hosts(runs["2"], tmp_path / "run", 1)
+    row.columns["warmup"] = "0"
+    (cells,) = scaling_table([row]).rows
+    # 13 s in three rounds, each with 1.8 s of a host and 0.05 s of the server; the host is busy for nine tenths.
+    assert cells[2:4] == ("4.333", "1,083")
+    assert cells[4:10] == ("1.500", "0.100", "0.200", "0.050", "2.483", "0.383")
+    (group,) = scaling_groups([row])
+    first, _ = scaling_sections([row], Looks([group], PlainNames([group], (), ()), "FedGTA"))
+    bars = [drawing for drawing in first.drawings if drawing.name == "parts"]
+    assert bars[0].text.endswith("FedGTA: train 1.5, upload 0.1, evaluate 0.2, server 0.05, waiting 2.48")
+    assert "4.33" in bars[0].svg
+    assert "mean of the rounds from 1 on" in first.note
+
+
+def test_headline_is_the_speed_up_of_most_hosts_or_a_round_of_most_clients(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    rows = [on_hosts(runs["2"], tmp_path / str(hosts), hosts) for hosts in (1, 2)]
+    lines = [scaling_headline(scaling_groups(some)) for some in (rows, rows[:1], [])]
+    assert lines == [
+        ("2.00 times", "as fast on 2 hosts as on 1 host with 4 clients, 100 % of the ideal"),
+        ("2.00 s", "a round of 4 clients"),
+        ("", ""),
+    ]
+    # One host with 4 clients and two seconds, and eight clients on one host that take one.
+    rows[1] = replace(rows[1], figures=rows[1].figures | {"clients": 8.0})
+    for row, clients in zip(rows, ("4", "8")):
+        row.columns["partition.clients"], row.columns["engine.hosts"] = clients, "1"
+    assert scaling_headline(scaling_groups(rows)) == ("1.00 s", "a round of 8 clients, 0.50 times that of 4 clients")
+
+
+def test_server_beside_hosts_is_no_part_of_the_round(runs: dict[str, Path], tmp_path: Path) -> None:
+    row = on_hosts(runs["2"], tmp_path / "run", 1, aggregate=0.4)
+    (cells,) = scaling_table([row]).rows
+    # 1.8 s on the host, and the server's 0.42 s in a round of 2 s.
+    assert cells[2] == "2.000"
+    assert cells[4:10] == ("1.500", "0.100", "0.200", "0.200", "0.000", "0.000")
+
+
+def test_hosts_that_are_no_axis_are_those_of_the_runs(runs: dict[str, Path], tmp_path: Path) -> None:
+    row = on_hosts(runs["2"], tmp_path / "run", 2)
+    del row.columns["engine.hosts"]
+    (cells,) = scaling_table([row]).rows
+    assert cells[:3] == ("4", "2", "1.000")
+    assert cells[4] == "0.750"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -204,7 +205,10 @@ def test_every_sampler_and_pruner_ends(config: str, sampler: str, prune: str) ->
 def test_the_page_has_importance_coordinates_and_the_best(config: str) -> None:
     search = searched(config, "rounds=3", trials=9)
     page = report([search.folder], None, kinds=("svg",)).read_text()
-    assert all(title in page for title in ("Best validation so far", "Importance of keys", "Trials, fedgta"))
+    assert all(title in page for title in ("Best validation so far", "Importance of keys", "Trials, FedGTA"))
+    # What was searched comes before the scores of the winner.
+    headings = re.findall(r"<h2>([^<]*)", page)
+    assert headings[:2] == ["Search", "Results"]
     assert "--space=algorithm.eps=0.1:0.9" in page
     plain = unsealed((search.folder / "search.json").read_bytes())
     (found,) = plain["searches"]
