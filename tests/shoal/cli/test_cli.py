@@ -132,6 +132,30 @@ def test_a_search_says_its_plan_and_needs_optuna(
     assert refused(*words).startswith("shoal: the package optuna is not installed; pip install optuna, or ")
 
 
+def test_a_run_that_is_refused_names_and_leaves_no_folder(
+    tmp_path: Path, status: Status, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph = tmp_path / "graph"
+    graph.mkdir()
+    (graph / "nodes.csv").write_text("id,label,f\n1,a,0.5\n2,b,1\n")
+    (graph / "edges.csv").write_text("src,dst\n1,2\n")
+    config = tmp_path / "own.yaml"
+    config.write_text(
+        f"{{name: own, data: {{dataset: files, path: {graph}, root: {tmp_path}}}, algorithm: fedavg, rounds: 1, "
+        "partition: {method: random, clients: 1}, engine: {backend: local}, run: {root: new}}"
+    )
+    assert status("run", config) == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1].startswith(f"shoal: {graph}/edges.csv: did you mean 'source' and 'target' by ")
+    assert "folder" not in said.out + said.err
+    assert not (tmp_path / "new").exists()
+    # The run of another, which was there before, and its root stay.
+    (tmp_path / "new" / "other").mkdir(parents=True)
+    assert status("run", config) == 2
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["other"]
+
+
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_debug_shows_the_traceback(tiny: Path, status: Status, capsys: Capture, place: str) -> None:
     wrong = ("run", tiny, "rounds=0")
