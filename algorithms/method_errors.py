@@ -87,7 +87,8 @@ def _elsewhere(error: BaseException) -> str:
     if not isinstance(error, AttributeError) or names is None:
         return ""
     there = [name for name in dir(error.obj) if not name.startswith("_")]
-    return f"; write {names[error.name]}" if error.name in names else did_you_mean(str(error.name), there)
+    meant = did_you_mean(str(error.name), there).rstrip()
+    return f"; write {names[error.name]}" if error.name in names else f"; {meant}" if meant else ""
 
 
 def fault(method: Algorithm, hook: str | Callable[..., Any], what: str, before: str = "") -> ShoalError:

@@ -35,8 +35,8 @@ class Rates:
     def __init__(self, schedule: Named, lr: float) -> None:
         """Begins with the first round; a ValueError for an unknown name, or an option that is unknown or impossible."""
         if schedule.name not in SCHEDULES:
-            choices = f"known here: {', '.join(SCHEDULES)}{did_you_mean_name(schedule.name, SCHEDULES)}"
-            raise ValueError(f"{schedule.name} is no schedule; {choices}")
+            hint, names = did_you_mean_name(schedule.name, SCHEDULES), ", ".join(SCHEDULES)
+            raise ValueError(f"{hint}{schedule.name} is no schedule; known here: {names}")
         if wrong := [key for key, value in schedule.options.items() if key == OF_TORCH or not _is_number(value)]:
             raise ValueError(f"{wrong[0]} is no option of {schedule.name}, or not a number, or a list of some")
         # The import takes seconds, and a config without a schedule is read without it.

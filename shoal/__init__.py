@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from shoal.running import prepare as prepare
     from shoal.running import run as run
     from shoal.storage.adapters.clients import from_clients as from_clients
+    from shoal.storage.adapters.libraries import from_dgl as from_dgl
+    from shoal.storage.adapters.libraries import to_pyg as to_pyg
+    from shoal.storage.adapters.networkx_graph import from_networkx as from_networkx
     from shoal.storage.datasets.user.files import save_graph as save_graph
     from shoal.storage.datasets.user.pyg_data import from_pyg as from_pyg
     from shoal.storage.datasets.user.user_dataset import Dataset as Dataset
@@ -103,6 +106,8 @@ PLACES = {
     "View": "shoal.storage.shards.view",
     "compare": "shoal.studies",
     "from_clients": "shoal.storage.adapters.clients",
+    "from_dgl": "shoal.storage.adapters.libraries",
+    "from_networkx": "shoal.storage.adapters.networkx_graph",
     "from_pyg": "shoal.storage.datasets.user.pyg_data",
     "load_config": "shoal.configs",
     "prepare": "shoal.running",
@@ -113,6 +118,7 @@ PLACES = {
     "scale": "shoal.studies",
     "sweep": "shoal.studies",
     "table": "shoal.studies",
+    "to_pyg": "shoal.storage.adapters.libraries",
 }
 __all__ = [*PLACES]
 

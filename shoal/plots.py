@@ -50,7 +50,7 @@ def draw_plot(lines: Sequence[Mapping[str, Any]], figure: str, by: str) -> Plot:
             points.append((so_far[by], numbers[figure]))
     if not points:
         some = ", ".join(list(latest)[:12])
-        raise ShoalError("figure", f"no round has {figure!r}; there are {some}{did_you_mean(figure, latest)}")
+        raise ShoalError("figure", f"{did_you_mean(figure, latest)}no round has {figure!r}; there are {some}")
     made = Plot(figsize=(6.4, 4.0), layout="constrained")
     axes, share = made.subplots(), is_share(figure)
     x, y = zip(*points)

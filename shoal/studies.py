@@ -127,7 +127,7 @@ def sweep(
 
     scope = cast(Scope, one_of("choose_by", current_name(choose_by), *get_args(Scope)))
     file, drawn = str(_file_of(config, overrides)), _texts(space) if isinstance(space, Mapping) else (str(space),)
-    study = Study(file, _texts(axes), choose, choose_seeds, scope, fork_at=fork_at)
+    study = Study(file, _texts(axes), choose, choose_seeds, scope, fork_at=fork_at, source="axes")
     return _gone(sweep_of(study, at_once, search, SearchOptions(drawn, trials, rounds_budget, sampler, prune)))
 
 

@@ -11,14 +11,19 @@ CLOSE = 0.75
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """Suggests the known key that is most like a wrong one: `; did you mean 'lr'?`; an empty text where none is."""
+    """Suggests the known key that is most like a wrong one; an empty text where none is."""
     names = {name.lower(): name for name in known}
-    return _question([names[close] for close in difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=CLOSE)])
+    return suggest([names[close] for close in difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=CLOSE)])
 
 
 def did_you_mean_at(wrong: str, known: Iterable[str]) -> str:
     """Suggests, for a name in a wrong place, dotted names that end with it."""
-    return _question([name for name in known if name.rpartition(".")[2] == wrong])
+    return suggest(keys_named(wrong, known))
+
+
+def keys_named(name: str, known: Iterable[str]) -> list[str]:
+    """Lists dotted names whose last part is a name, but for case and separators."""
+    return [key for key in known if plain_name(key.rpartition(".")[2]) == plain_name(name)]
 
 
 def did_you_mean_name(wrong: str, known: Iterable[str], also: Mapping[str, str] | None = None) -> str:
@@ -30,8 +35,8 @@ def did_you_mean_name(wrong: str, known: Iterable[str], also: Mapping[str, str] 
     names = list(known)
     same = {plain_name(name): name for name in names} | dict(also or {})
     if plain_name(wrong) in same:
-        return _question([same[plain_name(wrong)]])
-    return _question([name for name in names if _is_typo(_words(wrong), _words(name))])
+        return suggest([same[plain_name(wrong)]])
+    return suggest([name for name in names if _is_typo(_words(wrong), _words(name))])
 
 
 def plain_name(name: str) -> str:
@@ -64,5 +69,6 @@ def _less(word: str) -> set[str]:
     return {word, *(word[:i] + word[i + 1 :] for i in range(len(word)))}
 
 
-def _question(names: list[str]) -> str:
-    return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
+def suggest(names: list[str]) -> str:
+    """Returns the begin of a message, before what may be long: `did you mean 'lr'? `; nothing without a name."""
+    return f"did you mean {' or '.join(map(repr, names))}? " if names else ""

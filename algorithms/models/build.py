@@ -210,7 +210,7 @@ def _require_values(place: str, name: str, known: Mapping[str, Any], options: Ma
     for key, value in options.items():
         if key not in known:
             has = f"it has {', '.join(sorted(known))}" if known else "it has none"
-            raise ShoalError(f"{place}.{key}", f"{name} has no such option; {has}{did_you_mean(key, known)}")
+            raise ShoalError(f"{place}.{key}", f"{did_you_mean(key, known)}{name} has no such option; {has}")
         if isinstance(value, float) and not math.isfinite(value):
             raise ShoalError(f"{place}.{key}", f"must be finite, found {value}")
         try:

@@ -1,8 +1,8 @@
 """Names of models and prompts in a config, the classes behind them, and the section `model`."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import FilePath, Name, Named, absolute_user_path, is_own
@@ -61,23 +61,28 @@ def require_backbone_name(name: str, task: str) -> None:
         names = sorted(BACKBONES)
         raise ShoalError(
             "model.name",
-            f"there is no {name!r}; choose one of {', '.join(names)}, or my_file.py:MyModel"
-            f"{did_you_mean_name(name, names, OTHER_NAMES)}",
+            f"{did_you_mean_name(name, names, OTHER_NAMES)}there is no {name!r}; choose one of {', '.join(names)}, or "
+            "my_file.py:MyModel",
         )
+
+
+def _as_listed(name: str) -> str:
+    """Returns a model's name in the case that configs keep, and runs are named by; any other name as it is."""
+    return name.lower() if name.lower() in (*BACKBONES, *OF_GRAPHS) else name
 
 
 class ModelSpec(Named):
     """The section `model` of a config, or an entry of it where it is a list.
 
     Attributes:
-        name: Name of the model, or `my_file.py:Name`.
+        name: Name of the model, in any case, or `my_file.py:Name`.
         init: `shared`: clients of this model start equal; `own`: each with its own parameters.
         pretrained: safetensors of the parameters that its GNN starts from, `own` or not, as `shoal pretrain` makes it;
             all others are drawn.
         options: All other keys: the backbone's keyword-only parameters.
     """
 
-    name: Name = "gamlp"
+    name: Annotated[Name, AfterValidator(_as_listed)] = "gamlp"
     init: Literal["shared", "own"] = "shared"
     pretrained: FilePath | None = None
 

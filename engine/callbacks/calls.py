@@ -71,8 +71,8 @@ def _class(name: str) -> tuple[type[Callback], UserCode | None]:
     if not is_own(name):
         raise ShoalError(
             "callbacks",
-            f"{name!r} is unknown; there are {', '.join(CALLBACKS)}, or my_file.py:MyCallback"
-            f"{did_you_mean(name, CALLBACKS)}",
+            f"{did_you_mean(name, CALLBACKS)}{name!r} is unknown; there are {', '.join(CALLBACKS)}, or "
+            "my_file.py:MyCallback",
         )
     code = read_user_code("callbacks", name)
     cls = code.load()

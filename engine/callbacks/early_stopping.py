@@ -52,8 +52,8 @@ class EarlyStopping(Callback):
                 raise ShoalError(
                     "callbacks",
                     "early_stopping.figure",
-                    f"no round has the number {self.figure!r}; there are "
-                    f"{', '.join(numbers)}{did_you_mean(self.figure, numbers)}",
+                    f"{did_you_mean(self.figure, numbers)}no round has the number {self.figure!r}; there are "
+                    f"{', '.join(numbers)}",
                 )
 
     def _count(self, run: Running, line: Line) -> None:

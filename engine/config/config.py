@@ -3,15 +3,15 @@
 import io
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
 
-from shoal.algorithms.methods.registry.names import require_method_name
+from shoal.algorithms.methods.registry.names import MethodSpec, require_method_name
 from shoal.algorithms.models.names import ModelSpec, require_backbone_name
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config_text import (
@@ -24,7 +24,8 @@ from shoal.engine.config.config_text import (
     with_new_keys,
     with_new_names,
 )
-from shoal.engine.config.effects import NO_OVERRIDES, Overrides, require_effects
+from shoal.engine.config.effects import COMMAND_LINE, NO_OVERRIDES, Overrides, require_effects
+from shoal.engine.config.faults import fault_in_words, override_meant
 from shoal.engine.config.names import locate_code
 from shoal.engine.config.overrides import (
     UNREADABLE,
@@ -52,8 +53,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.dataset_names import TWINS, require_dataset
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.options.types import Named, Positive, Seed, message_of, path_fault, quoted
-from shoal.storage.suggestions import did_you_mean, did_you_mean_at
+from shoal.storage.options.types import Named, Positive, Seed, key_of, path_fault, quoted
 
 # Tags select the branch of a union that an error names; they are stripped from its key.
 ONE, SEVERAL = "one model", "list of models"
@@ -84,7 +84,7 @@ class ConfigOfRounds(BaseModel):
     model: Models = ModelSpec()
     heterogeneity: HeterogeneityOptions = HeterogeneityOptions()
     train: TrainOptions = TrainOptions()
-    algorithm: Named
+    algorithm: MethodSpec
     participation: ParticipationOptions = ParticipationOptions()
     schedule: ScheduleOptions = ScheduleOptions()
     devices: DeviceOptions = DeviceOptions()
@@ -152,10 +152,6 @@ class Config(ConfigOfFeatures):
 
 # The package has the configs of the repository.
 SHIPPED = Path(__file__).absolute().parents[2] / "config_files"
-# Pydantic adds these parts of a location for the branch of a union.
-OF_UNIONS = re.compile(
-    r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*|\[key\]"
-)
 # Errors of configs without a file name this.
 NO_FILE = "config"
 NO_VALUES: Mapping[str, Any] = {}
@@ -173,6 +169,7 @@ def load_config(
     overrides: Sequence[str] = (),
     values: Mapping[str, Any] = NO_VALUES,
     varied: frozenset[str] = frozenset(),
+    source: str = COMMAND_LINE,
 ) -> Config:
     """Reads a config file, or the config of a run folder, and applies overrides.
 
@@ -184,11 +181,14 @@ def load_config(
         overrides: As `key.sub=value`.
         values: By dotted key, plain values; those of a section are laid over it.
         varied: Keys of which a sweep has several values: what has no effect in a row is left out of it.
+        source: Where overrides stand, which errors of them name.
     """
     file = _config_file(path)
-    for override in overrides:
+    for override, following in zip(overrides, [*overrides[1:], ""]):
         if not OVERRIDE.fullmatch(override):
-            raise ShoalError(override, "an override has the form key.sub=value")
+            meant = override_meant(override, "VALUE" if "=" in following else following or "VALUE", Config)
+            hint = f"write {meant}; " if meant else ""
+            raise ShoalError(override, f"{hint}an override has the form key.sub=value")
     try:
         text = read_text(file, MOST_BYTES)
         require_small(text)
@@ -199,10 +199,12 @@ def load_config(
         raise ShoalError(file, f"no such config; by name there are {names}") from None
     except (OSError, *UNREADABLE) as error:
         raise ShoalError(file, f"not a config: {reason_of(error)}") from error
+    source = source if overrides else NO_FILE
     if not Path(path).is_dir():
-        return parse_config(resolved, str(file), overrides=Overrides(given.keys, given.keys, given.words, varied))
+        laid = Overrides(given.keys, given.keys, given.words, varied, source)
+        return parse_config(resolved, str(file), overrides=laid)
     # User code is loaded from the run folder, not from its original path. What the run had, it keeps.
-    kept = Overrides(given.keys, words=given.words)
+    kept = Overrides(given.keys, words=given.words, source=source)
     config = parse_config(locate_code(resolved, file.parent), str(file), given.keys, kept)
     if not given.keys & {"data", "data.path", "data.dataset"}:
         # The folder is no key, and two configs do not differ in it.
@@ -275,17 +277,15 @@ def parse_config(
         # Pydantic raises this when its message quotes the value.
         raise ShoalError(where, f"{quoted(error.object)}: is not in UTF-8, so no config can keep it") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"] if not OF_UNIONS.fullmatch(str(part)))
-        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            raise ShoalError(where, key, f"unknown key; {_list_known_keys(first['loc'])}") from None
-        if first["type"] == "missing":
-            raise ShoalError(where, key, "missing") from None
-        raise ShoalError(where, key, f"{message_of(error)}, found {quoted(first.get('input'))}") from None
+        key = key_of(error.errors()[0]["loc"])
+        fault = fault_in_words(error, Config, typed=overrides.gave(key) and overrides.source == COMMAND_LINE)
+        raise ShoalError(overrides.place_of(key, where), key, fault) from None
 
+    place = partial(overrides.place_of, file=where)
     if config.data.synthetic:
-        config = config.model_copy(update={"data": replace(config.data, dataset=_twin(config.data.dataset, where))})
-    _require_clients_of_each(config, where)
+        twin = _twin(config.data.dataset, place("data.synthetic"))
+        config = config.model_copy(update={"data": replace(config.data, dataset=twin)})
+    _require_clients_of_each(config, place("partition.clients"))
     excused = require_effects(config, usual(), where, changed, overrides)
     if not excused:
         return config
@@ -334,21 +334,6 @@ def _require_clients_of_each(config: Config, where: str) -> None:
             "partition.clients",
             f"data.dataset has {len(names)} graphs; give a list of {len(names)} numbers, found {given}",
         )
-
-
-def _list_known_keys(location: Sequence[str | int]) -> str:
-    """Lists the known keys at the place of a wrong one: of the config, of a section, or of one inside a section."""
-    names = list(Config.model_fields)
-    if len(location) > 1:
-        section: Any = Config.model_fields[str(location[0])].annotation
-        for inner in location[1:-1]:
-            section = next(option.type for option in fields(section) if option.name == inner)
-            # The origin of an annotated type is the class, without what is done to a value before it is checked.
-            section = getattr(section, "__origin__", section)
-        names = [option.name for option in fields(section)]
-    wrong, sections = str(location[-1]), {name: field.annotation for name, field in Config.model_fields.items()}
-    every = [f"{name}.{key.name}" for name, cls in sections.items() if is_dataclass(cls) for key in fields(cls)]
-    return f"known here: {', '.join(names)}{did_you_mean_at(wrong, every) or did_you_mean(wrong, names)}"
 
 
 def require_names(config: Config) -> None:

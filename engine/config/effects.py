@@ -13,6 +13,8 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.types import is_own
 
+# Errors of keys that a command was given name this.
+COMMAND_LINE = "command line"
 RULES = (*OWN_RULES, *list_rules())
 
 
@@ -24,12 +26,22 @@ class Overrides(NamedTuple):
         excusing: They excuse every key that the config had.
         words: They excuse keys of their own section, for which they stand.
         varied: They vary within a sweep, and excuse every key.
+        source: Where they were given; empty: in the file of the config.
     """
 
     keys: frozenset[str] = frozenset()
     excusing: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
     varied: frozenset[str] = frozenset()
+    source: str = ""
+
+    def gave(self, key: str) -> bool:
+        """Returns whether a key, one inside of it, or its section is among them."""
+        return _is_among(key, self.keys) or any(_is_among(name, (key,)) for name in self.keys)
+
+    def place_of(self, key: str, file: str) -> str:
+        """Returns what an error of a key names: where the key was given, or the file that it stands in."""
+        return self.source if self.source and self.gave(key) else file
 
     def excuse(self, rule: Rule, key: str) -> bool:
         """Returns whether an override of another key, or some rows of a sweep, left idle what the file says."""
@@ -68,7 +80,7 @@ def require_effects(
         present, default = attrgetter(rule.other)(config), attrgetter(key)(usual)
         too = [name for other, name in wrong[1:] if other.other == rule.other]
         raise ShoalError(
-            where,
+            overrides.place_of(key, where),
             key,
             f"is for {rule.other} {rule.values}, found {_show(present)}; change that, or leave it at its default, "
             f"{_show(default)}" + (f", and so {', '.join(too)}" if too else ""),

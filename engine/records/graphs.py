@@ -46,7 +46,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
     for key, value in () if user_class else config.data.options.items():
         if key not in readable:
             raise ShoalError(
-                f"data.options.{key}", f"unknown; known here: {', '.join(readable)}{did_you_mean(key, readable)}"
+                f"data.options.{key}", f"{did_you_mean(key, readable)}unknown; known here: {', '.join(readable)}"
             )
         try:
             options[key] = checked(hints[key], value)

@@ -113,7 +113,7 @@ class RunFolder:
         self.metrics, self.client_scores = Metrics(path), ClientScores(path)
         self.uploads = ClientScores(path, UPLOADS)
         busy = BusyError(path, "another run of this config is writing here; wait for it or change name or run.root")
-        self.is_new = not present(path)
+        self.is_new, self._root_is_new = not present(path), not present(path.parent)
         self._lock = locked(path, "run.root", busy)
         try:
             for name in FIXED:
@@ -139,6 +139,8 @@ class RunFolder:
                 if [path.name for path in self.path.iterdir()] == [LOCK]:
                     (self.path / LOCK).unlink()
                     self.path.rmdir()
+                    if self._root_is_new:
+                        self.path.parent.rmdir()
         self._lock.close()
 
     @property

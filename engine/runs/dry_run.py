@@ -29,6 +29,7 @@ from shoal.engine.preparing.identity import identity, require_identity, store_or
 from shoal.engine.preparing.store_builder import given_codes
 from shoal.engine.records.graphs import remote_of
 from shoal.engine.rounds.sampling import Schedule, cell_size_of, form_cells
+from shoal.engine.runs.expected_time import ExpectedTime, loading_time, message_time, preparing_time, start_time
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console
@@ -63,9 +64,9 @@ PAYS_FROM = 2**24
 
 def show_plan(config: Config) -> None:
     """Prints cohort, cells, memory, bytes, disk and time to expect of a config; writes nothing."""
-    plan = RunPlan.of(config)
+    load, plan = loading_time(), RunPlan.of(config)
     table = Table("", Column(overflow="fold"), title=f"dry run of {config.name}", show_header=False)
-    for name, text in expected(plan).rows.items():
+    for name, text in expected(plan, load).rows.items():
         table.add_row(name, text)
     console.print(table)
 
@@ -173,19 +174,24 @@ def _rows_of_store(store: Store, config: Config) -> int:
 
 
 class Expected(NamedTuple):
-    """The estimate of a run: texts by subject, and the seconds of all rounds, without the method's own work."""
+    """The estimate of a run: texts by subject, and its time."""
 
     rows: dict[str, str]
-    seconds: float
+    time: ExpectedTime
 
 
-def expected(plan: RunPlan) -> Expected:
-    """Estimates a run, by measuring a mean client; writes nothing; refuses what the run would refuse."""
+def expected(plan: RunPlan, load: float = 0.0) -> Expected:
+    """Estimates a run, by measuring a mean client; writes nothing; refuses what the run would refuse.
+
+    A process of the run takes `load` seconds until it is ready.
+    """
     config, algorithm = plan.config, plan.algorithm
     train, hops, limit = config.train, config.propagation.hops, config.memory_limit()
     path = store_or_overlay(config)
     prepared = (path / NAME).exists()
+    began = time.perf_counter()
     total = _sizes_of_store(path, config) if prepared else _sizes_of_graph(config)
+    reading = time.perf_counter() - began
     if algorithm.centralized:
         require_whole(total.nodes, total.features, total.x_bytes, total.entries, config, total.weighted)
 
@@ -242,8 +248,13 @@ def expected(plan: RunPlan) -> Expected:
         evaluations = whole + (evaluations - whole) * (len(cohort) if sample == "cohort" else int(sample)) / clients
     busy = max(1, min(hosts, len(cells)))
     lower = "cell_size" if len(cells) < len(cohort) else "hosts"
-    training = config.rounds * len(cohort) * (train.epochs * epoch + forward)[model_of].mean() / busy
-    seconds = float(training + 2 * evaluations * forward[model_of].sum() / hosts)
+    seconds = ExpectedTime(
+        start=start_time(config, load),
+        preparing=0.0 if prepared else preparing_time(total.entries, reading),
+        training=float(config.rounds * len(cohort) * (train.epochs * epoch + forward)[model_of].mean() / busy),
+        evaluation=float(2 * evaluations * forward[model_of].sum() / hosts),
+        messages=message_time(config, len(cohort)),
+    )
     beside = sum(several[0].info.parameters for name, several in built.items() if name != MODEL)
     parameters = np.array([len(model.w) + beside for model in models])
     moments = 2 if train.optimizer == "adam" and train.opt_state == "keep" else 0
@@ -296,7 +307,7 @@ def expected(plan: RunPlan) -> Expected:
         "precision": _bfloat16(models, min(mean.train, train.batch_size or mean.train), total.values is not None)
         if shape["bfloat16"] and plan.device == "cpu"
         else "",
-        "time": f"{seconds:.0f} s without the method's own work; a mean client takes {_span(epoch)} "
+        "time": f"{seconds.in_words()}; a mean client takes {_span(epoch)} "
         f"an epoch and {_span(forward)} a forward pass, measured just now on this processor",
     }
     return Expected({name: text for name, text in rows.items() if text}, seconds)

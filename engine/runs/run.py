@@ -78,8 +78,6 @@ def run(
     config = plan.config
     folder, remote, begun = RunFolder(plan.folder, config.run.log_format), None, False
     try:
-        if go_on is None:
-            show({"folder": str(plan.place if isinstance(plan.place, str) else shown_path(plan.place))})
         if isinstance(plan.place, str):
             from shoal.engine.runs.remote_run import RemoteRun
 
@@ -98,6 +96,7 @@ def run(
         if folder.finished and not fresh:
             _require_same(folder, folder.summary().get("inputs", {}), read)
             if go_on is None:
+                _show_folder(plan)
                 say("already finished; --fresh runs it again")
             return folder.path
         newest = None if fresh else _checkpoint(plan, folder, resume, quiet=go_on is not None and until is not None)
@@ -134,6 +133,9 @@ def run(
                 remote.clear()
         folder.begin(config)
         begun = True
+        if go_on is None:
+            # A run that is refused has left no folder, and names none.
+            _show_folder(plan)
         go_on_from(folder, newest, config.run)
         driven = backend or open_backend(config)
         try:
@@ -178,6 +180,10 @@ def _plan(config: Config) -> RunPlan:
             with suppress(ShoalError, OSError), closing(RunFolder(run_path(config), config.run.log_format)) as folder:
                 _note(error, folder)
         raise
+
+
+def _show_folder(plan: RunPlan) -> None:
+    show({"folder": str(plan.place if isinstance(plan.place, str) else shown_path(plan.place))})
 
 
 def _published(config: Config) -> dict[str, str]:

@@ -77,7 +77,7 @@ def read_classes(place: str, folder: str, known: dict[str, float | None]) -> Cla
     needed = [CLASS, SHARE, *(name for name, default in known.items() if default is None)]
     if wrong := next((head for head in heads if head not in (CLASS, SHARE, *known)), None):
         there = (CLASS, SHARE, *known)
-        raise ShoalError(path, str(wrong), f"unknown column; known are {', '.join(there)}{did_you_mean(wrong, there)}")
+        raise ShoalError(path, str(wrong), f"{did_you_mean(wrong, there)}unknown column; known are {', '.join(there)}")
     if missing := next((name for name in needed if name not in heads), None):
         raise ShoalError(path, missing, f"the column is missing; needed are {', '.join(needed)}")
     for kind, names in (("column", heads), ("class", [row[CLASS] for row in rows])):

@@ -16,6 +16,7 @@ from shoal.cli.past import (
     replay_command,
 )
 from shoal.cli.sweep import continued_by, sweep_command
+from shoal.cli.usage import OneLineGroup
 from shoal.engine.screen.output import put, put_json
 from shoal.engine.sections.section import load
 from shoal.features.feature import Feature
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from shoal.engine.config.config import Config
 
 app = typer.Typer(
+    cls=OneLineGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Federated graph learning at scale: real partitions, hundreds of clients, Ray.",

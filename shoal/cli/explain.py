@@ -215,7 +215,7 @@ def _meant(name: str, keys: Mapping[str, Key]) -> list[str]:
     if names:
         raise ShoalError(name, f"no such key; did you mean {' or '.join(names)}?")
     close = did_you_mean(name, every) or did_you_mean_name(name, [*METHODS, *BACKBONES, *sections(), SCORES])
-    raise ShoalError(name, f"no such key, method or model; shoal explain lists all{close}")
+    raise ShoalError(name, f"{close}no such key, method or model; shoal explain lists all")
 
 
 def _wrap(text: str, indent: int = 0, after: int | None = None) -> list[str]:

@@ -30,7 +30,7 @@ def start_project(name: str, folder: Path) -> list[str]:
     """
     names = _names()
     if name not in names:
-        raise ShoalError(name, f"there is no such project; choose one of {', '.join(names)}{did_you_mean(name, names)}")
+        raise ShoalError(name, f"{did_you_mean(name, names)}there is no such project; choose one of {', '.join(names)}")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ShoalError(folder, f"is there and not empty; name another folder: shoal init {name} FOLDER")

@@ -89,8 +89,8 @@ def _load(name: str) -> "tuple[type[Reader], UserCode | None]":
     if name in READERS:
         return cast("type[Reader]", load(READERS[name])), None
     if not is_own(name):
-        names = f"{', '.join(READERS)}, or my_file.py:MyReader{did_you_mean(name, READERS)}"
-        raise ShoalError(KEY, f"{name!r} is unknown; there are {names}")
+        names = f"{', '.join(READERS)}, or my_file.py:MyReader"
+        raise ShoalError(KEY, f"{did_you_mean(name, READERS)}{name!r} is unknown; there are {names}")
     code = read_user_code(KEY, name)
     cls = code.load()
     if not isinstance(cls, type) or not is_dataclass(cls) or not callable(getattr(cls, "read", None)):

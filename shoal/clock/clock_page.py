@@ -14,6 +14,7 @@ from shoal.clock.report import Clocked, ClockedRun
 from shoal.pages import figures as drawings
 from shoal.pages.figures import Drawing
 from shoal.pages.head import head_of
+from shoal.pages.headline import Headline
 from shoal.pages.page import Head, Section, write_page
 from shoal.storage.files.atomic import replacing
 from shoal.study.figure_data import Curve, curve_of
@@ -43,7 +44,7 @@ def write_clock(made: Clocked, folder: Path) -> Path:
 
 def _head(made: Clocked) -> Head:
     """Returns the head of the runs, with devices, links and the command in place of the machine that ran them."""
-    of_runs = head_of(made.paths[0], made.rows, made.looks, False)
+    of_runs = head_of(made.paths[0], made.rows, made.looks, False, Headline())
     asked = made.asked
     files = ["none" if table is None else table.path.name for table in (asked.devices, asked.networks)]
     facts = [fact for fact in of_runs.facts if fact[0] not in OF_THE_MACHINE]

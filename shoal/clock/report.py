@@ -328,7 +328,7 @@ def clocked(paths: Sequence[Path], asked: Asked) -> "Clocked":
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
     runs = [[ClockedRun.of(row.path, asked) for row in group.rows if row.figures] for group in groups]
     alone = display_name(load_config(runs[0][0].path).algorithm.name)
-    names = PlainNames(groups, (standing_figure(groups),), ())
+    names = PlainNames(groups, MainScore(groups).figures, ())
     return Clocked(asked, Looks(groups, names, alone), runs, paths, rows)
 
 

@@ -92,7 +92,7 @@ def _seconds(runs: TableRuns, places: Sequence[int], to_go: Sequence[int], missi
     took = [runs.rows[at].figures["seconds.rounds"] for at in places if runs.rows[at].figures]
     if took:
         return len(to_go) * fmean(took)
-    return None if missing else len(to_go) * expected(runs.plans[to_go[0]]).seconds
+    return None if missing else len(to_go) * expected(runs.plans[to_go[0]]).time.rounds
 
 
 def reproduce(paper: Paper, names: Sequence[str], asked: Asked, at_once: int) -> tuple[Path | None, bool]:

@@ -110,8 +110,8 @@ class PlainNames:
         for name in self._labels:
             if name not in there:
                 raise ShoalError(
-                    f"--label {name}: nothing in the table has this name; there are {', '.join(sorted(there))}"
-                    f"{did_you_mean_name(name, there)}"
+                    f"--label {name}: {did_you_mean_name(name, there)}nothing in the table has this name; there are "
+                    f"{', '.join(sorted(there))}"
                 )
 
     def key(self, key: str) -> str:

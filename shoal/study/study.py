@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from shoal.engine.config.config import Config, load_config, require_names, sections
 from shoal.engine.config.config_text import MOST_BYTES, require_small
+from shoal.engine.config.effects import COMMAND_LINE
 from shoal.engine.config.overrides import word_key
 from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.config.sections import current_name
@@ -183,7 +184,7 @@ class Study:
     With `choose`, validation chooses the value of that key before the other seeds run: with so many of the seeds, by
     the mean of a scope at the best validation round; `main` is that of `MainScore`. `search` are the options of a
     search, as words of its command. With `fork_at` combinations share so many first rounds, those of the config with
-    the same seed.
+    the same seed. Errors of an axis name its `source`.
     """
 
     config: str
@@ -193,6 +194,7 @@ class Study:
     choose_by: Scope = "main"
     search: tuple[str, ...] = ()
     fork_at: int | None = None
+    source: str = COMMAND_LINE
 
     @cached_property
     def choices(self) -> list[Selection]:
@@ -214,7 +216,7 @@ class Study:
         overrides = choice.overrides
         while True:
             try:
-                load_config(self.config, overrides)
+                load_config(self.config, overrides, source=self.source)
             except ShoalError as error:
                 kept = tuple(text for text in overrides if not f"{error.key}.".startswith(f"{text.partition('=')[0]}."))
                 if kept == overrides:
@@ -226,7 +228,10 @@ class Study:
     @cached_property
     def configs(self) -> list[Config]:
         """The config of every combination. Raises as `choices`, or ShoalError: a key, value or name is wrong."""
-        configs = [load_config(self.config, choice.overrides, varied=self.varied) for choice in self.choices]
+        configs = [
+            load_config(self.config, choice.overrides, varied=self.varied, source=self.source)
+            for choice in self.choices
+        ]
         for config in configs:
             require_names(config)
         return configs
@@ -314,7 +319,7 @@ def read_study(
     asked = file.choose
     if asked is not None and choose is None:
         choose, choose_seeds, choose_by = asked.key, asked.seeds, asked.by
-    return Study(str(config), (*named, *axes), choose, choose_seeds, choose_by, fork_at=file.fork_at)
+    return Study(str(config), (*named, *axes), choose, choose_seeds, choose_by, fork_at=file.fork_at, source=path)
 
 
 def mapping_in(path: str) -> dict[str, Any] | None:

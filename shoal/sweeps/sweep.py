@@ -391,7 +391,7 @@ def show_sweep_plan(sweep: Sweep) -> None:
         # Runs that differ in their seed alone are measured once.
         key = repr(plan.config.model_dump(exclude={"seed"}))
         if not took and key not in measured:
-            measured[key] = expected(plan).seconds
+            measured[key] = expected(plan).time.rounds
         return fmean(took) if took else measured[key]
 
     rivals, view = sweep.study.rivals, SweepView(sweep.rows, sweep.study.runs)

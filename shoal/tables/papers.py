@@ -250,7 +250,7 @@ class PaperStudy(Selected):
 
     def _config(self, selection: Selection) -> Config:
         try:
-            config = load_config(self.config, selection.overrides)
+            config = load_config(self.config, selection.overrides, source="")
             require_names(config)
         except ShoalError as error:
             cell = ", ".join(name for key, name in selection.columns.items() if key != "seed")

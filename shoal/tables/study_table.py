@@ -13,7 +13,7 @@ from shoal.engine.records.summary import OF_SAMPLES, OF_SOME, SAMPLED
 from shoal.engine.screen.output import put
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import output, replacing
-from shoal.storage.suggestions import did_you_mean
+from shoal.storage.suggestions import did_you_mean, suggest
 from shoal.study.constant_class import constant_of
 from shoal.study.groups import (
     Group,
@@ -210,7 +210,7 @@ def _read_runs(rows: Sequence[Row], layout: Layout) -> _Read | None:
     figures = layout.figures or (PAIR if pair else _choose_figures(largest, layout.wide))
     for figure in figures:
         if figure not in largest:
-            raise ShoalError(f"--figure {figure}", f"no run has it{_meant(figure, largest)}")
+            raise ShoalError(f"--figure {figure}", f"{_meant(figure, largest)}")
     names = PlainNames(groups, figures, layout.labels)
     against = read_against(layout.against, groups, names)
     all_keys = list(dict.fromkeys(key for group in groups for key in group.columns))
@@ -269,12 +269,12 @@ def _pivot(groups: Sequence[Group]) -> tuple[list[str], str | None]:
 
 
 def _meant(figure: str, known: Mapping[str, float]) -> str:
-    """Returns a hint for a wrong name: the test score that it begins, else a name that is like it, else all names."""
+    """Says what a wrong name may mean: the test score that it begins, else a name that is like it; and all names."""
     short = [name for name in known if is_short(name)]
     begun = [name for name in short if name.startswith(f"{figure}.") and name.endswith("test")]
     if begun:
-        return f"; did you mean {begun[0]!r}?"
-    return did_you_mean(figure, known) or f"; there are {', '.join(short or list(known)[:12])}"
+        return f"{suggest(begun[:1])}no run has it"
+    return f"{did_you_mean(figure, known)}no run has it; there are {', '.join(short or list(known)[:12])}"
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,11 @@ def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = 
 
 
 def to_pyg(graph: Graph | Shard, split: Split | None = None, sparse: bool = False) -> Data:
-    """Makes a PyG `Data` with the tensors of `tensors_of`."""
+    """Makes a PyG `Data` of a whole graph, which has its own split, or of a client's, whose split is given.
+
+    It has `edge_index` in both directions, `x` (CSR if `sparse`), `y` (-1 is unlabelled) and, if there are,
+    `edge_weight` and the masks of the split; of a client `n_id`, too, the numbers of its nodes in the whole graph.
+    """
     return Data(**tensors_of(graph, split, sparse))
 
 

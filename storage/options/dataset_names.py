@@ -85,7 +85,7 @@ def require_dataset(name: str) -> None:
     if lower not in DATASETS and not has_user_options(name):
         names = f"{', '.join(DATASETS)}, pyg:CLASS/NAME, or my_file.py:MyDataset"
         meant = did_you_mean_name(lower, DATASETS, OTHER_NAMES)
-        raise ShoalError("data.dataset", f"unknown dataset '{name}'; known are {names}{meant}")
+        raise ShoalError("data.dataset", f"{meant}unknown dataset '{name}'; known are {names}")
 
 
 def may_be_sparse(dataset: object, path: object) -> bool:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, get_args
 from urllib.parse import urlsplit
 
@@ -33,6 +34,36 @@ CLOSED = ConfigDict(extra="forbid")
 # All file systems that we know take names of so many bytes; a path as a whole has another limit.
 LONGEST_NAME, LONGEST_PATH = 255, 4095
 LONGEST_QUOTE = 200
+# Rules of pydantic by their names, as a user reads them; what is in braces is a bound.
+WHOLE = "expected a whole number"
+RULES = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), WHOLE),
+    **dict.fromkeys(("float_type", "float_parsing"), "expected a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "expected true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "expected a list"),
+    **dict.fromkeys(("dict_type", "mapping_type"), "expected keys with values"),
+    **dict.fromkeys(("dataclass_type", "dataclass_exact_type"), "expected keys with values"),
+    **dict.fromkeys(("model_type", "model_attributes_type"), "expected a name, or keys with a name among them"),
+    "finite_number": "expected a finite number",
+    "greater_than": "expected more than {gt}",
+    "greater_than_equal": "expected at least {ge}",
+    "less_than": "expected less than {lt}",
+    "less_than_equal": "expected at most {le}",
+    "literal_error": "expected {expected}",
+    "none_required": "expected null",
+    # The only pattern is that of names of runs and graphs.
+    "string_pattern_mismatch": "expected letters, digits, dots, dashes and underscores",
+    "string_too_long": "expected at most {max_length} characters",
+    "string_too_short": "expected at least {min_length} characters",
+    "string_type": "expected a text",
+    "too_long": "expected at most {max_length} values",
+    "too_short": "expected at least {min_length} values",
+}
+# A location of an error has these parts for the branch of a union; they are no keys.
+OF_UNIONS = re.compile(
+    r"(one|list of) (model|graph)s?|int|float|(literal|list|tuple)\[.*|constrained-int|"
+    r"function-(before|after|wrap)\[.*|\[key\]"
+)
 # A store or a run can be at addresses of these schemes.
 SCHEMES = ("s3", "gs", "file")
 
@@ -119,6 +150,8 @@ def _place(place: str) -> str:
 def _bytes(value: Any) -> Any:
     match = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
     if match is None or match[2] not in UNITS:
+        if isinstance(value, str):
+            raise ValueError("expected bytes, as 1000000 or 8GiB")
         return value
     count = float(match[1]) * UNITS[match[2]]
     return int(count) if math.isfinite(count) else value
@@ -127,7 +160,7 @@ def _bytes(value: Any) -> Any:
 def _whole(value: Any) -> Any:
     """Accepts an integer, or a float that is one, as 1e5 in YAML; pydantic alone would take `true` and "3", too."""
     if isinstance(value, bool | str) or (isinstance(value, float) and not value.is_integer()):
-        raise ValueError("Input should be a valid integer")
+        raise ValueError(WHOLE)
     return value
 
 
@@ -183,9 +216,25 @@ def checked(hint: Any, value: Any) -> Any:
         raise ValueError(message_of(error)) from None
 
 
+def key_of(location: Sequence[str | int]) -> str:
+    """Returns the dotted key at the location of an error, without branches of unions."""
+    return ".".join(str(part) for part in location if not OF_UNIONS.fullmatch(str(part)))
+
+
 def message_of(error: ValidationError) -> str:
-    """Says the rule that the first wrong value breaks."""
-    return error.errors()[0]["msg"].removeprefix("Value error, ")
+    """Says the rule that the first wrong value breaks; of a value that may be of several kinds the rule of each."""
+    errors = error.errors(include_url=False)
+    key, rules = key_of(errors[0]["loc"]), dict[str, None]()
+    for broken in errors:
+        if key_of(broken["loc"]) == key:
+            bounds = {
+                name: f"{bound:g}" if isinstance(bound, float) else bound
+                for name, bound in broken.get("ctx", {}).items()
+            }
+            text = RULES.get(broken["type"], "").format(**bounds)
+            rules[text or broken["msg"].removeprefix("Value error, ")] = None
+    first, *others = rules
+    return ", or ".join([first, *(rule.removeprefix("expected ") for rule in others)])
 
 
 def quoted(value: Any) -> str:

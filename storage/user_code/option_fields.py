@@ -27,7 +27,7 @@ def field_values(cls: type, options: Mapping[str, Any], section: str, name: str,
     for key in options:
         if key not in fields:
             choices = ", ".join(fields) or "no option"
-            raise ShoalError(f"{section}{key}", f"unknown; {name} has {choices}{did_you_mean(key, fields)}")
+            raise ShoalError(f"{section}{key}", f"{did_you_mean(key, fields)}unknown; {name} has {choices}")
     values = {}
     for key, value in options.items():
         try:

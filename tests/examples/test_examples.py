@@ -52,7 +52,7 @@ def test_notebook_runs_to_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyP
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     said = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     texts = "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in said)
-    assert "train.learning_rate: unknown key" in texts
+    assert "train.learning_rate: did you mean 'train.lr'?" in texts
     assert f"notebook: {rounds}/{rounds} rounds" in texts
     assert "finished)" in texts
     assert [output for output in said if "image/png" in output.get("data", {})]

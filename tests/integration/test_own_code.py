@@ -283,7 +283,7 @@ def test_options_of_a_partitioner_are_those_of_its_store(own: Path, tmp_path: Pa
     for wrong in ({"decending": True}, {"descending": 1}):
         with refused(f"partition.options.{next(iter(wrong))}"):
             require_known(with_options(**wrong))
-    with refused(str(config), "partition.options", says="is for partition.method my_file.py:Name, found metis"):
+    with refused("command line", "partition.options", says="is for partition.method my_file.py:Name, found metis"):
         load_config(config, ["partition.options.descending=true"])
 
 
@@ -295,7 +295,7 @@ RAISES = "    def __post_init__(self):\n        raise ValueError('odd')\n"
     [
         ("    most: int\n", {}, "partition.options.most: missing"),
         ("    most: 'Unknown' = 1\n", {}, "line 7: the types of Mine cannot be found: NameError"),
-        ("    most: int = 'x'\n", {}, "line 7: the default of Mine.most: Input should be a valid integer"),
+        ("    most: int = 'x'\n", {}, "line 7: the default of Mine.most: expected a whole number"),
         (f"    most: int = 1\n{RAISES}", {}, "line 10: ValueError: odd"),
         (None, {"most": 1}, "line 5: Mine has no options; write @dataclass(frozen=True) above it, and fields"),
     ],

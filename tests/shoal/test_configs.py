@@ -85,7 +85,7 @@ def test_what_no_config_can_have_is_refused_with_its_key(key: str, value: Any) -
 
 @pytest.mark.parametrize("value", [np.array([0.1, 0.2]), np.ones((2, 2)), torch.ones(3), [0.1]])
 def test_arrays_for_a_number_are_values_of_a_wrong_type(value: Any) -> None:
-    with refused("config", "train.lr", says="Input should be a valid number"):
+    with refused("config", "train.lr", says="expected a number"):
         shoal.load_config(BASE, **{"train.lr": value})
 
 

@@ -217,7 +217,7 @@ def test_overrides(small: dict[str, Any], tmp_path: Path) -> None:
         ({"rounds": 0}, "rounds", "found 0"),
         ({"train": {"rate": 1}}, "train.rate", "unknown key; known here: epochs, "),
         ({"rounds": object}, "rounds", "a type is no value of a config"),
-        ({"seed.x": 1}, "seed", "a valid integer"),
+        ({"seed.x": 1}, "seed", "a whole number"),
     ],
 )
 def test_a_mistake_is_one_line(small: dict[str, Any], overrides: dict[str, Any], key: str, says: str) -> None:

@@ -28,12 +28,12 @@ PLAIN = {"name": "wrong", "data": {"dataset": "sbm"}, "algorithm": {"name": "fed
 
 def test_the_most_alike_is_proposed() -> None:
     known = ("fedavg", "fedgta", "FedProx")
-    assert did_you_mean("fedgat", known) == "; did you mean 'fedgta'?"
-    assert did_you_mean("FEDPROX1", known) == "; did you mean 'FedProx'?"
+    assert did_you_mean("fedgat", known) == "did you mean 'fedgta'? "
+    assert did_you_mean("FEDPROX1", known) == "did you mean 'FedProx'? "
     assert did_you_mean("dropout", ("head_dropout",)) == did_you_mean("split_ratio", ("split_file",)) == ""
     assert did_you_mean("scaffold", known) == did_you_mean("x", ()) == ""
-    assert did_you_mean_at("lr", ("train.lr", "data.root", "lr.train")) == "; did you mean 'train.lr'?"
-    assert did_you_mean_at("seed", ("a.seed", "b.seed")) == "; did you mean 'a.seed' or 'b.seed'?"
+    assert did_you_mean_at("lr", ("train.lr", "data.root", "lr.train")) == "did you mean 'train.lr'? "
+    assert did_you_mean_at("seed", ("a.seed", "b.seed")) == "did you mean 'a.seed' or 'b.seed'? "
 
 
 @pytest.mark.parametrize(
@@ -59,22 +59,28 @@ def test_the_most_alike_is_proposed() -> None:
     ],
 )
 def test_what_only_sounds_alike_is_not_meant(meant: str | None, wrong: str, known: Any, also: Any) -> None:
-    says = "" if meant is None else f"; did you mean {meant!r}?"
+    says = "" if meant is None else f"did you mean {meant!r}? "
     for name in wrong.split():
         assert did_you_mean_name(name, known, also) == says, name
 
 
 @pytest.mark.parametrize(
-    ("keys", "end"),
+    ("keys", "meant"),
     [
-        ({"trian": {}}, "run; did you mean 'train'?"),
-        ({"train": {"learning_rat": 1}}, "schedule"),
-        ({"train": {"epoch": 1}}, "schedule; did you mean 'epochs'?"),
-        ({"lr": 1}, "run; did you mean 'train.lr'?"),
-        ({"train": {"cell_size": 1}}, "schedule; did you mean 'engine.cell_size'?"),
-        ({"data": {"dataset": "sbm", "sparsity": {"feature": 1}}}, "seed; did you mean 'features'?"),
+        ({"trian": {}}, "train"),
+        ({"train": {"rate": 1}}, None),
+        ({"train": {"epoch": 1}}, "epochs"),
+        ({"lr": 1}, "train.lr"),
+        ({"train": {"cell_size": 1}}, "engine.cell_size"),
+        ({"data": {"dataset": "sbm", "sparsity": {"feature": 1}}}, "features"),
+        ({"train": {"learning_rate": 1}}, "train.lr"),
+        ({"num_clients": 1}, "partition.clients"),
+        ({"partition": {"num_clients": 1}}, "partition.clients"),
+        ({"batchSize": 1}, "train.batch_size"),
+        ({"method": "fedavg"}, "algorithm"),
     ],
 )
-def test_keys(keys: dict[str, object], end: str) -> None:
-    with pytest.raises(ShoalError, match=f", {re.escape(end)}$"):
+def test_keys(keys: dict[str, object], meant: str | None) -> None:
+    hint = "" if meant is None else re.escape(f"did you mean {meant!r}? ")
+    with pytest.raises(ShoalError, match=f": {hint}unknown key; known here: "):
         parse_config({**PLAIN, **keys}, "x.yaml")

@@ -1,7 +1,11 @@
 """Names of methods for configs, and their modules."""
 
+from typing import Annotated
+
+from pydantic import AfterValidator
+
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import is_own
+from shoal.storage.options.types import Name, Named, is_own
 from shoal.storage.suggestions import did_you_mean_name
 
 METHODS = {
@@ -98,11 +102,27 @@ def beside_parameters(name: str) -> tuple[str, str]:
     return BESIDE_PARAMETERS.get(name, ("", "") if name in METHODS else of_a_users)
 
 
+def _as_listed(name: str) -> str:
+    """Returns a method's name in the case that configs keep, and runs are named by; any other name as it is."""
+    return name.lower() if name.lower() in METHODS else name
+
+
+class MethodSpec(Named):
+    """The section `algorithm` of a config.
+
+    Attributes:
+        name: Name of the method, in any case, or `my_file.py:Name`.
+        options: All other keys: the options of the method.
+    """
+
+    name: Annotated[Name, AfterValidator(_as_listed)]
+
+
 def require_method_name(name: str) -> None:
     """Raises a ShoalError for a name of no method that is no file of the user's own either."""
     if name not in METHODS and not is_own(name):
         raise ShoalError(
             "algorithm.name",
-            f"{name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod"
-            f"{did_you_mean_name(name, METHODS)}",
+            f"{did_you_mean_name(name, METHODS)}{name!r} is unknown; there are {', '.join(METHODS)}, or "
+            "my_file.py:MyMethod",
         )

@@ -104,7 +104,7 @@ def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
     title, name = match.groups()
     if title not in known.__all__:
         raise ShoalError(
-            "data.dataset", f"torch_geometric.datasets has no class {title}{did_you_mean_name(title, known.__all__)}"
+            "data.dataset", f"{did_you_mean_name(title, known.__all__)}torch_geometric.datasets has no class {title}"
         )
     cls = getattr(known, title)
     parameters = inspect.signature(cls).parameters

@@ -13,7 +13,8 @@ import scipy.sparse as sp
 
 from shoal.storage.datasets.sources.derived import SYNTHETIC, mark_synthetic, synthetic_identity
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, reading
-from shoal.storage.datasets.user.tables import EDGES, KINDS, NODES, parts_of, read_tables, table_of
+from shoal.storage.datasets.user.table_faults import EDGES, NODES
+from shoal.storage.datasets.user.tables import KINDS, parts_of, read_tables, table_of
 from shoal.storage.datasets.user.unread import PLACES, require_read
 from shoal.storage.errors import GraphGone, ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing

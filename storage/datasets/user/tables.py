@@ -4,7 +4,6 @@ A table is a file or a folder of parts: its columns are read by name, its rows i
 """
 
 import io
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,21 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from shoal.storage.datasets.sources.source import reading
+from shoal.storage.datasets.user.table_faults import (
+    CLIENT,
+    ENDS,
+    ID,
+    LABEL,
+    SPLIT,
+    UNNAMED,
+    WEIGHT,
+    Faults,
+    is_feature,
+    other_names,
+    plain_word,
+    require_columns,
+    require_used,
+)
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.ids import clean_ids
 from shoal.storage.graph.labels import coded_labels
@@ -31,34 +45,12 @@ NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.ty
 # Folders of these hold files that are no part of the table any more.
 VERSIONED = ("_delta_log", ".hoodie")
 BLOCK_BYTES, BATCH_ROWS = 1 << 24, 1 << 17
-EDGES, NODES = "edges", "nodes"
-ENDS, WEIGHT = ("source", "target"), "weight"
-ID, LABEL, SPLIT, CLIENT = "id", "label", "split", "assignment"
 PARTS = {
     **dict.fromkeys(("", "none", "0"), UNASSIGNED),
     **dict.fromkeys(("train", "1"), TRAIN),
     **dict.fromkeys(("val", "valid", "validation", "2"), VAL),
     **dict.fromkeys(("test", "3"), TEST),
 }
-# Letters and digits of names that are no features: what they say, and the way out.
-NO_FEATURES = (
-    (
-        "the number of a row",
-        "leave it out, in pandas with index=False",
-        "index idx rowindex rownumber rownum rowid rowname rownames level0",
-    ),
-    ("an id", "call the ids 'id' and leave others out", "node nodeid nodeidx nodeindex nid ids"),
-    ("a label", "the label is column 'label'; leave others out", "y labels labelid class classid target targets"),
-    (
-        "a part of the split",
-        "write one column 'split' of train, val and test",
-        "trainmask valmask validmask validationmask testmask mask train val test istrain isval istest splits",
-    ),
-    ("a client", "write its number as column 'assignment'", "client clientid clients assignments party partyid"),
-    ("a graph", "write every graph into a folder of its own", "graph graphid graphidx graphindex domain domainid"),
-)
-# Names that pandas and others give to columns that have none: row numbers, as they write them.
-UNNAMED = re.compile(r"\W*|Unnamed: [\d.]+|__index_level_\d+__")
 
 
 class Rows(NamedTuple):
@@ -96,16 +88,17 @@ def parts_of(table: Path) -> list[Path]:
     return parts
 
 
-def open_table(table: Path, known: Sequence[str]) -> tuple[list[str], Iterator[Rows]]:
+def open_table(table: Path, known: Sequence[str], needed: Sequence[str] = ()) -> tuple[list[str], Iterator[Rows]]:
     """Opens the columns of a table, each once, and its rows; of CSV all are texts, of which an empty one is null.
 
-    Names are without spaces around them, and those of `known` in lower case. Raises ShoalError: a file has no header,
+    Names are without spaces around them, and those of `known` in lower case; other names of those that are `needed`
+    tell the separator, too. Raises ShoalError: a file has no header,
     a name is there twice, or parts have different columns.
     """
     is_parquet = table.suffix == PARQUET
     parts = parts_of(table)
     # Columns of a part, and how its lines are separated.
-    heads = [(_parquet_names(part), "") if is_parquet else _header(part, known) for part in parts]
+    heads = [(_parquet_names(part), "") if is_parquet else _header(part, known, needed) for part in parts]
     columns = [[_known_name(name, known) for name in names] for names, _ in heads]
     for part, names_of_part in zip(parts, columns):
         if len(set(names_of_part)) < len(names_of_part):
@@ -202,14 +195,16 @@ def _parquet_names(part: Path) -> list[str]:
         return list(pq.read_schema(part).names)
 
 
-def _header(part: Path, known: Sequence[str]) -> tuple[list[str], str]:
+def _header(part: Path, known: Sequence[str], needed: Sequence[str]) -> tuple[list[str], str]:
     """Reads the names in a CSV file's header, as they are written, and the separator: a comma, if none is `known`."""
+    others = other_names(needed)
     with reading(part, ADVICE):
         # It is decompressed as the file's name says.
         with io.BufferedReader(pa.input_stream(str(part))) as lines:
             header = lines.readline(BLOCK_BYTES)
         names_by = {separator: _names(header, separator) for separator in SEPARATORS}
-    fits = (by for by, names in names_by.items() if any(_known_name(name, known) in known for name in names))
+    is_known = lambda name: _known_name(name, known) in known or plain_word(name) in others  # noqa: E731
+    fits = (by for by, names in names_by.items() if any(map(is_known, names)))
     separator = next(fits, SEPARATORS[0])
     names = names_by[separator]
     if all(map(_is_number, names)):
@@ -243,19 +238,30 @@ def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[st
     (number of the client); every other column is a feature, of numbers, named after what it stands for, or of lists of
     numbers, which are several features. Nodes are numbered in the order of their rows. Both are read in batches: memory
     is taken for ids, features and numbered edges. Raises ShoalError: A column is missing or unknown, an id is there
-    twice or is not there, or a value is wrong; names file, column and row.
+    twice or is not there, or a value is wrong; names file, column and row of every fault of both tables.
     """
-    if nodes is None:
-        ids = _ends(edges)
-        arrays = {**_edges(edges, ids), "ids": clean_ids(ids, len(ids), edges), "y": np.full(len(ids), -1)}
-        return {name: value for name, value in arrays.items() if value is not None}
-    columns, parts = open_table(nodes, (ID, LABEL, SPLIT, CLIENT))
-    _require_columns(nodes, columns, (ID, LABEL) if labels else (ID,))
-    others = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT)]
+    faults, arrays = Faults(), dict[str, Any]()
+    ids: pa.Array | None = None
+    if nodes is not None:
+        with faults.gathered():
+            arrays, ids = _nodes(nodes, labels, faults)
+    elif (ids := _ends(edges, faults)) is not None:
+        arrays = {"ids": clean_ids(ids, len(ids), edges), "y": np.full(len(ids), -1)}
+    with faults.gathered():
+        arrays |= _edges(edges, ids, faults)
+    faults.require_none(edges.parent)
+    notes = [*arrays.pop("notes", []), *arrays.pop("notes_of_edges", [])]
+    return {name: value for name, value in {**arrays, "notes": notes}.items() if value is not None}
+
+
+def _nodes(nodes: Path, labels: bool, faults: Faults) -> tuple[dict[str, Any], pa.Array | None]:
+    """Reads the arrays of nodes, and their ids as texts; None: there are none, or not each once."""
+    needed = (ID, LABEL) if labels else (ID,)
+    columns, parts = open_table(nodes, (ID, LABEL, SPLIT, CLIENT), needed)
+    meant = require_columns(nodes, columns, needed, faults)
+    others = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT, *meant)]
     unnamed = [name for name in others if UNNAMED.fullmatch(name)]
-    features = [name for name in others if name not in unnamed]
-    for name in features:
-        _require_feature(nodes, name)
+    features = [name for name in others if name not in unnamed and is_feature(nodes, name, faults)]
     blocks: list[np.ndarray] = []
     widths: dict[str, int] = {}
     texts: dict[str, list[pa.Array]] = {name: [] for name in (ID, SPLIT, CLIENT) if name in columns}
@@ -266,46 +272,48 @@ def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[st
                 kept.append(_texts(rows.batch.column(name)))
         if LABEL in columns:
             given.append((rows.file, rows.batch.column(LABEL)))
+        block = []
+        for name in features:
+            with faults.gathered(of=name):
+                block.append(_block(rows, name, widths))
         for name in unnamed:
-            _require_row_numbers(rows, name)
-        block = {name: numbers(rows, name, "a feature") for name in features}
-        for name, values in block.items():
-            if values.shape[1] != widths.setdefault(name, values.shape[1]):
-                lengths = f"{values.shape[1]} numbers from row {rows.first} on, {widths[name]} before"
-                raise ShoalError(rows.file, f"column {name!r}: {lengths}; give lists of one length")
-        if block:
-            blocks.append(np.concatenate(list(block.values()), axis=1))
-    if not texts[ID]:
-        raise ShoalError(nodes, "no row; there is nothing to learn")
+            with faults.gathered(of=name):
+                _require_row_numbers(rows, name)
+        if block and not faults.errors:
+            blocks.append(np.concatenate(block, axis=1))
+    if not texts.get(ID):
+        if ID in columns:
+            raise ShoalError(nodes, "no row; there is nothing to learn")
+        return {}, None
     whole = {name: pa.concat_arrays(kept) for name, kept in texts.items()}
-    ids = clean_ids(whole[ID], len(whole[ID]), nodes)
-    notes = [f"{nodes}: column {name!r} has no name and is left out" for name in unnamed]
-    graph_arrays: dict[str, Any] = {**_edges(edges, whole[ID]), "ids": ids, "notes": notes}
-    label = _of_one_type(given) if given else pa.nulls(len(whole[ID]))
-    graph_arrays["y"], graph_arrays["label_names"] = coded_labels(label, f"{nodes} (label)")
-    if features:
+    arrays: dict[str, Any] = {"notes": [_without_name(nodes, name) for name in unnamed]}
+    ids = None
+    with faults.gathered():
+        arrays["ids"], ids = clean_ids(whole[ID], len(whole[ID]), nodes), whole[ID]
+    with faults.gathered():
+        label = _of_one_type(given) if given else pa.nulls(len(whole[ID]))
+        arrays["y"], arrays["label_names"] = coded_labels(label, f"{nodes} (label)")
+    if blocks:
         names = [name if width == 1 else f"{name}[{place}]" for name, width in widths.items() for place in range(width)]
-        graph_arrays |= {"x": np.concatenate(blocks), "vocabulary": np.array(names)}
-    if SPLIT in whole:
-        graph_arrays["split"] = _parts(nodes, whole[SPLIT])
-    if CLIENT in whole:
-        with reading(nodes, f"column {CLIENT} is the number of a client"):
-            graph_arrays["assignment"] = whole[CLIENT].cast(pa.int64()).to_numpy()
-    return {name: value for name, value in graph_arrays.items() if value is not None}
+        arrays |= {"x": np.concatenate(blocks), "vocabulary": np.array(names)}
+    with faults.gathered():
+        arrays["split"] = _parts(nodes, whole[SPLIT]) if SPLIT in whole else None
+    with faults.gathered(), reading(nodes, f"column {CLIENT} is the number of a client"):
+        arrays["assignment"] = whole[CLIENT].cast(pa.int64()).to_numpy() if CLIENT in whole else None
+    return arrays, ids
 
 
-def _require_columns(path: Path, columns: list[str], needed: tuple[str, ...]) -> None:
-    for name in needed:
-        if name not in columns:
-            raise ShoalError(path, f"no column {name!r}; it needs {' and '.join(needed)}, found {', '.join(columns)}")
+def _block(rows: Rows, name: str, widths: dict[str, int]) -> np.ndarray:
+    """Reads a feature in some rows, `[rows, width]`; all rows are of one width, which `widths` keeps."""
+    values = numbers(rows, name, "a feature")
+    if values.shape[1] != widths.setdefault(name, values.shape[1]):
+        lengths = f"{values.shape[1]} numbers from row {rows.first} on, {widths[name]} before"
+        raise ShoalError(rows.file, f"column {name!r}: {lengths}; give lists of one length")
+    return values
 
 
-def _require_feature(path: Path, name: str) -> None:
-    """Refuses a column whose name means something else than a feature, however it is spelled."""
-    word = "".join(letter for letter in name.lower() if letter.isalnum())
-    for what, way_out, words in NO_FEATURES:
-        if word in words.split():
-            raise ShoalError(path, f"column {name!r} means {what} and is no feature; {way_out}, or rename it")
+def _without_name(table: Path, name: str) -> str:
+    return f"{table}: column {name!r} has no name and is left out"
 
 
 def _require_row_numbers(rows: Rows, name: str) -> None:
@@ -350,10 +358,14 @@ def _of_one_type(given: Sequence[tuple[Path, pa.Array]]) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, kind)
 
 
-def _ends(path: Path) -> pa.Array:
-    """Lists ids of the nodes that edges join: whole numbers by their size, else texts by their letters."""
-    columns, parts = open_table(path, (*ENDS, WEIGHT))
-    _require_columns(path, columns, ENDS)
+def _ends(path: Path, faults: Faults) -> pa.Array | None:
+    """Lists ids of the nodes that edges join: whole numbers by their size, else texts by their letters.
+
+    None: columns are missing, which is a fault of the edges.
+    """
+    columns, parts = open_table(path, (*ENDS, WEIGHT), ENDS)
+    if not {*ENDS} <= {*columns}:
+        return None
     columns_of_ids = []
     for rows in parts:
         with reading(rows.file, ADVICE):
@@ -366,36 +378,51 @@ def _ends(path: Path) -> pa.Array:
     return ids.take(order)
 
 
-def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
-    """Numbers the nodes that edges join, `edge_index` int32 `[2, E]`, and reads `edge_weight` float32 `[E]`, if any."""
-    columns, parts = open_table(path, (*ENDS, WEIGHT))
-    _require_columns(path, columns, ENDS)
-    for name in columns:
-        if name not in (*ENDS, WEIGHT):
-            raise ShoalError(
-                path, f"column {name!r} would not be used; take it out, edges are source, target and weight"
-            )
-    places_of: list[list[np.ndarray]] = [[], []]
+def _edges(path: Path, ids: pa.Array | None, faults: Faults) -> dict[str, Any]:
+    """Numbers the nodes that edges join, `edge_index` int32 `[2, E]`, and reads `edge_weight` float32 `[E]`, if any.
+
+    Without ids the columns alone are looked at.
+    """
+    columns, parts = open_table(path, (*ENDS, WEIGHT), (*ENDS, WEIGHT))
+    meant = require_columns(path, columns, ENDS, faults)
+    others = [name for name in columns if name not in (*ENDS, WEIGHT, *meant)]
+    unnamed = [name for name in others if UNNAMED.fullmatch(name)]
+    # Where an end is missing, another column may be it.
+    for name in others if {*ENDS} <= {*columns} else ():
+        if name not in unnamed:
+            require_used(path, name, WEIGHT in columns, faults)
+    places_of: dict[str, list[np.ndarray]] = {name: [] for name in ENDS if name in columns}
     weights: list[np.ndarray] = []
-    lookup = pc.SetLookupOptions(value_set=ids)
-    for rows in parts:
-        for kept, name in zip(places_of, ENDS):
-            with reading(rows.file, ADVICE):
-                texts = _texts(rows.batch.column(name))
-                places = pc.index_in(texts, options=lookup)
-            if places.null_count:
-                wrong = pc.is_null(places).index(True).as_py()
-                raise ShoalError(
-                    rows.file,
-                    f"{name} of row {rows.first + wrong} is {texts[wrong].as_py()!r}, which is the id of no node",
-                )
-            kept.append(places.to_numpy())
+    for rows in parts if ids is not None else ():
+        for name, kept in places_of.items():
+            with faults.gathered(of=name):
+                kept.append(_places(rows, name, ids))
+        for name in unnamed:
+            with faults.gathered(of=name):
+                _require_row_numbers(rows, name)
         if WEIGHT in columns:
-            weights.append(numbers(rows, WEIGHT, "what an edge weighs")[:, 0])
-    if not places_of[0]:
-        return {"edge_index": np.empty((2, 0), dtype=np.int32)}
-    edge_index = np.stack([np.concatenate(kept) for kept in places_of])
-    return {"edge_index": edge_index} | ({"edge_weight": np.concatenate(weights)} if weights else {})
+            with faults.gathered(of=WEIGHT):
+                weights.append(numbers(rows, WEIGHT, "what an edge weighs")[:, 0])
+    if faults.errors:
+        return {}
+    arrays: dict[str, Any] = {"notes_of_edges": [_without_name(path, name) for name in unnamed]}
+    if not places_of[ENDS[0]]:
+        return arrays | {"edge_index": np.empty((2, 0), dtype=np.int32)}
+    arrays["edge_index"] = np.stack([np.concatenate(kept) for kept in places_of.values()])
+    return arrays | ({"edge_weight": np.concatenate(weights)} if weights else {})
+
+
+def _places(rows: Rows, name: str, ids: pa.Array) -> np.ndarray:
+    """Numbers the nodes at an end of edges, int32."""
+    with reading(rows.file, ADVICE):
+        texts = _texts(rows.batch.column(name))
+        places = pc.index_in(texts, options=pc.SetLookupOptions(value_set=ids))
+    if places.null_count:
+        wrong = pc.is_null(places).index(True).as_py()
+        raise ShoalError(
+            rows.file, f"{name} of row {rows.first + wrong} is {texts[wrong].as_py()!r}, which is the id of no node"
+        )
+    return places.to_numpy()
 
 
 def _parts(path: Path, texts: pa.Array) -> np.ndarray:

@@ -113,7 +113,7 @@ def checked_options(options: Mapping[str, Any], known: Mapping[str, Any], owner:
     for key, value in options.items():
         if key not in known:
             has = ", ".join(known) or "no option"
-            raise ShoalError(f"data.options.{key}", f"unknown; {owner} has {has}{did_you_mean(key, known)}")
+            raise ShoalError(f"data.options.{key}", f"{did_you_mean(key, known)}unknown; {owner} has {has}")
         try:
             values[key] = checked(known[key], value)
         except ValueError as error:

@@ -11,7 +11,7 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.readout import Readout
 
 NONE, TYPE, CHOICE, RANGE = "no such option", "must be of type", "must be one of", "must be at least"
-AT_LEAST, AT_MOST = "greater than or equal to", "less than or equal to"
+AT_LEAST, AT_MOST = "at least", "at most"
 VALUES: list[tuple[str, dict[str, Any], str, str]] = [
     ("gcnn", {}, "name", "did you mean"),
     ("star", {}, "name", "for graph tasks"),
@@ -48,11 +48,11 @@ VALUES: list[tuple[str, dict[str, Any], str, str]] = [
     ("gin", {"norm": "batch"}, "norm", CHOICE),
     ("gcnii", {"alpha": 2.0}, "alpha", AT_MOST),
     ("gcnii", {"alpha": -0.5}, "alpha", AT_LEAST),
-    ("gcnii", {"theta": 0}, "theta", "greater than 0"),
+    ("gcnii", {"theta": 0}, "theta", "more than 0"),
     ("s2gc", {"alpha": 1.1}, "alpha", AT_MOST),
     ("s2gc", {"alpha": -0.1}, "alpha", AT_LEAST),
     ("s2gc", {"alpha": math.nan}, "alpha", "must be finite"),
-    ("gbp", {"beta": 0.0}, "beta", "greater than 0"),
+    ("gbp", {"beta": 0.0}, "beta", "more than 0"),
     ("gbp", {"beta": 1.5}, "beta", AT_MOST),
     *(
         (name, options, key, says)
@@ -88,7 +88,7 @@ OTHER_TASKS: list[tuple[str, str, dict[str, Any], str, str]] = [
 PROMPTS: list[tuple[str, str, Any, str]] = [
     ("gpf", "nodes", 0.5, "it has none"),
     ("vpg", "nodes", "x", TYPE),
-    ("vpg", "nodes", 0.0, "greater than 0"),
+    ("vpg", "nodes", 0.0, "more than 0"),
     ("vpg", "nodes", 1.5, AT_MOST),
     ("vpg", "nodes", math.nan, "must be finite"),
     ("vpg", "edges", -0.1, AT_LEAST),
@@ -101,11 +101,11 @@ PROMPTS: list[tuple[str, str, Any, str]] = [
     ("vpg", "seed", 1, "learnt: false"),
     ("gpf_plus", "vectors", 0, AT_LEAST),
     ("supt", "vectors", 0, AT_LEAST),
-    ("supt", "share", 0.0, "greater than 0"),
+    ("supt", "share", 0.0, "more than 0"),
     ("supt", "share", 1.1, AT_MOST),
     ("supt", "form", "mid", CHOICE),
     ("all_in_one", "tokens", 0, AT_LEAST),
-    ("all_in_one", "inner", 0.0, "greater than 0"),
+    ("all_in_one", "inner", 0.0, "more than 0"),
     ("all_in_one", "cross", 1.0, "less than 1"),
 ]
 

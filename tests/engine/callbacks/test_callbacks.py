@@ -237,7 +237,7 @@ STOPPING = {"name": "early_stopping"}
         (["cvs"], "callbacks: 'cvs' is unknown; there are csv, "),
         (["csv", "csv"], "callbacks: csv is there twice"),
         ([{"name": "csv", "a": 1}], "callbacks: csv.a: unknown"),
-        ([{**STOPPING, "patiense": 1}], "callbacks: early_stopping.patiense: unknown"),
+        ([{**STOPPING, "patiense": 1}], "callbacks: early_stopping.patiense: did you mean 'patience'? unknown"),
         *(
             ([{**STOPPING, name: value}], f"callbacks: early_stopping.{name}: ")
             for name, value in (("patience", 0), ("patience", True), ("mode", "up"), ("min_delta", -1))

@@ -26,7 +26,7 @@ from shoal.engine.config import config_text
 from shoal.engine.config.config import Config, config_from, device_choice, load_config, parse_config, require_names
 from shoal.engine.config.config_text import MOST_VALUES, MOVED, RENAMED, require_small, with_seal
 from shoal.engine.config.round_sections import DeviceOptions
-from shoal.engine.config.run_identity import flatten, identity_keys
+from shoal.engine.config.run_identity import flatten, identity_keys, name_digits
 from shoal.engine.config.sizes import size
 from shoal.partition.methods.options import Methods
 from shoal.partition.partitioning import METHODS
@@ -115,11 +115,48 @@ def test_models_by_bare_names_are_those_by_mappings(
 def test_a_wrong_override_is_named(file: Path) -> None:
     # A wrong value is of the file's key: `test_sections.py` has them all.
     for override in ("train.learning_rate=0.1", "algorithm.name=null", "model=[]"):
-        with refused(str(file), override.partition("=")[0]):
+        with refused("command line", override.partition("=")[0]):
             load_config(file, [override])
-    for other in ("rounds", "rounds 3", "=3", "a b=3", "--rounds=3"):
-        with refused(other):
+    for other in ("rounds 3", "=3", "a b=3", "--rounds=3", "file.yaml"):
+        with refused(other, says=f"{other}: an override has the form key.sub=value"):
             load_config(file, [other])
+    for words, meant in (
+        (["rounds", "3"], "rounds=3"),
+        (["train.lr"], "train.lr=VALUE"),
+        (["lr", "seed=1"], "train.lr=VALUE"),
+        (["FedGTA"], "algorithm=fedgta"),
+        (["Cora"], "data.dataset=cora"),
+    ):
+        with refused(words[0], says=f"{words[0]}: write {meant}; an override has the form"):
+            load_config(file, words)
+
+
+def test_an_error_names_where_the_key_was_given(file: Path) -> None:
+    for override, says in (
+        ("participation=0.1", "write participation.ratio=0.1; expected keys of its own, found 0.1"),
+        ("data=cora", "write data.dataset=cora; expected keys of its own, found 'cora'"),
+        ("train=null", "give train.epochs, train.optimizer, train.lr or another of its keys; expected"),
+        ("evaluation.clients=x", "expected a whole number, or 'all' or 'cohort', found 'x'"),
+        ("participation.ratio=2", "expected at most 1, found 2"),
+        ("train.lr=fast", "expected a number, found 'fast'"),
+    ):
+        with refused("command line", override.partition("=")[0], says=f": {says}"):
+            load_config(file, [override])
+    plain = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({**plain, "participation": 0.1}))
+    with refused(str(file), "participation", says="write participation: {ratio: 0.1}; expected keys of its own"):
+        load_config(file, ["train.lr=0.1"])
+    with refused("config", "participation", says="write participation: {ratio: 0.1}; "):
+        load_config(QUICKSTART, values={"participation": 0.1})
+
+
+@pytest.mark.parametrize(("key", "name"), [("algorithm", "FedGTA"), ("model", "GCN"), ("model.0", "SGC")])
+def test_methods_and_models_are_taken_in_any_case(file: Path, key: str, name: str) -> None:
+    lists = ["model=[{name: mlp}, {name: sgc}]"] if key == "model.0" else []
+    written = [load_config(file, [*lists, f"{key}={{name: {text}}}"]) for text in (name, name.lower(), name.upper())]
+    assert written[0] == written[1] == written[2]
+    digits = {name_digits(config.plain(), {}) for config in written}
+    assert len(digits) == 1
 
 
 def test_user_method_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +306,12 @@ ARGUMENTS = [
     ["prepare", QUICKSTART, "data.dataset=coraa"],
     ["run", QUICKSTART, "rounds=many"],
 ]
-SAID = ["algorithm.name: 'fedavgg'", "model.name: there is no 'ssgc'", "unknown dataset 'coraa'", "rounds: "]
+SAID = [
+    "algorithm.name: did you mean 'fedavg'?",
+    "there is no 'ssgc'",
+    "unknown dataset 'coraa'",
+    "command line: rounds: ",
+]
 
 
 def test_wrong_name_is_refused_before_torch_is_imported() -> None:

@@ -296,7 +296,7 @@ def test_a_run_keeps_the_keys_that_it_had(tmp_path: Path) -> None:
     assert load_config(folder).partition.alpha == load_config(folder, ["rounds=2"]).partition.alpha == 0.1
     with refused(str(file), "partition.alpha", says="is for partition.method dirichlet, found random"):
         load_config(folder, ["partition.method=random"])
-    with refused(str(file), "partition.chunks", says="is for partition.method index, found metis"):
+    with refused("command line", "partition.chunks", says="is for partition.method index, found metis"):
         load_config(folder, ["partition.chunks=9"])
 
 
@@ -311,11 +311,11 @@ def test_what_an_override_leaves_idle_is_left_out_with_a_line(
     assert (
         "partition.resolution is for partition.method louvain, found metis; it is left out" in capsys.readouterr().err
     )
-    with refused(str(file), "partition.resolution"):
+    with refused("command line", "partition.resolution"):
         load_config(file, ["partition.method=metis", "partition.resolution=3.0"])
     # In a sweep over methods the others have it.
     swept = {"varied": frozenset({"algorithm", "partition.method"})}
     rows = ["algorithm=global", "participation.ratio=0.3", "partition.method=random"]
     assert load_config(file, rows, **swept).participation.ratio == 1.0
-    with refused(str(file), "participation.ratio"):
+    with refused("command line", "participation.ratio"):
         load_config(file, rows)

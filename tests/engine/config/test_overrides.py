@@ -172,7 +172,7 @@ def test_a_run_alone_has_no_option_without_effect(file: Path) -> None:
 @needs("hostile", "compression", "secure")
 def test_an_option_that_the_command_gives_is_never_left_out(tmp_path: Path) -> None:
     file = written(tmp_path / "config.yaml", with_value("attack", {"kind": "backdoor", "target": 2}))
-    with refused(str(file), "attack.target", says="is for attack.kind backdoor, found sign_flip"):
+    with refused("command line", "attack.target", says="is for attack.kind backdoor, found sign_flip"):
         load_config(file, ["attack.target=3", "attack=sign_flip"])
     # What another section has is not for a word to take out of a run.
     run = tmp_path / "run"
@@ -194,7 +194,7 @@ def test_the_last_of_several_for_one_section_holds(file: Path, capsys: pytest.Ca
     ):
         assert [(model.name, model.options) for model in load_config(file, overrides).models()] == models
     assert capsys.readouterr().err == ""
-    with refused(str(file), "train.schedule.name", says="missing"):
+    with refused("command line", "train.schedule.name", says="missing"):
         load_config(file, ["train.schedule.gamma=0.9", "train.schedule=null"])
 
 

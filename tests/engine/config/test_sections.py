@@ -282,16 +282,20 @@ def test_refused(key: str, value: Any) -> None:
         *(
             ({"data": {"dataset": "sbm", "sparsity": {key: value}}}, f"data.sparsity.{key}", says)
             for key, value, says in [
-                ("rows", 0.1, "known here: features, edges, labels, seed; did you mean 'propagation.rows'"),
-                ("features", -0.1, "greater than or equal to 0, found -0.1"),
-                ("features", 1.1, "less than or equal to 1, found 1.1"),
+                (
+                    "rows",
+                    0.1,
+                    "did you mean 'propagation.rows'? unknown key; known here: features, edges",
+                ),
+                ("features", -0.1, "at least 0, found -0.1"),
+                ("features", 1.1, "at most 1, found 1.1"),
                 ("edges", NAN, "finite number, found nan"),
-                ("edges", "0.1", "valid number, found '0.1'"),
-                ("edges", True, "valid number, found True"),
+                ("edges", "0.1", "expected a number, found '0.1'"),
+                ("edges", True, "expected a number, found True"),
                 ("labels", 1.0, "less than 1, found 1.0"),
-                ("labels", -0.1, "greater than or equal to 0, found -0.1"),
-                ("seed", -1, "greater than or equal to 0, found -1"),
-                ("seed", 0.5, "valid integer, found 0.5"),
+                ("labels", -0.1, "at least 0, found -0.1"),
+                ("seed", -1, "at least 0, found -1"),
+                ("seed", 0.5, "expected a whole number, found 0.5"),
             ]
         ),
         *(
@@ -303,10 +307,10 @@ def test_refused(key: str, value: Any) -> None:
             for key, value, says in [
                 ("hours", 3, "known here: kind, period, share, shape"),
                 ("kind", "daily", "expected always, periodic, weibull or my_file.csv, found 'daily'"),
-                ("period", 0, "greater than or equal to 1, found 0"),
-                ("share", 0.0, "greater than 0, found 0.0"),
+                ("period", 0, "at least 1, found 0"),
+                ("share", 0.0, "more than 0, found 0.0"),
                 ("share", 1.0, "less than 1, found 1.0"),
-                ("shape", 0.1, "greater than or equal to 0.2, found 0.1"),
+                ("shape", 0.1, "at least 0.2, found 0.1"),
             ]
             if has("availability")
         ),

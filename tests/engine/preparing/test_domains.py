@@ -143,7 +143,7 @@ def test_a_store_is_known_by_the_content_of_its_graphs(make: Make, tmp_path: Pat
         ({"partition": {"clients": ["a", 2]}}, ["partition"], "clients must be a number, or a list of one"),
         ({"partition": {"clients": 4, "domains": [2, 1]}}, ["partition"], "clients is 4, those of the domains are 3"),
         ({"dataset": "files", "path": "x.npz"}, ["partition.clients"], "a list is for a list of datasets"),
-        ({"dataset": ["files"]}, ["data.dataset"], "at least 2 items"),
+        ({"dataset": ["files"]}, ["data.dataset"], "at least 2 values"),
         ({"dataset": ["files", 3]}, ["data.dataset.1"], ""),
         ({"path": None}, ["data.path"], "has 2 graphs of your own (files), found 0 paths"),
         ({"dataset": ["files", "digits"]}, ["data.path"], "has 1 graphs"),

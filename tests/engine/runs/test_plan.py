@@ -120,7 +120,7 @@ def test_of_refuses_impossible_runs(configure: Configure, keys: Keys, place: str
         ({"participation.trace": "/gone.npy"}, "participation.trace cannot be read"),
         ({"evaluation.clients": 999}, "evaluation.clients: 999 of"),
         ({"evaluation.last": "none", "evaluation.every": 4, "rounds": 3}, "evaluation.last: none, and no round"),
-        ({"callbacks": [{"name": "tensorbord"}]}, "callbacks: 'tensorbord' is unknown"),
+        ({"callbacks": [{"name": "tensorbord"}]}, "callbacks: did you mean 'tensorboard'? 'tensorbord' is unknown"),
         ({"train.schedule": {"name": "StepLR", "step_size": 1, "gamma": 1e-300}, "rounds": 9}, "train.schedule"),
     ],
 )

@@ -17,9 +17,7 @@ from support.needs import needs
 from support.shards import flip
 from support.small_runs import small_run
 from support.toy_method import NAME as TOY
-from typer.testing import CliRunner
 
-from shoal.cli import cli
 from shoal.cli.doctor import OPTIONAL, REQUIRED, show_doctor
 from shoal.cli.main import way_out
 from shoal.engine.config.config import parse_config
@@ -134,12 +132,36 @@ def test_a_search_says_its_plan_and_needs_optuna(
     assert refused(*words).startswith("shoal: the package optuna is not installed; pip install optuna, or ")
 
 
+def test_a_run_that_is_refused_names_and_leaves_no_folder(
+    tmp_path: Path, status: Status, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph = tmp_path / "graph"
+    graph.mkdir()
+    (graph / "nodes.csv").write_text("id,label,f\n1,a,0.5\n2,b,1\n")
+    (graph / "edges.csv").write_text("src,dst\n1,2\n")
+    config = tmp_path / "own.yaml"
+    config.write_text(
+        f"{{name: own, data: {{dataset: files, path: {graph}, root: {tmp_path}}}, algorithm: fedavg, rounds: 1, "
+        "partition: {method: random, clients: 1}, engine: {backend: local}, run: {root: new}}"
+    )
+    assert status("run", config) == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1].startswith(f"shoal: {graph}/edges.csv: did you mean 'source' and 'target' by ")
+    assert "folder" not in said.out + said.err
+    assert not (tmp_path / "new").exists()
+    # The run of another, which was there before, and its root stay.
+    (tmp_path / "new" / "other").mkdir(parents=True)
+    assert status("run", config) == 2
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["other"]
+
+
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_debug_shows_the_traceback(tiny: Path, status: Status, capsys: Capture, place: str) -> None:
     wrong = ("run", tiny, "rounds=0")
     assert status(*wrong) == 2
     errors = capsys.readouterr().err
-    assert errors.splitlines() == [f"shoal: {tiny}: rounds: Input should be greater than or equal to 1, found 0"]
+    assert errors.splitlines() == ["shoal: command line: rounds: expected at least 1, found 0"]
     assert status(*(("--debug", *wrong) if place == "before" else (*wrong, "--debug"))) == 2
     debugged = capsys.readouterr().err
     assert "Traceback (most recent call last)" in debugged
@@ -166,13 +188,6 @@ def test_an_interruption_ends_with_130(tiny: Path, status: Status, capsys: Captu
     assert "Traceback" not in errors
     assert status("run", run, "run.max_seconds=null", "--resume") == 0
     assert [line["round"] for line in read_metrics(run)] == [1, 2]
-
-
-@pytest.mark.parametrize("arguments", [["fly"], ["run"], ["run", "x.yaml", "--quickly"], ["sweep"]])
-def test_unknown_command_exits_with_its_name(arguments: list[str]) -> None:
-    result = CliRunner().invoke(cli.app, arguments)
-    assert result.exit_code == 2
-    assert "Usage: " in result.output
 
 
 def without(module: str, *words: object) -> subprocess.CompletedProcess[str]:

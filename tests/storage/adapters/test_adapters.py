@@ -22,6 +22,7 @@ from torch_geometric.datasets import KarateClub
 from torch_geometric.nn import GCNConv
 from torch_geometric.transforms import ToSparseTensor
 
+import shoal
 from shoal.storage.adapters import (
     from_dgl,
     from_networkx,
@@ -58,6 +59,18 @@ def test_brings_back_what_is_there() -> None:
     assert from_networkx(club(), "both").x.tolist() == [[1, 3]] * 4
     assert from_networkx(club(), "h").x.tolist() == [[1.5]] * 4
     assert from_networkx(nx.MultiGraph(club()), "h").indices.tolist() == [1, 0, 2, 1, 3, 2]
+
+
+def test_a_program_takes_graphs_of_other_libraries_from_the_package_itself() -> None:
+    graph = nx.karate_club_graph()
+    nx.set_node_attributes(graph, dict(graph.degree()), "degree")
+    data = shoal.to_pyg(shoal.from_networkx(graph, "degree", y="club"))
+    both = {(int(s), int(t)) for s, t in data.edge_index.T}
+    assert both == {*graph.edges, *((target, source) for source, target in graph.edges)}
+    assert data.x[:, 0].tolist() == [degree for _, degree in graph.degree()]
+    officer = [graph.nodes[node]["club"] == "Officer" for node in graph]
+    assert [bool(y) for y in data.y == data.y[33]] == officer
+    assert shoal.from_dgl is from_dgl
 
 
 def test_weights_of_edges_and_one_where_there_is_none() -> None:

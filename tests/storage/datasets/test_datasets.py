@@ -38,7 +38,7 @@ def write_graph(folder: Path, x: np.ndarray) -> DataSource:
 
 
 def test_unknown_name_lists_the_known() -> None:
-    with refused("data.dataset", says="pyg:CLASS/NAME, or my_file.py:MyDataset; did you mean 'cora'?"):
+    with refused("data.dataset", says="did you mean 'cora'? unknown dataset 'coraa'; known are "):
         load(DataSource("coraa"))
 
 

@@ -1,11 +1,13 @@
 """Tables of edges and nodes: ids and labels that are names, CSV and Parquet alike; every fault is one line."""
 
 import gzip
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +17,7 @@ from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.registry import fingerprint, load, load_all
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.user.files import save_graph
+from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 
 EDGES = "source,target\nann,bob\nbob,7\n7,ann\nzoe,7\nann,bob\n"
@@ -179,9 +182,80 @@ def test_a_column_without_a_name_is_left_out(name: str, tmp_path: Path) -> None:
     graph = load(write(tmp_path, nodes="\n".join([f"{name},{lines[0]}", *rows])))
     assert_is_it(graph)
     assert graph.notes == (f"{tmp_path}/nodes.csv: column {name!r} has no name and is left out",)
-    write(tmp_path, nodes=f"{name},{lines[0]}\nfr,7,1,dog,1,1,1\n")
+    write(tmp_path, "source,target\n7,7\n", f"{name},{lines[0]}\nfr,7,1,dog,1,1,1\n")
     with refused(f"{tmp_path}/nodes.csv", says="name it"):
         load(DataSource("files", path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "__index_level_0__"])
+def test_a_column_of_edges_without_a_name_is_left_out(name: str, tmp_path: Path) -> None:
+    lines = EDGES.splitlines()
+    rows = [f"{row},{line}" for row, line in enumerate(lines[1:])]
+    graph = load(write(tmp_path, edges="\n".join([f"{name},{lines[0]}", *rows])))
+    assert_is_it(graph)
+    assert graph.notes == (f"{tmp_path}/edges.csv: column {name!r} has no name and is left out",)
+    write(tmp_path, edges=f"{name},source,target\nfriends,ann,7\n")
+    with refused(f"{tmp_path}/edges.csv", says="name it, or take it out"):
+        load(DataSource("files", path=str(tmp_path)))
+
+
+def test_pandas_with_its_index_is_the_same_graph(tmp_path: Path) -> None:
+    for name, text in (("edges", EDGES), ("nodes", NODES)):
+        pd.read_csv(io.StringIO(text), dtype=str).to_csv(tmp_path / f"{name}.csv")
+    graph = load(DataSource("files", path=str(tmp_path)))
+    assert_is_it(graph)
+    assert len(graph.notes) == 2
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize(
+    "ends", [("src", "dst"), ("u", "v"), ("from", "to"), ("From_Node", "To_Node"), ("node1", "node2")]
+)
+def test_other_names_of_ends_are_asked_about(ends: tuple[str, str], separator: str, tmp_path: Path) -> None:
+    edges = EDGES.replace("source,target", ",".join(ends)).replace(",", separator)
+    says = f"did you mean 'source' and 'target' by {ends[0]!r} and {ends[1]!r}? rename them; no column 'source' and no"
+    with refused(f"{tmp_path}/edges.csv", says=says):
+        load(write(tmp_path, edges))
+    with refused(f"{tmp_path}/edges.csv", says=f"did you mean 'target' by {ends[1]!r}? rename it; no column 'target'"):
+        load(write(tmp_path, edges.replace(ends[0], "source", 1)))
+
+
+def test_other_names_of_ids_and_labels_are_asked_about(tmp_path: Path) -> None:
+    nodes = NODES.replace("id,height,label", "node_id,height,y")
+    says = "did you mean 'id' and 'label' by 'node_id' and 'y'? rename them; no column 'id' and no column 'label'; "
+    with refused(f"{tmp_path}/nodes.csv", says=says):
+        load(write(tmp_path, nodes=nodes))
+
+
+def test_all_faults_of_both_tables_are_one_error(tmp_path: Path) -> None:
+    nodes = NODES.replace("weight", "client").replace("1.5", "tall").replace("none", "later").replace("bob,", "ann,")
+    edges = "source,target,weight,type\nann,eve,1,a\nmax,7,far,b\nmax,7,near,b\n"
+    # Without ids of nodes, which are there twice, ends of edges are not looked up.
+    faults = (
+        "(1) nodes.csv: column 'client' means a client and is no feature; write its number as column 'assignment', or "
+        "rename it; (2) nodes.csv: column 'height' is a feature and must be numbers; row 0 is 'tall': give a finite "
+        "one, or take the column out; (3) nodes.csv: id 'ann' is there twice; one row a node; "
+        "(4) nodes.csv: split 'later'; it is train, val or test, or nothing; (5) edges.csv: column 'type' would not be "
+        "used; take it out, edges are source, target and weight"
+    )
+    with refused(tmp_path, says=f": 5 faults: {faults}"):
+        load(write(tmp_path, edges, nodes))
+    says = (
+        "4 faults: (1) edges.csv: column 'type' would not be used; take it out, edges are source, target and weight; "
+        "(2) edges.csv: source of row 1 is 'max', which is the id of no node; (3) edges.csv: target of row 0 is 'eve', "
+        "which is the id of no node; (4) edges.csv: column 'weight' is what an edge weighs and must be numbers; row 1"
+    )
+    with refused(tmp_path, says=says):
+        load(write(tmp_path, edges))
+    # A table that cannot be read at all hides no fault of the other.
+    with refused(tmp_path, says=": 2 faults: (1) nodes.csv: cannot be read"):
+        load(write(tmp_path, "src,dst\n1,2\n", ""))
+    # A line holds some of very many.
+    columns = ",".join(["id,label", *(f"f{number}" for number in range(30))])
+    rows = ",".join(["7,1", *["wrong"] * 30])
+    with pytest.raises(ShoalError, match=r"30 faults: \(1\) .*; \(2\) .*; and (\d+) more$") as caught:
+        load(write(tmp_path, "source,target\n7,7\n", f"{columns}\n{rows}\n"))
+    assert caught.value.line.count("'wrong'") == 30 - int(caught.value.line.split()[-2])
 
 
 @pytest.mark.parametrize(
@@ -254,12 +328,13 @@ def test_weights_of_edges(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edges", "nodes", "place", "says"),
     [
-        ("source,to\n7,7\n", NODES, "edges.csv", "no column 'target'"),
-        (EDGES, "id,x\n7,1\n", "nodes.csv", "no column 'label'"),
+        ("source,end of it\n7,7\n", NODES, "edges.csv", ": no column 'target'; it needs source and target, found "),
+        ("source,target\n7,7\n", "id,x\n7,1\n", "nodes.csv", "no column 'label'"),
         ("source,target,weight\n7,ann,\n", NODES, "edges.csv", "row 0 has no value"),
         ("source,target,weight\n7,ann,far\n", NODES, "edges.csv", "row 0 is 'far'"),
         ("source,target,weight\n7,ann,2\nann,7,3\n", NODES, "edges.csv (weight)", "weighs 2 and 3"),
         ("source,target,type\n7,ann,friend\n", NODES, "edges.csv", "column 'type' would not be used; take it out"),
+        ("source,target,w\n7,ann,1\n", NODES, "edges.csv", "did you mean 'weight' by 'w'? rename it"),
         ("7,8\n", NODES, "edges.csv", "add a header"),
         ("source,target\n7,ann\nbob,eve\n", NODES, "edges.csv", "target of row 1 is 'eve'"),
         ("source,target\n7,\n", NODES, "edges.csv", "target of row 0 is None"),
