@@ -44,6 +44,7 @@ from shoal.study.groups import Group, Row, group_runs, spread_of
 from shoal.study.means import MEANS, by_one_mean
 from shoal.study.plain_names import METHOD, MODELS, PlainNames
 from shoal.study.sweep_folder import FORECAST, rows_of
+from shoal.study.untrained import note_untrained
 from shoal.sweeps.forecast import forecast_table
 from shoal.tables.study_table import Layout, table_of
 from shoal.tables.text_table import TextTable
@@ -82,6 +83,8 @@ def report(
         sections = [*scaling_sections(read, looks), _costs(looks)]
     else:
         sections = _Accuracies(looks, mean).sections(read)
+    if few := note_untrained(rows):
+        sections.insert(0, Section("", alarm=few))
     for feature in FEATURES:
         sections += load(feature.page)(paths[0]) if feature.page else []
     if (paths[0] / FORECAST).exists():
