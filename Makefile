@@ -14,8 +14,10 @@ DURATIONS = --durations=40 --durations-min=3
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-run: .venv/installed ## run the quickstart
+run: .venv/installed ## run the quickstart; the last line makes shoal a command
 	$(BIN)/shoal run configs/quickstart.yaml
+	@echo 'in this shell, shoal is a command after:'
+	@echo 'source .venv/bin/activate'
 
 test: .venv/installed-test ## every test that is not marked slow, a tenth of the exhaustive ones
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(DURATIONS)

@@ -6,10 +6,13 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any, get_args
 
 import jsonschema
@@ -30,6 +33,8 @@ from shoal.partition.methods.options import Methods
 from shoal.storage.options.dataset_names import DATASETS
 
 ROOT = Path(__file__).resolve().parent.parent
+# The tests give commands other data, so that this is read before them.
+CORA = Path(os.environ.get("SHOAL_DATA", "/")) / "planetoid" / "Cora"
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
 # Blocks that install or run the tests would run themselves.
@@ -72,6 +77,44 @@ def test_commands_run(here: Path, shoal: Callable[..., None], changed: Callable[
 def test_make_targets_exist() -> None:
     targets = ["run", "test", "test-all", "lint", "help"]
     subprocess.run(["make", "--dry-run", *targets], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_results_come_out(here: Path, shoal: Callable[..., None]) -> None:
+    """Means over seeds of each column of the table, to half a point on another processor."""
+    if not CORA.exists():
+        pytest.skip(f"{CORA} is missing: set SHOAL_DATA to a folder of published files")
+    os.symlink(ROOT / "configs", here / "configs")
+    (here / "data" / "planetoid").mkdir(parents=True)
+    os.symlink(CORA, here / "data" / "planetoid" / "Cora")
+    (of_cora,) = re.findall(r"`(shoal sweep cora [^`]*)`", README)
+    shown = re.findall(r"(?m)^\| (\w+) \| \W*([\d.]+) ± [\d.*]+ \| \W*([\d.]+) ± [\d.*]+ \|$", README)
+    assert len(shown) == 3
+    for place, command in enumerate((COMMANDS[-1], of_cora), 1):
+        shoal(*command.split()[1:], "--no-report")
+        (table,) = here.glob(f"runs/sweeps/{'cora' if place == 2 else 'quickstart'}-*/table.csv")
+        with table.open(newline="") as file:
+            rows = [
+                (row["algorithm.name" if "algorithm.name" in row else "algorithm"], row) for row in csv.DictReader(file)
+            ]
+        for method, *values in shown:
+            scores = [100 * float(row["deployed.best.test"]) for name, row in rows if name == method.lower()]
+            assert fmean(scores) == pytest.approx(float(values[place - 1]), abs=0.5), (command, method)
+
+
+def test_make_run_ends_with_the_line_that_makes_shoal_a_command(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    venv.create(tmp_path / ".venv")
+    installed = tmp_path / ".venv" / "bin" / "shoal"
+    installed.write_text("#!/bin/sh\necho ran\n")
+    installed.chmod(0o755)
+    (tmp_path / ".venv" / "installed").touch()
+    made = subprocess.run(["make", "run"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "ran" in made.stdout.splitlines()
+    line = made.stdout.splitlines()[-1]
+    found = subprocess.run(["bash", "-c", f"{line} && command -v shoal"], cwd=tmp_path, capture_output=True, text=True)
+    assert found.stdout.strip() == str(installed), found.stderr
 
 
 def test_links_exist() -> None:

@@ -15,9 +15,10 @@ from shoal.storage.options.types import is_own
 
 # It is raised with every change of a default or of an arithmetic: earlier runs then have other names.
 NUMBERS = 6
-# These keys, and sections of such, say where and how fast. `data.synthetic` is in the name of the dataset.
+# These keys, and sections of such, say where and how fast, or what is not refused. The name of the dataset has
+# `data.synthetic`.
 NEUTRAL = (
-    *("name", "data.root", "data.store", "data.overlay", "data.name", "data.synthetic"),
+    *("name", "data.root", "data.store", "data.overlay", "data.name", "data.synthetic", "data.allow_untrained"),
     *("data.cache", "data.cache_limit", "propagation.keep"),
     *("ray", "resources", "run", "engine"),
 )

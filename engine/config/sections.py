@@ -167,6 +167,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
         inductive: Train on the graphs that the training nodes of each client induce, as if there were no others, and
             evaluate on all nodes.
         edge_weights: `keep` or `drop` the weights of edges; `drop` is for models and methods that cannot use them.
+        allow_untrained: Run even if more than nine tenths of the clients have no training item.
     """
 
     dtype: Literal["float32", "float16"] = "float32"
@@ -178,6 +179,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
     synthetic: Flag = False
     inductive: Flag = False
     edge_weights: EdgeWeights = "keep"
+    allow_untrained: Flag = False
 
     @property
     def split_name(self) -> str:

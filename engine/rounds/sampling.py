@@ -287,6 +287,11 @@ class Plan:
     last: str = "all"
     schedule: MakeSchedule = Schedule.of
 
+    @property
+    def never_train(self) -> tuple[int, ...]:
+        """Lists clients that never take part, or never answer, ascending."""
+        return tuple(sorted({*self.absent, *self.participation.without}))
+
 
 def evaluation_cell(
     round_number: int,

@@ -22,6 +22,7 @@ from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import DIGESTS, RECORDS, write_records
 from shoal.engine.records.run_folder import RunFolder, parent_of
 from shoal.engine.records.summary import FIRST_SCOPE, ONE_MODEL, SOME, summarize_run
+from shoal.engine.records.untrained import UNTRAINED, untrained_of
 from shoal.engine.rounds.costs import Live, Watch
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
@@ -128,6 +129,8 @@ class Driver:
             if kernel.boundaries:
                 summary["bytes"]["exchange"] = load_crossing().exchange_bytes(self.store, kernel)
             summary |= {ONE_MODEL: self._one_model} if self._one_model else {}
+            untrained = untrained_of(self.store.manifest, self.config.data.split_name, self.plan.never_train)
+            summary |= {UNTRAINED: counts} if (counts := untrained.as_counts()) else {}
             summary |= {"paths": self.trainers, "inputs": self.inputs}
             if self._ended_early():
                 summary["stopped"] = self._calls.running.stopped

@@ -28,6 +28,13 @@ from shoal.engine.preparing.client_files import shards_bytes
 from shoal.engine.preparing.identity import identity, require_identity, store_or_overlay
 from shoal.engine.preparing.store_builder import given_codes
 from shoal.engine.records.graphs import remote_of
+from shoal.engine.records.untrained import (
+    Untrained,
+    describe_untrained,
+    fewest_untrained,
+    require_trainable,
+    untrained_of,
+)
 from shoal.engine.rounds.sampling import Schedule, cell_size_of, form_cells
 from shoal.engine.runs.expected_time import ExpectedTime, loading_time, message_time, preparing_time, start_time
 from shoal.engine.runs.plan import RunPlan
@@ -86,7 +93,8 @@ class _Sizes:
     """The sizes of a dataset, from its store or, if there is none yet, from its graph.
 
     `items` have labels, and `what` says what they are: nodes, graphs or pairs. `entries` are directed edges, `values`
-    the stored values of sparse features, None of dense ones; `graphs_of_node` is as in `ClientInfo`.
+    the stored values of sparse features, None of dense ones; `graphs_of_node` is as in `ClientInfo`. Of a graph
+    `untrained` are the fewest clients that can be without a training item; None: that is not known.
     """
 
     items: int
@@ -100,9 +108,10 @@ class _Sizes:
     values: int | None
     disk: "_Disk"
     graphs_of_node: int | None = None
+    untrained: Untrained | None = None
 
 
-def _sizes_of_store(path: Path, config: Config) -> _Sizes:
+def _sizes_of_store(path: Path, config: Config, absent: Sequence[int]) -> _Sizes:
     manifest = read_manifest(path)
     require_identity(path, manifest, identity(config))
     require_fitting_data(config, manifest.name, manifest.item_name, manifest.classes, manifest.weighted)
@@ -122,23 +131,28 @@ def _sizes_of_store(path: Path, config: Config) -> _Sizes:
         manifest.items, manifest.item_name, manifest.nodes, manifest.features, manifest.classes,
         int(manifest.clients.count("entries").sum()), manifest.weighted, manifest.feature_bytes, values,
         disk, None if (copies := manifest.copies.get(config.data.split_name)) is None else copies.most,
+        None if split is None else untrained_of(manifest, config.data.split_name, absent),
     )  # fmt: skip
 
 
-def _sizes_of_graph(config: Config) -> _Sizes:
+def _sizes_of_graph(config: Config, absent: Sequence[int]) -> _Sizes:
     graph, data = read_graph(config), config.data
     require_enough_nodes(config.partition.clients, graph.items, graph.name, graph.item_name)
     if config.partition.method == "file":
         require_own_clients(graph, config.partition, by_file(graph, config.partition))
-    given_codes(data, graph.name, graph.items, lambda: graph.split, graph.item_name)
+    codes = given_codes(data, graph.name, graph.items, lambda: graph.split, graph.item_name)
     layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
     items, what, classes = graph.items, graph.item_name, graph.classes
+    # Drawn shares are rounded down, so that there are as many training items at most.
+    drawn = data.fractions[0] * int((graph.y >= 0).sum())
+    train_items = int(drawn + 1e-9) if codes is None else int((codes == TRAIN).sum())
+    untrained: Untrained | None = fewest_untrained(config.partition.clients - len(absent), train_items)
     most = None
     if graph.copy_of is not None and graph.split is not None and data.split == "public":
         most = int(np.bincount(graph.copy_of[graph.of_nodes(graph.split) == TRAIN]).max(initial=0))
     if config.task == "edge":
         # At most all edges are items, if none joins two clients, and as many pairs without an edge.
-        items, what, classes = graph.entries, "pair", LABELS
+        items, what, classes, untrained = graph.entries, "pair", LABELS, None
     rows = rows_to_keep(graph.indptr, graph.indices, graph.of_nodes(graph.y), config.propagation)
     disk = _Disk(
         scratch_bytes(config.partition.method, graph.nodes, graph.entries),
@@ -149,7 +163,7 @@ def _sizes_of_graph(config: Config) -> _Sizes:
     return _Sizes(
         items, what, graph.nodes, graph.features, classes, graph.entries, graph.edge_weight is not None,
         stored_bytes(graph.x, layout, data.dtype), None if layout == "dense" else entries_of(graph.x),
-        disk, most,
+        disk, most, untrained,
     )  # fmt: skip
 
 
@@ -189,11 +203,16 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     train, hops, limit = config.train, config.propagation.hops, config.memory_limit()
     path = store_or_overlay(config)
     prepared = (path / NAME).exists()
+    absent = plan.rounds.never_train
     began = time.perf_counter()
-    total = _sizes_of_store(path, config) if prepared else _sizes_of_graph(config)
+    total = _sizes_of_store(path, config, absent) if prepared else _sizes_of_graph(config, absent)
     reading = time.perf_counter() - began
+    untrained = ""
     if algorithm.centralized:
         require_whole(total.nodes, total.features, total.x_bytes, total.entries, config, total.weighted)
+    elif total.untrained is not None:
+        require_trainable(config, algorithm, total.untrained, total.what)
+        untrained = describe_untrained(total.untrained.as_counts(), total.what)
 
     clients = 1 if algorithm.centralized else config.partition.clients
     share = config.data.fractions[0] * (1 - config.data.sparsity.labels)
@@ -294,6 +313,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
         + f", {size(kept)} a checkpoint, {config.run.keep} kept",
         "hops": _computed_hops(config, mean.nodes, total, limit // 2 // hosts) if config.propagation.computed else "",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
+        "train": untrained and ("" if prepared else "at least ") + untrained,
         **{key: text for feature in features for key, text in feature.says_of(config, sizes_of_models).items()},
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
         f"({config.engine.backend})"

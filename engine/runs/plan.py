@@ -18,6 +18,7 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path, run_place
 from shoal.engine.records.summary import ALL, SOME, some_take_part
+from shoal.engine.records.untrained import describe_untrained, require_trainable, untrained_of
 from shoal.engine.rounds.sampling import (
     IN_BATCHES,
     ONE_BY_ONE,
@@ -111,6 +112,16 @@ class RunPlan:
     def prepare(self, repair: bool = True) -> Store:
         """Opens the store that the method trains on; as `shoal.engine.preparing.prepare.prepare`."""
         return prepare(self.config, self.algorithm.centralized, repair, known=True)
+
+    def require_trainable(self, store: Store) -> str:
+        """Says how many clients have no training item, where these are the most of them; else returns an empty text.
+
+        Raises ShoalError: nearly all have none, and `data.allow_untrained` does not say that this is meant.
+        """
+        manifest = store.manifest
+        untrained = untrained_of(manifest, self.config.data.split_name, self.rounds.never_train)
+        require_trainable(self.config, self.algorithm, untrained, manifest.item_name)
+        return describe_untrained(untrained.as_counts(), manifest.item_name)
 
 
 def plan_of(config: Config, centralized: bool = False) -> Plan:

@@ -108,6 +108,8 @@ def run(
             kind = " (synthetic)" if graph.synthetic else ""
             sizes = f"{graph.nodes:,} nodes, {graph.features} features, {graph.classes} classes"
             show({"graph": f"{graph.name}{kind}: {sizes}"})
+        if (few := plan.require_trainable(store)) and go_on is None:
+            show({"train": few})
         job = make_job(config, store, folder.path.name)
         job = replace(job, predictions=asks_for_predictions(plan.callbacks))
         # Files that were downloaded just now count, too.
@@ -164,11 +166,16 @@ def run(
         folder.close()
 
 
-def require_set_up(plan: RunPlan, store: Store) -> None:
-    """Makes the server of a run on its store as the run will. Raises ShoalError: the method refuses it."""
+def require_set_up(plan: RunPlan, store: Store) -> str:
+    """Makes the server of a run on its store as the run will, and returns as `RunPlan.require_trainable`.
+
+    Raises ShoalError: the method refuses it, or hardly any client can train.
+    """
+    few = plan.require_trainable(store)
     job = make_job(plan.config, store, plan.folder.name)
     job.sketch_models(store, plan.algorithm)
     Server(job, plan.rounds, LocalBackend(), None)
+    return few
 
 
 def _plan(config: Config) -> RunPlan:

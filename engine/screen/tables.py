@@ -30,6 +30,7 @@ from shoal.engine.records.summary import (
     scopes_apart,
     weighting_of,
 )
+from shoal.engine.records.untrained import UNTRAINED, describe_untrained
 from shoal.engine.screen.head import shown_path
 from shoal.engine.screen.output import Console, Table
 from shoal.storage.options.masking import masks
@@ -59,6 +60,8 @@ def show_run(run: Path, details: bool = False) -> None:
         console.print(score_table(summary["scopes"], metric, ITEMS[config.task], details))
     if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("final", "best")))):
         _line(OF_SAMPLES)
+    if few := describe_untrained(summary.get(UNTRAINED, {}), ITEMS[config.task]):
+        _line(few)
     points, why = scopes_apart(summary, config)
     if why:
         _line(f"deployed and global are apart, {points:.1f} points: {why}")

@@ -50,6 +50,7 @@ from shoal.study.main_score import MainScore
 from shoal.study.means import MEANS, by_one_mean
 from shoal.study.plain_names import METHOD, MODELS, MOMENTS, PlainNames
 from shoal.study.sweep_folder import FORECAST, rows_of
+from shoal.study.untrained import note_untrained
 from shoal.sweeps.forecast import forecast_table
 from shoal.tables.study_table import Layout, read_against, table_of
 from shoal.tables.text_table import TextTable
@@ -101,6 +102,8 @@ def report(
         sections = [*scaling_sections(read, looks), _costs(looks)]
     else:
         sections = _Accuracies(looks, main, mean).sections(read)
+    if few := note_untrained(rows):
+        sections.insert(0, Section("", alarm=few))
     for section in (part for feature in FEATURES if feature.page for part in load(feature.page)(paths[0])):
         sections.insert(0 if section.leads else len(sections), section)
     if (paths[0] / FORECAST).exists():

@@ -22,6 +22,7 @@ from shoal.engine.records.summary import count_rounds
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import require_set_up, run
+from shoal.engine.screen.head import show
 from shoal.engine.screen.interrupt import PARENT, graceful
 from shoal.engine.screen.output import put
 from shoal.engine.screen.progress import say
@@ -135,8 +136,11 @@ class Sweep:
         return all(row.state in (FINISHED, NOT_CHOSEN) for row in self.rows)
 
     def _require_set_up(self) -> None:
-        """Prepares all stores; one that cannot be made is the error of its run. Refuses what a method refuses."""
-        checked = set()
+        """Prepares all stores; one that cannot be made is the error of its run. Refuses what a method refuses.
+
+        Says where most clients cannot train.
+        """
+        checked, untrained = set(), dict[str, str]()
         for row, plan in zip(self.rows, self.plans):
             key = repr(plan.config.model_dump(exclude={"name", "seed", "run"}))
             if key in checked or finished(plan.folder):
@@ -149,9 +153,12 @@ class Sweep:
             except ShoalError:
                 continue
             try:
-                require_set_up(plan, store)
+                untrained[row.label] = require_set_up(plan, store)
             except ShoalError as error:
                 raise ShoalError(row.label, error.line, detail=error.detail) from error
+        if len(texts := set(untrained.values())) == 1:
+            untrained = {"train": texts.pop()}
+        show({label: few for label, few in untrained.items() if few})
 
     def _carry_out(self, places: Sequence[int], hosts: "Hosts") -> None:
         """Runs some places, and at the end tries once more those that another process was at work on."""

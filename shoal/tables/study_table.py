@@ -44,6 +44,7 @@ from shoal.study.means import (
 )
 from shoal.study.plain_names import PlainNames, label_pairs
 from shoal.study.sweep_folder import read_rows, rows_of, title_of
+from shoal.study.untrained import note_untrained
 from shoal.tables.text_table import TextTable
 
 Ties = Literal["shown", "exact"]
@@ -463,6 +464,8 @@ def _notes(read: _Read, runs: set[int]) -> list[str]:
         lines.append(f"not compared, for they depend on the number of clients: {', '.join(unlike)}")
     if read.left_out and LEFT_OUT not in figures:
         lines.append(f"some clients failed and were left out of rounds; count them by --figure {LEFT_OUT}")
+    if few := note_untrained(numbers.rows):
+        lines.append(few)
     return lines
 
 

@@ -61,7 +61,8 @@ KINDS: list[tuple[str, list[Any]]] = [
         ],
     ),
     (
-        "data.row_normalize data.synthetic data.inductive data.cross_hidden communication.error_feedback "
+        "data.row_normalize data.synthetic data.inductive data.allow_untrained data.cross_hidden "
+        "communication.error_feedback "
         "evaluation.domains run.keep_best run.keep_records run.client_scores run.keep_digests run.tensorboard",
         ["perhaps", "true", 1, None],
     ),
