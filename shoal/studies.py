@@ -21,7 +21,8 @@ from shoal.storage.options.types import is_address, one_of
 from shoal.study.means import Mean
 from shoal.study.study import Scope, Study, axis_text
 from shoal.study.sweep_folder import read_rows, root_of, rows_of, table_of_runs
-from shoal.tables.study_table import Ties, layout_of, table_of
+from shoal.tables.study_table import Ties, table_of
+from shoal.tables.table_output import layout_of
 from shoal.tables.text_table import TextTable
 
 NOTHING: Mapping[str, str] = {}

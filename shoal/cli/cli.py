@@ -225,7 +225,7 @@ def scale_command(
     """Run a config with several numbers of clients and hosts: seconds by part, memory, bytes, useful hosts, a page."""
     from shoal.pages.report import report
     from shoal.scaling.scaling import scaling_sweep, scaling_table, scores_differ
-    from shoal.tables.study_table import on_screen
+    from shoal.tables.table_output import on_screen
 
     sweep = scaling_sweep(config, overrides or (), clients, hosts, weak, graph, repeat, warmup, link)
     with continued_by("the same shoal scale", lambda: put(on_screen(scaling_table(sweep.rows)), end="")):
@@ -269,7 +269,7 @@ def table_command(
     as_json: AsJson = False,
 ) -> None:
     """Put any runs into a table of methods and settings: spreads over seeds, the best two marked, paired tests."""
-    from shoal.tables.study_table import layout_of, write_table
+    from shoal.tables.table_output import layout_of, write_table
 
     of_seeds = _one_of("--statistic", statistic, "mean", "median")
     by = None if mean is None else _one_of("--mean", mean, "nodes", "rows", "clients")
@@ -291,12 +291,16 @@ def report_command(
     paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
     out: Annotated[Path | None, typer.Option(help="Folder to write; by default `report` in the first.")] = None,
     label: Labels = None,
+    against: Annotated[
+        str, typer.Option(help="The reference of the headline, as `shoal table` has it; by default FedAvg, else Local.")
+    ] = "",
 ) -> None:
     """Write one page of figures and tables that needs no network, and the figures as SVG, PNG and PDF."""
     from shoal.pages.report import report
     from shoal.study.plain_names import label_pairs
 
-    put(f"written: {report([possible_path(path) for path in paths], out, label_pairs(label or ()))}")
+    folders = [possible_path(path) for path in paths]
+    put(f"written: {report(folders, out, label_pairs(label or ()), against=against)}")
 
 
 @app.command("compare")
@@ -305,7 +309,7 @@ def compare_command(
 ) -> None:
     """Show what differs between two runs: config, inputs, environment, results."""
     from shoal.kept.listing import compare
-    from shoal.tables.study_table import on_screen
+    from shoal.tables.table_output import on_screen
 
     put("\n".join(on_screen(table) for table in compare(possible_path(left), possible_path(right))), end="")
 
@@ -324,7 +328,7 @@ def list_command(
     if any(map(is_address, folders or ())):
         from shoal.kept.at_address import kept_at
     from shoal.storage.datasets.sources.source import data_root
-    from shoal.tables.study_table import on_screen
+    from shoal.tables.table_output import on_screen
 
     usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
     folders_found = [kept for folder in ([] if folders else usual) for kept in kept_in(folder)]
@@ -369,7 +373,7 @@ def inspect_command(
     from shoal.engine.screen.tables import show_class_pairs, show_rounds, show_run, show_store
     from shoal.storage.store.manifest import read_manifest
     from shoal.study.sweep_folder import is_sweep
-    from shoal.tables.study_table import show_sweep
+    from shoal.tables.table_output import show_sweep
 
     path = possible_path(place)
     if edges and (as_json or is_address(place) or not read_manifest(path).boundaries):

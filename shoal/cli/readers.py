@@ -53,7 +53,7 @@ def show_reading(reading: "Reading", out: Path | None = None, below: str = "") -
 
     Raises typer.Exit: what was made again is not what the run recorded; the status is 1.
     """
-    from shoal.tables.study_table import on_screen
+    from shoal.tables.table_output import on_screen
 
     put("\n".join(map(on_screen, reading.tables)), end="")
     for line in (reading.verdict, below):

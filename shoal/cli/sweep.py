@@ -87,7 +87,7 @@ def sweep_command(
         show_sweep_plan(sweep)
     elif forecast:
         from shoal.sweeps.forecast import forecast as expected
-        from shoal.tables.study_table import on_screen
+        from shoal.tables.table_output import on_screen
 
         put(on_screen(expected(sweep, price)), end="")
     else:
@@ -134,7 +134,8 @@ def _show_sweep(sweep: "Sweep | Searching", page: bool) -> None:
     """Prints the table of what is finished, the folder, and where the page is or how to write it."""
     from shoal.engine.screen.head import shown_path
     from shoal.sweeps.sweep import Sweep
-    from shoal.tables.study_table import Layout, on_screen, show_rows
+    from shoal.tables.study_table import Layout
+    from shoal.tables.table_output import on_screen, show_rows
 
     if not isinstance(sweep, Sweep):
         put(on_screen(sweep.chosen()), end="")

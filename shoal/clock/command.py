@@ -33,7 +33,7 @@ def clock_command(
     if as_json:
         put_json(made.plain())
         return
-    from shoal.tables.study_table import on_screen
+    from shoal.tables.table_output import on_screen
 
     put("\n".join(map(on_screen, made.tables())), end="")
     folder = out or page_folder(possible_path(paths[0]), CLOCK)

@@ -53,6 +53,7 @@ from shoal.study.sweep_folder import FORECAST, rows_of
 from shoal.study.untrained import note_untrained
 from shoal.sweeps.forecast import forecast_table
 from shoal.tables.study_table import Layout, read_against, table_of
+from shoal.tables.table_output import chosen_by
 from shoal.tables.text_table import TextTable
 
 COMPARISON = "comparison"
@@ -101,7 +102,7 @@ def report(
     if scaling:
         sections = [*scaling_sections(read, looks), _costs(looks)]
     else:
-        sections = _Accuracies(looks, main, mean).sections(read)
+        sections = _Accuracies(looks, main, mean, chosen_by(paths)).sections(read)
     if few := note_untrained(rows):
         sections.insert(0, Section("", alarm=few))
     for section in (part for feature in FEATURES if feature.page for part in load(feature.page)(paths[0])):
@@ -119,7 +120,8 @@ def _runs_of(group: Group) -> list[Path]:
 class _Accuracies:
     """The parts of a page on scores: figures of three sections and tables, from metrics that are read once."""
 
-    def __init__(self, looks: Looks, main: MainScore, mean: str) -> None:
+    def __init__(self, looks: Looks, main: MainScore, mean: str, notes: tuple[str, ...]) -> None:
+        self.notes = notes
         self.looks, self.main, self.mean, self.groups = looks, main, mean, looks.groups
         # The scope of most combinations names figures.
         self.scope = main.figures[0].partition(".")[0]
@@ -149,7 +151,7 @@ class _Accuracies:
                 self._curves(rest, "round", scope)
         waiting = sum(not row.figures for row in read)
         missing = f"{waiting} of {len(read)} runs are not finished and not shown" if waiting else ""
-        results = table_of(read, Layout()) if len(self.groups) > 1 else self._of_scopes()
+        results = table_of(read, Layout(notes=self.notes)) if len(self.groups) > 1 else self._of_scopes()
         results = replace(results, notes=(*results.notes, *self._apart()))
         return [
             Section("", first),

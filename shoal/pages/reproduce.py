@@ -15,7 +15,7 @@ from shoal.storage.datasets.registry import missing_files
 from shoal.storage.errors import ShoalError
 from shoal.sweeps.sweep_view import span
 from shoal.tables.papers import Paper, known_names
-from shoal.tables.study_table import on_screen
+from shoal.tables.table_output import on_screen
 from shoal.tables.text_table import TextTable
 
 

@@ -1,18 +1,12 @@
 """The table of a study: methods by row, settings or figures by column, spreads over seeds in cells."""
 
-import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
-from shoal.engine.config.sections import current_name
 from shoal.engine.config.sizes import size
 from shoal.engine.records.summary import OF_SAMPLES, OF_SOME, SAMPLED
-from shoal.engine.screen.output import put
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.atomic import output, replacing
 from shoal.storage.suggestions import did_you_mean, suggest
 from shoal.study.constant_class import constant_of
 from shoal.study.groups import (
@@ -23,11 +17,9 @@ from shoal.study.groups import (
     baseline_of,
     differences,
     group_runs,
-    label_of,
     list_varied,
     paired_p,
     spread_of,
-    varied_in,
 )
 from shoal.study.main_score import MainScore
 from shoal.study.means import (
@@ -42,8 +34,7 @@ from shoal.study.means import (
     is_test,
     several_clients,
 )
-from shoal.study.plain_names import PlainNames, label_pairs
-from shoal.study.sweep_folder import read_rows, rows_of, title_of
+from shoal.study.plain_names import PlainNames
 from shoal.study.untrained import note_untrained
 from shoal.tables.text_table import TextTable
 
@@ -490,77 +481,3 @@ def _number(value: float, figure: str, sign: str = "") -> str:
     if "bytes" in figure:
         return size(round(value))
     return f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
-
-
-Format = Literal["terminal", "markdown", "latex", "html", "csv"]
-
-
-def layout_of(
-    figures: Sequence[str], rows: str | None, columns: str | None, statistic: Statistic, against: str,
-    mean: Mean | None, ties: Ties, not_worse: float | None, wide: bool, labels: Sequence[str],
-) -> Layout:  # fmt: skip
-    """Makes a layout from the options of a command line."""
-    if not_worse is not None and not 0 < not_worse < 1:
-        raise ShoalError("--not-worse", f"must be a level between 0 and 1, as 0.05, found {not_worse:g}")
-    if wide and figures:
-        raise ShoalError("--wide, --figure", "--wide names its figures; leave one of them out")
-    keys = tuple((rows or "").split(",")) if rows else ()
-    return Layout(
-        tuple(map(current_name, figures)),
-        keys,
-        columns,
-        statistic,
-        against,
-        mean,
-        ties,
-        not_worse,
-        wide,
-        label_pairs(labels),
-    )
-
-
-def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
-    """Prints the table of runs as wide as the terminal, or whole if there is none, and below it the failed runs."""
-    put(on_screen(table_of(rows, layout, title)), end="")
-    for row in rows:
-        if row.error:
-            put(f"{row.state}: {label_of(row, list(varied_in(rows)))}: {row.error}")
-
-
-def show_sweep(folder: Path) -> None:
-    """Prints every run of a sweep with its state and its folder, and the table of finished runs."""
-    rows = read_rows(folder)
-    keys = list(dict.fromkeys(key for row in rows for key in row.columns))
-    runs = [(*(row.columns.get(key, "") for key in keys), row.state, row.run) for row in rows]
-    put(on_screen(TextTable((*keys, "state", "run"), tuple(runs), len(keys) + 2, title=title_of(folder))))
-    show_rows(rows, Layout())
-
-
-def write_table(
-    paths: Sequence[Path], layout: Layout, form: Format, out: Path | None, caption: str = "", label: str = ""
-) -> None:
-    """Writes the table of runs and sweeps to a file, or prints it."""
-    if label and form != "latex":
-        raise ShoalError("--latex-label", f"is for --format latex, found {form}; change that, or leave it out")
-    rows = rows_of(paths)
-    if form == "terminal" and out is None:
-        show_rows(rows, layout, caption)
-        return
-    if form == "csv":
-        text = long_table_of(rows, layout).csv()
-    elif form == "latex":
-        text = table_of(rows, layout).latex(caption, label)
-    else:
-        table = table_of(rows, layout, caption)
-        text = {"terminal": table.text, "markdown": table.markdown, "html": table.html}[form]()
-    if out is None:
-        put(text, end="")
-        return
-    with replacing(output(out)) as unfinished:
-        unfinished.write_text(text)
-    put(f"written: {out}")
-
-
-def on_screen(table: TextTable) -> str:
-    """Returns the text of a table, as wide as the terminal, or whole if there is none."""
-    return table.text(shutil.get_terminal_size().columns if sys.stdout.isatty() else None)

@@ -32,6 +32,7 @@ from shoal.sweeps import sweep_view
 from shoal.sweeps.sweep import SHOAL, Sweep, show_sweep_plan
 from shoal.sweeps.sweep_view import SweepView, span
 from shoal.tables.study_table import Layout, table_of
+from shoal.tables.table_output import show_sweep
 
 Capture = pytest.CaptureFixture[str]
 # A method whose rounds after the first take their time, as long as a file is there.
@@ -337,6 +338,23 @@ def test_validation_chooses_with_few_seeds(config: str, capsys: pytest.CaptureFi
     capsys.readouterr()
     show_sweep_plan(Sweep(study))
     assert "\n10 runs, 0 to go, " in capsys.readouterr().out
+    show_sweep(sweep.folder)
+    assert "algorithm.eps is chosen by trained validation, over 2 seeds" in capsys.readouterr().out
+
+
+def test_the_model_of_the_server_chooses_where_some_clients_miss_rounds(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Deployed models of few rounds would choose another rate than that with the best model at the server."""
+    axes = ("algorithm=fedavg", "train.lr=0.001,0.05,0.5", "participation.count=1", "seeds=2")
+    sweep = Sweep(Study(config, axes, choose="train.lr", choose_seeds=1))
+    assert sweep.go()
+    first = [row for row in sweep.rows if row.columns["seed"] == "0"]
+    by_rate = {row.columns["train.lr"]: row.figures["global.best.val"] for row in first}
+    chosen = max(by_rate, key=by_rate.__getitem__)
+    assert [row.columns["train.lr"] for row in first if row.state == "finished"] == [chosen]
+    scored = ", ".join(f"{rate}: {100 * score:.2f} %" for rate, score in by_rate.items())
+    assert f"train.lr chosen by global validation: {scored}" in capsys.readouterr().err
 
 
 def test_a_method_that_refuses_its_model_stops_all(config: str) -> None:

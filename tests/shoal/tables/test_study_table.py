@@ -13,7 +13,8 @@ from scipy import stats
 from support.errors import refused
 
 from shoal.study.groups import Row, baseline_of, group_runs, list_varied, paired_p, spread_of
-from shoal.tables.study_table import Layout, long_table_of, on_screen, table_of
+from shoal.tables.study_table import Layout, long_table_of, table_of
+from shoal.tables.table_output import on_screen
 from shoal.tables.text_table import TextTable
 
 METHODS = {"fedavg": 0.7, "fedgta": 0.75, "local": 0.72}
