@@ -74,6 +74,35 @@ def test_commands_run(here: Path, shoal: Callable[..., None], changed: Callable[
         shoal(*words)
 
 
+def test_guide_for_agents_runs(here: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command of it, the example of a method as it stands, and the program; every folder is there."""
+    text = (ROOT / "AGENTS.md").read_text()
+    (method,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (here / "mine.py").write_text(method)
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    commands = [line.split("#")[0] for block in blocks for line in block.splitlines()]
+    assert len(commands) == 5
+    for command in commands:
+        name, *words = shlex.split(command)
+        assert name == "shoal"
+        shoal(*words)
+    capsys.readouterr()
+    (program,) = re.findall(r"`(import shoal; .*?)`", text)
+    exec(program)
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    places = [name for line in rows for name in re.findall(r"`([\w/.]+)`", line)]
+    assert len(places) > 8
+    bases = (ROOT, ROOT / "algorithms/methods", ROOT / "configs")
+    assert all(any((base / name).exists() for base in bases) for name in places)
+
+
+def test_pages_of_the_list_for_language_models_exist() -> None:
+    links = re.findall(r"\]\(([\w/-]+\.md)\)", (ROOT / "docs" / "llms.txt").read_text())
+    assert len(links) > 10
+    assert all((ROOT / "docs" / link).exists() for link in links)
+    assert f"{len(METHODS)} methods" in (ROOT / "docs" / "llms.txt").read_text()
+
+
 def test_make_targets_exist() -> None:
     targets = ["run", "test", "test-all", "lint", "help"]
     subprocess.run(["make", "--dry-run", *targets], cwd=ROOT, check=True, capture_output=True)

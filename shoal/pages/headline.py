@@ -89,7 +89,7 @@ def _of_comparison(
     names, score = [best, _of_keys(other, reference, looks)], _named(group, looks, main)
     if main.scope(group) != main.scope(other):
         models = [MODELS[main.scope(side)].removeprefix("of ") for side in (group, other)]
-        names = [f"{name} ({of})" for name, of in zip(names, models)]
+        names = [f"{name} ({model})" for name, model in zip(names, models)]
         score = looks.names.figure(main.figure(group), short=True).replace(" (%)", "")
     who = " over ".join(names)
     return Headline(f"{middle:+.1f} points", f"{who}, {score}{settings}; {where}{chosen}")

@@ -224,7 +224,7 @@ class _Accuracies:
             methods.setdefault(MODELS[self.main.scope(group)], []).append(name)
         if len(methods) == 1:
             return next(iter(methods))
-        return ", ".join(f"{of} ({', '.join(dict.fromkeys(several))})" for of, several in methods.items())
+        return ", ".join(f"{models} ({', '.join(dict.fromkeys(several))})" for models, several in methods.items())
 
     @cached_property
     def _constant(self) -> float | None:
