@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.records.checkpoint import write_clients
-from shoal.engine.rounds.costs import Live, Watch, seconds_of_kernels, unwatched, working_clock
+from shoal.engine.rounds.costs import Live, Watch, note_kernels, seconds_of_kernels, unwatched, working_clock
 from shoal.engine.rounds.evaluation import Columns
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
@@ -89,6 +90,11 @@ class HostActor(Host):
         if self._server is not None and now - self._signed >= self._between_signs:
             self._signed = now
             self._server.sign.remote(self._number)
+
+    def compiles(self, kernel: int) -> None:
+        """Shows the server that this host compiles a kernel of this number."""
+        if self._server is not None:
+            self._server.sign.remote(self._number, kernel)
 
     def run_call(
         self, job_id: str, cells: Sequence[Cell], shared: Tree, *kept: Any, states: int = 0, results: int = 0
@@ -156,6 +162,7 @@ class HostActor(Host):
         As clients are visited, an actor `server` is shown that the host of this number lives.
         """
         self._number, self._server, self._between_signs, self._signed = number, server, between_signs, -math.inf
+        note_kernels(self.compiles)
         locality = local_clients(job, ray.util.get_node_ip_address())
         if locality.clients:
             self.open(job)
@@ -389,6 +396,8 @@ class ServerActor:
     def __init__(self, config: Config, hosts: list[Any], job: Job, plan: Plan, state: FederationState | None) -> None:
         share_tensors()
         self._live: Live | None = None
+        # Hosts compile the same kernels, each for itself: the largest number of one.
+        self._kernels = 0
         self._refusal: ShoalError | None = None
         self._prints = Prints()
         this_actor = ray.get_runtime_context().current_actor
@@ -423,9 +432,10 @@ class ServerActor:
         line |= {"memory": {"server": resident(), "hosts": hosts}, "printed": work.printed}
         return {**line, "events": self._pool.events()}
 
-    def sign(self, host: int) -> None:
-        """Notes that a host lives."""
+    def sign(self, host: int, kernel: int = 0) -> None:
+        """Notes that a host lives, and which kernel it compiles, if it does."""
         self._pool.signed[host] = time.monotonic()
+        self._kernels = max(self._kernels, kernel)
 
     def _watch(self, live: Live) -> None:
         self._live = live
@@ -440,4 +450,4 @@ class ServerActor:
 
     def alive(self) -> Live | None:
         """Returns the progress of the round under way; a call that returns shows that the server is alive."""
-        return self._live
+        return None if self._live is None else replace(self._live, kernels=self._kernels)

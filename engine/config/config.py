@@ -25,7 +25,6 @@ from shoal.engine.config.config_text import (
     with_new_names,
 )
 from shoal.engine.config.effects import COMMAND_LINE, NO_OVERRIDES, Overrides, require_effects
-from shoal.engine.config.faults import fault_in_words, override_meant
 from shoal.engine.config.names import locate_code
 from shoal.engine.config.overrides import (
     UNREADABLE,
@@ -186,6 +185,8 @@ def load_config(
     file = _config_file(path)
     for override, following in zip(overrides, [*overrides[1:], ""]):
         if not OVERRIDE.fullmatch(override):
+            from shoal.engine.config.faults import override_meant
+
             meant = override_meant(override, "VALUE" if "=" in following else following or "VALUE", Config)
             hint = f"write {meant}; " if meant else ""
             raise ShoalError(override, f"{hint}an override has the form key.sub=value")
@@ -277,6 +278,8 @@ def parse_config(
         # Pydantic raises this when its message quotes the value.
         raise ShoalError(where, f"{quoted(error.object)}: is not in UTF-8, so no config can keep it") from None
     except ValidationError as error:
+        from shoal.engine.config.faults import fault_in_words
+
         key = key_of(error.errors()[0]["loc"])
         fault = fault_in_words(error, Config, typed=overrides.gave(key) and overrides.source == COMMAND_LINE)
         raise ShoalError(overrides.place_of(key, where), key, fault) from None

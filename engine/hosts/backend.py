@@ -1,6 +1,7 @@
 """The interface that a driver steps through rounds: a server, and hosts that stay warm between runs."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -13,7 +14,7 @@ from shoal.engine.hosts.device import take_device
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.costs import Watch
+from shoal.engine.rounds.costs import Live, Watch, kernels_compiled, note_kernels
 from shoal.engine.rounds.evaluation import Columns
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
@@ -104,6 +105,8 @@ class LocalBackend:
         self._host, self._device = _HostHere(), device
         self._job_id = ""
         self._server: Server | None = None
+        # Those that preparing the store took.
+        self._kernels_before = kernels_compiled()
 
     def enter(self, job: Job) -> Self:
         """Opens a job on the host, for `run_cells`."""
@@ -128,7 +131,21 @@ class LocalBackend:
 
     def round(self, watch: Watch) -> dict[str, Any]:
         assert self._server is not None, "open() comes first"
-        return self._server.round(watch)
+        shown: list[Live] = []
+
+        def show(live: Live) -> None:
+            shown[:] = [live]
+            watch(live)
+
+        def compiles(number: int) -> None:
+            if shown:
+                watch(replace(shown[0], kernels=number - self._kernels_before))
+
+        note_kernels(compiles)
+        try:
+            return self._server.round(show)
+        finally:
+            note_kernels()
 
     def publish(self, line: Mapping[str, Any]) -> None:
         pass

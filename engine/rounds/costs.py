@@ -29,7 +29,8 @@ SIMULATED = "simulated"
 class Live:
     """The progress of a round: visits to clients, those known to be needed, bytes, hosts (at work, of all), lost cells.
 
-    While clients are `scored`, visits are those of the evaluation, of the model at hand.
+    While clients are `scored`, visits are those of the evaluation, of the model at hand. The last kernel that a host
+    began to compile was number `kernels`.
     """
 
     round: int
@@ -40,6 +41,7 @@ class Live:
     hosts: tuple[int, int]
     retries: int
     scored: bool = False
+    kernels: int = 0
 
 
 Watch = Callable[[Live], None]
@@ -240,9 +242,40 @@ class _Kernels(event.Listener):
             self.seconds += time.perf_counter() - self._began
 
 
-_kernels = _Kernels()
+class _Compiled(event.Listener):
+    """A listener that counts the kernels that this process compiles; those that the machine has are loaded."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.note: Callable[[int], None] = _unnoted
+
+    def on_start(self, event: event.Event) -> None:
+        """Notes a kernel as it begins."""
+        self.number += 1
+        self.note(self.number)
+
+    def on_end(self, event: event.Event) -> None:
+        """Ignores the end of a kernel."""
+
+
+def _unnoted(number: int) -> None:
+    """Ignores the number of a kernel."""
+
+
+_kernels, _compiled = _Kernels(), _Compiled()
 # Numba holds this lock from the look for a compiled kernel to its end.
 event.register("numba:compiler_lock", _kernels)
+event.register("numba:compile", _compiled)
+
+
+def kernels_compiled() -> int:
+    """Counts the kernels that this process compiled so far."""
+    return _compiled.number
+
+
+def note_kernels(note: Callable[[int], None] = _unnoted) -> None:
+    """Gives `note` the number of each kernel that this process compiles, as it begins; without it nothing is noted."""
+    _compiled.note = note
 
 
 def seconds_of_kernels() -> float:

@@ -20,6 +20,9 @@ from shoal.engine.rounds.costs import Live
 from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars, standing
 
 LONGEST_NAME = 20
+# Lines about kernels have so many times the seconds between them that others have.
+RARER = 4
+COMPILING = "compiling kernels, once per machine"
 
 
 class AsRoomAllows:
@@ -72,6 +75,10 @@ class LiveView:
         self._name, self._rounds, self._bars, self._of_study, self._first_scope = name, rounds, bars, of_study, first
         self._shown = time.monotonic()
         self._retries = 0
+        # The number of the newest kernel, and what it was when visits last went on; since when there are newer ones.
+        self._kernels, self._kernels_before, self._kernels_began = 0, 0, 0.0
+        self._kernels_shown = False
+        self._at: tuple[int, bool, int] | None = None
         if bars is not None:
             short = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
             self._run = bars.add_task(short, total=rounds, completed=done, note=())
@@ -79,7 +86,14 @@ class LiveView:
         self.back_to(done)
 
     def watch(self, live: Live) -> None:
-        """Shows a round that is on its way."""
+        """Shows a round that is on its way, or the kernels that it waits for."""
+        if (at := (live.round, live.scored, live.visits)) != self._at:
+            self._at, self._kernels_before, self._kernels_began = at, self._kernels, 0.0
+            self._kernels_shown = False
+        self._kernels = max(self._kernels, live.kernels)
+        if live.kernels > self._kernels_before:
+            self._show_kernels(live.kernels - self._kernels_before - 1)
+            return
         if not live.visits:
             self._round_began = time.monotonic()
         rate = f"{live.visits / max(time.monotonic() - self._round_began, 1e-9):.1f} clients/s"
@@ -95,6 +109,15 @@ class LiveView:
         elif self._due():
             did = "clients scored" if live.scored else "clients"
             self._print(f"round {live.round}: {live.visits}/{live.expected} {did}, {', '.join((rate, *traffic))}")
+
+    def _show_kernels(self, ready: int) -> None:
+        now = time.monotonic()
+        self._kernels_began = self._kernels_began or now
+        if self._bars is not None:
+            self._bars.update(self._round, description=COMPILING, completed=ready, total=None, note=())
+        elif self._due(RARER if self._kernels_shown else 1):
+            self._kernels_shown = True
+            self._print(f"{COMPILING}: {ready} ready, {now - self._kernels_began:.0f} s")
 
     def advance(self, line: dict[str, Any]) -> None:
         """Shows that a round is done; `line` is its line of metrics."""
@@ -133,8 +156,8 @@ class LiveView:
         if self._bars is not None:
             self._bars.update(self._run, completed=done)
 
-    def _due(self) -> bool:
-        return time.monotonic() - self._shown >= SECONDS_BETWEEN_LINES
+    def _due(self, times: int = 1) -> bool:
+        return time.monotonic() - self._shown >= times * SECONDS_BETWEEN_LINES
 
     def _print(self, text: str) -> None:
         self._shown = time.monotonic()

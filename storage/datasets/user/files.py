@@ -13,8 +13,7 @@ import scipy.sparse as sp
 
 from shoal.storage.datasets.sources.derived import SYNTHETIC, mark_synthetic, synthetic_identity
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, reading
-from shoal.storage.datasets.user.table_faults import EDGES, NODES
-from shoal.storage.datasets.user.tables import KINDS, parts_of, read_tables, table_of
+from shoal.storage.datasets.user.table_files import EDGES, KINDS, NODES, parts_of, table_of
 from shoal.storage.datasets.user.unread import PLACES, require_read
 from shoal.storage.errors import GraphGone, ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
@@ -212,6 +211,9 @@ def _read_arrays(
         return arrays, {array: f"{path} ({array})" for array in (*REQUIRED, *arrays)}
     _require_no_other_file(path, files, beside, warns=True)
     if files["edge_index"].suffix != ".npy":
+        # Other graphs do without its readers.
+        from shoal.storage.datasets.user.tables import read_tables
+
         arrays = read_tables(files["edge_index"], files.get("y"), labels)
         where = {array: str(files.get(array, files.get("y", path))) for array in REQUIRED + OPTIONAL}
         return arrays, {**where, "edge_weight": f"{files['edge_index']} (weight)", "y": f"{where['y']} (label)"}

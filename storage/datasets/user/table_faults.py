@@ -7,7 +7,6 @@ from pathlib import Path
 
 from shoal.storage.errors import ShoalError
 
-EDGES, NODES = "edges", "nodes"
 ENDS, WEIGHT = ("source", "target"), "weight"
 ID, LABEL, SPLIT, CLIENT = "id", "label", "split", "assignment"
 # Letters and digits of other names for columns that a table needs.

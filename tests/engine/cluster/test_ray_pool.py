@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,13 +21,13 @@ from support.small_cells import cell_of, require_same_outcome, require_same_scor
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.cluster import ray_pool
 from shoal.engine.cluster.cluster import Patience
-from shoal.engine.cluster.ray_backend import await_hosts, start_hosts
+from shoal.engine.cluster.ray_backend import HostActor, ServerActor, await_hosts, start_hosts
 from shoal.engine.cluster.ray_pool import RayPool, _Call, _Phase, few_cells
 from shoal.engine.cluster.states import _parts
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Kept, Outcome, Training
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.costs import Pool
+from shoal.engine.rounds.costs import Live, Pool
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
@@ -117,8 +118,9 @@ def test_hosts_show_clients_prints_and_time(hosts: list[Any], job_of: MakeJob, s
         def __init__(self) -> None:
             self.by: list[int] = []
 
-        def sign(self, host: int) -> None:
-            self.by.append(host)
+        def sign(self, host: int, kernel: int = 0) -> None:
+            if not kernel:
+                self.by.append(host)
 
         def found(self) -> list[int]:
             return self.by
@@ -132,6 +134,19 @@ def test_hosts_show_clients_prints_and_time(hosts: list[Any], job_of: MakeJob, s
     founds = (ray.get(server.found.remote()) for _ in range(2000))
     assert next(found for found in founds if len(found) >= signs) == [7] * signs
     ray.kill(server)
+
+
+def test_a_server_shows_the_largest_number_of_a_kernel_that_its_hosts_compile() -> None:
+    signs: list[tuple[int, ...]] = []
+    host, server = HostActor.__new__(HostActor), ServerActor.__new__(ServerActor)
+    host._number, host._server = 3, SimpleNamespace(sign=SimpleNamespace(remote=lambda *sign: signs.append(sign)))
+    host.compiles(5)
+    assert signs == [(3, 5)]
+    server._pool, server._kernels, server._live = SimpleNamespace(signed={}), 0, Live(1, 0, 10, 0, 0, (2, 2), 0)
+    for sign in (*signs, (0, 2), (0,)):
+        server.sign(*sign)
+    assert server.alive() == Live(1, 0, 10, 0, 0, (2, 2), 0, kernels=5)
+    assert server._pool.signed.keys() == {0, 3}
 
 
 def test_a_sign_of_life_moves_the_deadline_of_a_silent_host(hosts: list[Any], job_of: MakeJob) -> None:

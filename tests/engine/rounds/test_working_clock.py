@@ -6,7 +6,7 @@ import numba
 import numpy as np
 import pytest
 
-from shoal.engine.rounds.costs import seconds_of_kernels, working_clock
+from shoal.engine.rounds.costs import kernels_compiled, note_kernels, seconds_of_kernels, working_clock
 
 
 @numba.njit
@@ -32,3 +32,30 @@ def test_making_kernels_ready_is_no_work() -> None:
     before = seconds_of_kernels()
     _whole(x)
     assert seconds_of_kernels() == before
+
+
+@numba.njit
+def _outer(x: np.ndarray) -> float:
+    return _inner(x) + 1
+
+
+@numba.njit
+def _inner(x: np.ndarray) -> float:
+    return float(x.max())
+
+
+def test_kernels_are_noted_as_they_begin_once_each() -> None:
+    noted: list[int] = []
+    before, x = kernels_compiled(), np.ones(3)
+    note_kernels(noted.append)
+    try:
+        _outer(x)
+        _outer(x)
+    finally:
+        note_kernels()
+    # Both, and those of numba's own that they call.
+    after = kernels_compiled()
+    assert noted == list(range(before + 1, after + 1))
+    assert len(noted) >= 2
+    _inner(x[::2])
+    assert noted[-1] == after < kernels_compiled()

@@ -2,6 +2,7 @@
 
 import re
 import signal
+from dataclasses import replace
 from io import StringIO
 from types import SimpleNamespace
 
@@ -117,6 +118,45 @@ def test_scoring_is_a_phase_of_its_own(terminal: StringIO) -> None:
     with live_view.live_view("name", 3, 0) as view:
         view.watch(lives[-1])
     assert "round 1, scores" in terminal.getvalue()
+
+
+def test_kernels_take_the_place_of_a_round_that_waits_for_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_view, "SECONDS_BETWEEN_LINES", 0.0)
+    view, live = LiveView("name", 3, 0, None), Live(1, 0, 10, 0, 0, (2, 2), 0)
+    for kernels in (1, 4):
+        view.watch(replace(live, kernels=kernels))
+    # Visits go on: the number stays, and no kernel is compiled.
+    view.watch(replace(live, visits=3, kernels=4))
+    # Scores need one more.
+    for kernels in (4, 5):
+        view.watch(replace(live, scored=True, kernels=kernels))
+    kernels_first, kernels_later, visits, scores, kernels_of_scores = capsys.readouterr().err.splitlines()
+    assert kernels_first == "name: compiling kernels, once per machine: 0 ready, 0 s"
+    assert kernels_later == "name: compiling kernels, once per machine: 3 ready, 0 s"
+    assert visits.startswith("name: round 1: 3/10 clients, ")
+    assert scores.startswith("name: round 1: 0/10 clients scored, ")
+    assert kernels_of_scores == "name: compiling kernels, once per machine: 0 ready, 0 s"
+
+
+def test_lines_about_kernels_are_rarer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(float(second) for second in range(10_000))
+    monkeypatch.setattr(live_view.time, "monotonic", lambda: next(now) / 4)
+    view, live = LiveView("name", 3, 0, None), Live(1, 0, 10, 0, 0, (2, 2), 0)
+    for kernel in range(1, 100):
+        view.watch(replace(live, kernels=kernel))
+    lines = capsys.readouterr().err.splitlines()
+    # The first after as long as any other line.
+    assert lines[0].endswith(": 9 ready, 4 s")
+    assert 2 <= len(lines) <= 4
+    assert all("compiling kernels" in line for line in lines)
+
+
+def test_kernels_on_a_terminal(terminal: StringIO) -> None:
+    with live_view.live_view("name", 3, 0) as view:
+        view.watch(Live(1, 0, 10, 0, 0, (2, 2), 0, kernels=4))
+    assert "compiling kernels, once per machine" in terminal.getvalue()
 
 
 def test_view_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
