@@ -1,6 +1,6 @@
 """Newcomers: clients that never take part, scored as if a further round, which leaves nothing, were theirs alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,9 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.scores.table import ScoreTable
 from shoal.storage.errors import ShoalError
+
+# So many numbers of newcomers are shown.
+MOST_NAMED = 20
 
 
 def require_method(config: Config, algorithm: Algorithm) -> None:
@@ -44,6 +47,13 @@ def leave_out(config: Config) -> tuple[int, ...]:
     """Returns the clients that never take part in a run of a config; raises as `draw_newcomers`."""
     data: Any = config.data
     return draw_newcomers(data.newcomers, config.partition.clients, config.seed)
+
+
+def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict[str, str]:
+    """Returns how many clients never take part, and the first of them."""
+    clients = leave_out(config)
+    first = ", ".join(map(str, clients[:MOST_NAMED])) + (" …" if len(clients) > MOST_NAMED else "")
+    return {"newcomers": f"{len(clients)} of {config.partition.clients} clients come after training: {first}"}
 
 
 def epochs_of(config: Config) -> NewcomerEpochs:

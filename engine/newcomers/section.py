@@ -52,6 +52,7 @@ NEWCOMERS = Section[Any](
     checks_method="shoal.engine.newcomers.newcomers:require_method",
     on_hosts="shoal.engine.newcomers.newcomers:epochs_of",
     absent="shoal.engine.newcomers.newcomers:leave_out",
+    says="shoal.engine.newcomers.newcomers:describe_run",
     evaluates="shoal.engine.newcomers.newcomers:make_evaluation",
     scopes=(GIVEN, TRAINED),
     called="newcomers",

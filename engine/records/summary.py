@@ -31,6 +31,8 @@ from shoal.storage.files.reading import read_bytes
 from shoal.storage.store.manifest import Manifest
 
 SUMMARY, METRICS = "summary.json", "metrics.jsonl"
+# A summary has by this key what features did to the run, by their names and by subject.
+DONE = "done"
 
 PARTS = ("train", "upload", "evaluate", "aggregate", SCORING, "transfer", "wait")
 # The paper of FGGP reports the mean of so many last evaluations.

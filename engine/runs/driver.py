@@ -21,7 +21,7 @@ from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, columns_o
 from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import DIGESTS, RECORDS, write_records
 from shoal.engine.records.run_folder import RunFolder, parent_of
-from shoal.engine.records.summary import FIRST_SCOPE, ONE_MODEL, SOME, summarize_run
+from shoal.engine.records.summary import DONE, FIRST_SCOPE, ONE_MODEL, SOME, summarize_run
 from shoal.engine.records.untrained import UNTRAINED, untrained_of
 from shoal.engine.rounds.costs import Live, Watch
 from shoal.engine.rounds.state import FederationState
@@ -29,7 +29,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.interrupt import Interrupt, Interrupted, graceful
 from shoal.engine.screen.live_view import LiveView, live_view
 from shoal.engine.screen.progress import say
-from shoal.engine.sections.sections import load_crossing, why_skipped
+from shoal.engine.sections.sections import describe_done, load_crossing, why_skipped
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 
@@ -51,15 +51,18 @@ class Driver:
         store: Store,
         inputs: dict[str, str],
         trainers: Sequence[str],
+        parameters: Sequence[int],
         go_on: str | None = None,
     ) -> None:
         """Takes a run; `inputs` are digests of all files that it reads, `trainers` say how hosts train its clients.
+
+        `parameters` are the numbers of parameters of its models.
 
         `go_on` is the command that continues after an interruption; by default one of this run alone.
         """
         self.config = config = plan.config
         self.folder, self.backend, self.inputs, self.trainers = folder, backend, inputs, list(trainers)
-        self.job, self.store, self.plan = job, store, plan.rounds
+        self.job, self.store, self.plan, self._parameters = job, store, plan.rounds, parameters
         self.environment = environment(job.compute.device)
         plain = config.plain()
         running = Running(folder.path, plain, identity_keys(plain), config.rounds, _lines=lambda: folder.metrics.lines)
@@ -131,6 +134,7 @@ class Driver:
             summary |= {ONE_MODEL: self._one_model} if self._one_model else {}
             untrained = untrained_of(self.store.manifest, self.config.data.split_name, self.plan.never_train)
             summary |= {UNTRAINED: counts} if (counts := untrained.as_counts()) else {}
+            summary |= {DONE: texts} if (texts := describe_done(self.config, self._parameters, done)) else {}
             summary |= {"paths": self.trainers, "inputs": self.inputs}
             if self._ended_early():
                 summary["stopped"] = self._calls.running.stopped

@@ -41,7 +41,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console
 from shoal.engine.sections.section import load as load_place
-from shoal.engine.sections.sections import SECTIONS, load_crossing
+from shoal.engine.sections.sections import SECTIONS, by_subject, describe_done, load_crossing
 from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
 from shoal.partition.methods.workspace import scratch_bytes
@@ -314,7 +314,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
         "hops": _computed_hops(config, mean.nodes, total, limit // 2 // hosts) if config.propagation.computed else "",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
         "train": untrained and ("" if prepared else "at least ") + untrained,
-        **{key: text for feature in features for key, text in feature.says_of(config, sizes_of_models).items()},
+        **by_subject(describe_done(config, sizes_of_models, config.rounds)),
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
         f"({config.engine.backend})"
         + ("" if busy == hosts else f", {hosts - busy} without work: lower engine.{lower}"),

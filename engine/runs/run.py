@@ -38,10 +38,11 @@ from shoal.engine.runs.driver import Driver, go_on_from
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.head import show, shown_path
 from shoal.engine.screen.progress import say
-from shoal.engine.sections.sections import SECTIONS
+from shoal.engine.sections.sections import SECTIONS, by_subject, describe_done
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.options.types import is_own
+from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import Store
 from shoal.storage.user_code.user_code import read_user_code
 
@@ -103,13 +104,7 @@ def run(
         if newest:
             _require_same(folder, newest.inputs, read)
         store = plan.prepare(repair=False)
-        if go_on is None:
-            graph = store.manifest
-            kind = " (synthetic)" if graph.synthetic else ""
-            sizes = f"{graph.nodes:,} nodes, {graph.features} features, {graph.classes} classes"
-            show({"graph": f"{graph.name}{kind}: {sizes}"})
-        if (few := plan.require_trainable(store)) and go_on is None:
-            show({"train": few})
+        untrained = plan.require_trainable(store)
         job = make_job(config, store, folder.path.name)
         job = replace(job, predictions=asks_for_predictions(plan.callbacks))
         # Files that were downloaded just now count, too.
@@ -124,10 +119,13 @@ def run(
             say("engine.device: cpu: shares of GPUs are reserved, but only a custom method can use them")
         if of_samples := _chosen_on_samples(config):
             say(of_samples)
-        for feature in SECTIONS:
-            lines = feature.says_of(config, [len(model.w) for model in models]) if feature.warns else {}
-            for subject in feature.warns:
-                if lines.get(subject):
+        parameters = [len(model.w) for model in models]
+        lines = by_subject(describe_done(config, parameters, config.rounds))
+        if go_on is None:
+            show({"graph": _sizes(store.manifest)} | ({"train": untrained} if untrained else {}) | lines)
+        else:
+            for subject in (subject for feature in SECTIONS for subject in feature.warns):
+                if subject in lines:
                     say(lines[subject])
         if fresh:
             folder.clear()
@@ -141,7 +139,7 @@ def run(
         go_on_from(folder, newest, config.run)
         driven = backend or open_backend(config)
         try:
-            driver = Driver(plan, folder, driven, job, store, read, trainers, go_on)
+            driver = Driver(plan, folder, driven, job, store, read, trainers, parameters, go_on)
             with folder.at_work.keep_places(folder.fail):
                 driver.drive(newest.state if newest else None, until)
         finally:
@@ -166,16 +164,23 @@ def run(
         folder.close()
 
 
-def require_set_up(plan: RunPlan, store: Store) -> str:
-    """Makes the server of a run on its store as the run will, and returns as `RunPlan.require_trainable`.
+def require_set_up(plan: RunPlan, store: Store) -> dict[str, str]:
+    """Makes the server of a run on its store as the run will, and returns what the head of the run would say of it.
 
     Raises ShoalError: the method refuses it, or hardly any client can train.
     """
-    few = plan.require_trainable(store)
-    job = make_job(plan.config, store, plan.folder.name)
-    job.sketch_models(store, plan.algorithm)
+    untrained, config = plan.require_trainable(store), plan.config
+    job = make_job(config, store, plan.folder.name)
+    models = job.sketch_models(store, plan.algorithm)[MODEL]
     Server(job, plan.rounds, LocalBackend(), None)
-    return few
+    lines = by_subject(describe_done(config, [len(model.flat.w) for model in models], config.rounds))
+    return ({"train": untrained} if untrained else {}) | lines
+
+
+def _sizes(graph: Manifest) -> str:
+    """Returns the name of the graph of a store, and its sizes."""
+    kind = " (synthetic)" if graph.synthetic else ""
+    return f"{graph.name}{kind}: {graph.nodes:,} nodes, {graph.features} features, {graph.classes} classes"
 
 
 def _plan(config: Config) -> RunPlan:

@@ -17,6 +17,7 @@ from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.records.summary import (
+    DONE,
     OF_SAMPLES,
     OF_SOME,
     ONE_MODEL,
@@ -33,6 +34,7 @@ from shoal.engine.records.summary import (
 from shoal.engine.records.untrained import UNTRAINED, describe_untrained
 from shoal.engine.screen.head import shown_path
 from shoal.engine.screen.output import Console, Table
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.options.masking import masks
 from shoal.storage.options.types import is_own
 from shoal.storage.store.manifest import Manifest
@@ -91,7 +93,17 @@ def show_run(run: Path, details: bool = False) -> None:
             f"hidden sums: {sums['skipped']} of {sums['rounds']} rounds had too few answers and changed nothing "
             f"(secure.threshold); how many is in {METRICS}"
         )
+    _show_done(summary, run)
     _line(f"folder: {shown_path(run)}", whole=True)
+
+
+def _show_done(summary: Mapping[str, Any], run: Path) -> None:
+    """Prints what was done to a run, each with the command that shows more; a feature that is gone has none."""
+    folder = shlex.quote(str(shown_path(run)))
+    more = {section.feature: section.command_for_more(folder) for section in SECTIONS}
+    for feature, lines in summary.get(DONE, {}).items():
+        for subject, text in lines.items():
+            _line(f"{subject}: {text}" + (f"; more: {more[feature]}" if feature in more else ""), whole=True)
 
 
 def _show_costs(summary: Mapping[str, Any]) -> None:

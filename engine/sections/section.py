@@ -1,6 +1,6 @@
 """A section of a config that belongs to a feature, and all that the feature declares of itself."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Generic, TypeVar
@@ -32,9 +32,11 @@ class Section(Generic[OptionsT]):
         checks_data: The same, of a dataset by its name and number of classes, `(config, name, classes) -> None`.
         checks_sizes: The same, of the numbers of nodes of all clients, `(config, nodes) -> None`.
         clipped_rows: Clip and noise of training rows, `(config, store) -> (clip, noise) | None`.
-        says: Lines of the head of a run and of a dry run by subject, `(config, parameters) -> mapping`, with the
-            number of parameters of each model.
-        warns: Keys of these lines that a run prints before it starts.
+        says: What is done to a run, in its head, its last lines and a dry run: texts by subject, `(config, parameters,
+            rounds) -> mapping`, with the number of parameters of each model, and after so many rounds.
+        warns: Subjects of these that a run of a study prints, too, before it starts.
+        more: The command that shows more of a finished run, with `{run}` for its folder; empty: `shoal explain` of the
+            keys.
         metrics: Names of what its stages score clients by, beside the metrics of the run.
         scores: Whether they do with these options.
         of_all_rounds: Why numbers of a round depend on how many rounds there are; empty: they do not.
@@ -82,6 +84,7 @@ class Section(Generic[OptionsT]):
     clipped_rows: str = ""
     says: str = ""
     warns: tuple[str, ...] = ()
+    more: str = ""
     metrics: tuple[str, ...] = ()
     scores: Callable[[OptionsT], bool] = lambda options: False
     of_all_rounds: Callable[[OptionsT], str] = lambda options: ""
@@ -129,10 +132,16 @@ class Section(Generic[OptionsT]):
         value: Any = self.of(config)
         return bool((getattr(value, self.switch) if self.switch else value) != self.off)
 
-    def says_of(self, config: Any, parameters: Any) -> Mapping[str, str]:
-        """Returns the lines of a run in which the feature is on; texts may be empty."""
-        lines: Mapping[str, str] = load(self.says)(config, parameters) if self.says and self.is_on(config) else {}
-        return lines
+    def says_of(self, config: Any, parameters: Sequence[int], rounds: int) -> dict[str, str]:
+        """Returns what the feature says of a run in which it is on, by subject; nothing of one in which it is off."""
+        if not self.says or not self.is_on(config):
+            return {}
+        return {subject: text for subject, text in load(self.says)(config, parameters, rounds).items() if text}
+
+    def command_for_more(self, run: str) -> str:
+        """Returns the command that shows more of what the feature did to a run."""
+        keys = f"{self.name}.{self.switch}" if self.options is None and self.switch else self.name
+        return self.more.format(run=run) if self.more else f"shoal explain {keys}"
 
 
 def load(place: str) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """All features that have a section in a config: the only list of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -69,6 +69,17 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
     for section in SECTIONS:
         facts |= load(section.facts)(summary) if section.facts else {}
     return facts
+
+
+def describe_done(config: Any, parameters: Sequence[int], rounds: int) -> dict[str, dict[str, str]]:
+    """Returns what features do to a run by their names, and by subject, after so many rounds; see `Section.says`."""
+    texts = {section.feature: section.says_of(config, parameters, rounds) for section in SECTIONS}
+    return {feature: lines for feature, lines in texts.items() if lines}
+
+
+def by_subject(done: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Returns the same by subject alone."""
+    return {subject: text for lines in done.values() for subject, text in lines.items()}
 
 
 def find_bounding(config: Any) -> Section[Any] | None:

@@ -14,8 +14,9 @@ from shoal.engine.config.config import Config, load_config, usual
 from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.run_identity import flatten
 from shoal.engine.records.run_folder import name_of_parent, parent_of, read_summary
+from shoal.engine.records.summary import DONE
 from shoal.engine.runs.remote_run import copies_of
-from shoal.engine.sections.sections import facts_of
+from shoal.engine.sections.sections import by_subject, facts_of
 from shoal.pages.headline import Headline
 from shoal.pages.looks import Looks
 from shoal.pages.page import Head
@@ -124,6 +125,7 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
     took = [row.figures["seconds.rounds"] for row in rows if "seconds.rounds" in row.figures]
     facts["Duration"] = f"{_time(sum(took))} in rounds" + (f" of {len(took)} runs" if len(took) > 1 else "")
     if len(rows) == 1:
+        facts |= {subject.capitalize(): text for subject, text in by_subject(summary.get(DONE, {})).items()}
         facts |= facts_of(summary)
     if len(rows) == 1 and (parent := parent_of(rows[0].path)):
         facts["Fork of"] = f"{name_of_parent(parent)}, after round {parent['round']}"

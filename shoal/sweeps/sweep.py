@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -138,9 +138,9 @@ class Sweep:
     def _require_set_up(self) -> None:
         """Prepares all stores; one that cannot be made is the error of its run. Refuses what a method refuses.
 
-        Says where most clients cannot train.
+        Says what is done to all runs alike, and where most clients cannot train.
         """
-        checked, untrained = set(), dict[str, str]()
+        checked, heads = set(), dict[str, dict[str, str]]()
         for row, plan in zip(self.rows, self.plans):
             key = repr(plan.config.model_dump(exclude={"name", "seed", "run"}))
             if key in checked or finished(plan.folder):
@@ -153,12 +153,10 @@ class Sweep:
             except ShoalError:
                 continue
             try:
-                untrained[row.label] = require_set_up(plan, store)
+                heads[row.label] = require_set_up(plan, store)
             except ShoalError as error:
                 raise ShoalError(row.label, error.line, detail=error.detail) from error
-        if len(texts := set(untrained.values())) == 1:
-            untrained = {"train": texts.pop()}
-        show({label: few for label, few in untrained.items() if few})
+        _show_heads(heads)
 
     def _carry_out(self, places: Sequence[int], hosts: "Hosts") -> None:
         """Runs some places, and at the end tries once more those that another process was at work on."""
@@ -334,6 +332,20 @@ class Sweep:
             shared = "".join(f"{name} {value}, " for name, value in others)
             say(f"{shared}{key} chosen by {models} validation: {scored}")
         return {others: max(scores, key=scores.__getitem__) for others, scores in scores_of.items()}
+
+
+def _show_heads(heads: Mapping[str, Mapping[str, str]]) -> None:
+    """Shows, of the heads of combinations by their labels, what those that say it say alike; the axes tell the rest.
+
+    Where clients cannot train, each says so.
+    """
+    for subject in dict.fromkeys(subject for lines in heads.values() for subject in lines):
+        texts = {label: lines[subject] for label, lines in heads.items() if subject in lines}
+        if len(set(texts.values())) == 1:
+            some = "" if len(texts) == len(heads) else f"{len(texts)} of {len(heads)} combinations: "
+            show({subject: some + next(iter(texts.values()))})
+        elif subject == "train":
+            show(texts)
 
 
 def _failure(output: Path, code: int, place: str | None) -> str:

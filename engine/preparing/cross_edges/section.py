@@ -112,4 +112,5 @@ CROSS_EDGES = Section[CrossEdgesOptions](
     ),
     kernel=_kernel,
     crossing="shoal.engine.preparing.cross_edges.steps",
+    says="shoal.engine.preparing.cross_edges.steps:describe_run",
 )  # fmt: skip

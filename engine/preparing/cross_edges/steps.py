@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
+from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
 from shoal.engine.preparing.cross_edges.cross_edges import (
     BoundarySource,
@@ -17,6 +19,7 @@ from shoal.engine.preparing.cross_edges.cross_edges import (
     write_boundaries,
     write_cross_hops,
 )
+from shoal.engine.preparing.cross_edges.section import CROSS_EDGES
 from shoal.engine.preparing.store_builder import READERS, StoreBuilder
 from shoal.engine.screen.progress import progress, say
 from shoal.storage.files.names import place_in
@@ -30,6 +33,17 @@ from shoal.storage.store.store import Store, boundary_path, hops_path, scratch_p
 
 # `shoal.engine.sections.sections.load_crossing` gives these, too.
 __all__ = ["class_pairs", "exchange_bytes", "make_boundaries", "make_hops", "scratch_bytes"]
+
+
+def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict[str, str]:
+    """Returns what runs over edges between clients, and over which of them."""
+    data: Any = CROSS_EDGES.of(config)
+    layers = {"one_hop": "the first layer runs", "two_hop": "the first two layers run"}
+    what = layers.get(data.cross_edges, "hops run")
+    share = "all" if data.cross_share == 1 else f"{100 * data.cross_share:g} % of the"
+    least = f", where a client has {data.cross_min_neighbours} neighbours or more" * (data.cross_min_neighbours > 1)
+    hidden = ", by hidden sums" if data.cross_hidden else ""
+    return {"cross edges": f"{what} over {share} edges between clients{least}{hidden}"}
 
 
 def make_boundaries(steps: StoreBuilder, shards: Store, propagation: CrossPropagation) -> BoundaryRecord:

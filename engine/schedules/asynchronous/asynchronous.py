@@ -125,6 +125,21 @@ def require_enough(options: StepOptions, clients: int, cohort: ParticipationOpti
         )
 
 
+def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict[str, str]:
+    """Returns what makes a step of the server, and how stale uploads count."""
+    options = ASYNCHRONOUS.of(config)
+    if options.name == TIERS:
+        return {"schedule": f"{TIERS}, steps in simulated time by cohorts of {options.tiers} groups of about one speed"}
+    step = f"a step takes {options.in_step} upload{'s' * (options.in_step > 1)} in simulated time"
+    weight_of = {
+        "constant": "counts in full",
+        "polynomial": f"counts (1 + s)^-{options.a:g}",
+        "hinge": f"counts in full, from s = {options.b} on 1 / ({options.a:g} (s - {options.b}) + 1)",
+    }[options.staleness]
+    mixing = f", of a weight of {options.mixing:g}" if options.name == FEDASYNC else ""
+    return {"schedule": f"{options.name}, {step}; one that is s steps stale {weight_of}{mixing}"}
+
+
 def make_asynchronous(config: Config, participation: ParticipationOptions) -> Chosen:
     """Reads the files of devices and links, and returns what makes the schedule; `participation` is that of a tier.
 

@@ -71,4 +71,6 @@ ASYNCHRONOUS = Section[StepOptions](
     schedules=SCHEDULES,
     make_schedule="shoal.engine.schedules.asynchronous.asynchronous:make_asynchronous",
     takes_part=_words,
+    says="shoal.engine.schedules.asynchronous.asynchronous:describe_run",
+    more="shoal clock {run}",
 )

@@ -7,6 +7,7 @@ they had been offline. Axes: B all clients, C those drawn.
 import math
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
 from shoal.engine.schedules.availability.section import AVAILABILITY, AttendanceOptions, ends_early
 from shoal.engine.schedules.participation import Attendance, Ended, MakeAttendance
+from shoal.engine.sections.words import is_csv
 from shoal.engine.simulation.schedule import DEVICES, NETWORKS, Fleet, read_classes, schedule
 from shoal.engine.simulation.work import work_of
 from shoal.storage.errors import ShoalError
@@ -81,6 +83,25 @@ class PartialAttendance(Attendance):
             waits = len(first) < min(size, len(drawn)) and self._deadline < math.inf
             seconds = self._deadline if waits else float(finished[first].max(initial=0.0))
         return Ended(drawn[np.sort(first)], missing, seconds)
+
+
+def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict[str, str]:
+    """Returns when clients are online, and which of those that are drawn do not finish."""
+    options = AVAILABILITY.of(config)
+    online, texts = options.availability, []
+    if options.trace is not None:
+        texts.append(f"clients are online by {Path(options.trace).name}")
+    elif is_csv(online.kind):
+        texts.append(f"clients are online by {Path(online.kind).name}")
+    elif online.kind != "always":
+        texts.append(f"clients are online {100 * online.share:g} % of {online.period} rounds ({online.kind})")
+    if options.dropout:
+        texts.append(f"one that is drawn drops out with chance {options.dropout:g}")
+    if options.over_selection > 1:
+        texts.append(f"{options.over_selection:g} times as many are drawn, and the first to finish count")
+    if options.deadline is not None:
+        texts.append(f"uploads after {options.deadline:g} s of simulated time do not")
+    return {"availability": "; ".join(texts)}
 
 
 def make_attendance(config: Config) -> MakeAttendance | None:

@@ -116,6 +116,7 @@ AVAILABILITY = Section[AttendanceOptions](
     online="shoal.engine.schedules.availability.availability:online_in",
     attends="shoal.engine.schedules.availability.attendance:make_attendance",
     takes_part=_words,
+    says="shoal.engine.schedules.availability.attendance:describe_run",
     files=_files,
     facts="shoal.engine.schedules.participation:describe_visits",
 )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
-from shoal.engine.config.names import own_among
+from shoal.engine.config.names import own_among, shown_name
 from shoal.engine.messages.job import Job
 from shoal.engine.schedules.participation import MakeSelection
 from shoal.engine.schedules.selection.section import SELECTION, SelectionOptions
@@ -56,6 +56,13 @@ class Selection:
 def initial_knowledge(clients: int) -> Tree:
     """Returns what the server knows before the first round."""
     return {LOSS: torch.full((clients,), math.inf, dtype=torch.float64), ROUND: torch.zeros(clients).double()}
+
+
+def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict[str, str]:
+    """Returns how clients of a round are chosen."""
+    options = SELECTION.of(config)
+    among = "" if options.candidates is None else f", among {options.candidates} candidates"
+    return {"selection": f"clients of a round by {shown_name(options.selection)}{among}"}
 
 
 def make_selection(config: Config, clients: int) -> MakeSelection:

@@ -36,5 +36,6 @@ SELECTION = Section[SelectionOptions](
         one_of("participation.candidates", "participation.selection", "power_of_choice"),
     ),
     selects="shoal.engine.schedules.selection.knowledge:make_selection",
+    says="shoal.engine.schedules.selection.knowledge:describe_run",
     facts="shoal.engine.schedules.participation:describe_visits",
 )

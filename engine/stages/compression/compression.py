@@ -19,11 +19,12 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import COMPRESSION, Upload
 from shoal.engine.config.config import Config
+from shoal.engine.config.sizes import size
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.stage import AtClient, Stage
 from shoal.engine.stages.changes import like
 from shoal.engine.stages.compression.section import COMPRESSION as COMPRESSION_SECTION
-from shoal.engine.stages.compression.section import CommunicationOptions
+from shoal.engine.stages.compression.section import NOT_COMPRESSED, CommunicationOptions
 
 if TYPE_CHECKING:
     from shoal.engine.rounds.sampling import Plan
@@ -90,16 +91,25 @@ def compressed_bytes(options: CommunicationOptions, numbers: int, itemsize: int)
     return numbers + itemsize
 
 
-def describe_run(config: Config, parameters: Sequence[int]) -> dict[str, str]:
-    """Returns a line where no model is compressed."""
-    return {"compression": sent_whole(COMPRESSION_SECTION.of(config), parameters)}
+def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict[str, str]:
+    """Returns what clients send of a model, with bytes; or a line where no model is compressed."""
+    options, numbers = COMPRESSION_SECTION.of(config), max(parameters)
+    if why := sent_whole(options, parameters):
+        return {NOT_COMPRESSED: why}
+    of_largest = f"topk, the largest {100 * options.ratio:g} % of the numbers of each change"
+    how = of_largest if options.upload == "topk" else "int8, a byte for each number of a change"
+    later = ", what is left unsent comes later" if options.error_feedback else ""
+    whole = torch.float32.itemsize * numbers
+    sent = size(compressed_bytes(options, numbers, torch.float32.itemsize))
+    return {"compression": f"{how}{later}; {sent} in place of the {size(whole)} of a model"}
 
 
 def sent_whole(options: CommunicationOptions, parameters: Sequence[int]) -> str:
     """Returns a line where no model, of so many float32 parameters each, is compressed; else an empty one."""
-    size = torch.float32.itemsize
+    bytes_each = torch.float32.itemsize
     large = [count for count in parameters if count >= LEAST]
-    if options.upload == "none" or any(compressed_bytes(options, count, size) < size * count for count in large):
+    smaller = any(compressed_bytes(options, count, bytes_each) < bytes_each * count for count in large)
+    if options.upload == "none" or smaller:
         return ""
     kept = f"communication.upload: {options.upload}: nothing of a model is compressed, "
     if large:

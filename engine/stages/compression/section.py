@@ -9,6 +9,9 @@ from shoal.engine.sections.rules import acts_on_uploads, one_of
 from shoal.engine.sections.section import Section
 from shoal.storage.options.types import CLOSED, Flag, Number
 
+# A run of which nothing is compressed says so by this subject.
+NOT_COMPRESSED = "not compressed"
+
 
 @dataclass(frozen=True, config=CLOSED)
 class CommunicationOptions:
@@ -38,7 +41,7 @@ COMPRESSION = Section(
     ),
     stages=((30, "shoal.engine.stages.compression.compression:make"),),
     says="shoal.engine.stages.compression.compression:describe_run",
-    warns=("compression",),
+    warns=(NOT_COMPRESSED,),
     # The stage keeps the rest that was not sent.
     copies=lambda options: (int(options.error_feedback), 0),
 )

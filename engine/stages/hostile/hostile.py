@@ -72,12 +72,15 @@ def require_target(config: Config, dataset: str, classes: int) -> None:
         raise ShoalError("attack.target", f"{options.target}, and classes of '{dataset}' are 0 to {classes - 1}")
 
 
-def describe_run(config: Config, parameters: Sequence[int]) -> dict[str, str]:
+def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict[str, str]:
     """Returns how many clients attack, how, and the first of them."""
     options, clients = HOSTILE.of(config), config.partition.clients
     hostile = sorted(hostile_clients(options, clients, config.seed))
-    first = ", ".join(map(str, hostile[:MOST_NAMED]))
-    return {"hostile": f"{len(hostile)} of {clients} clients, by {shown_name(options.kind)}: {first}"}
+    first = ", ".join(map(str, hostile[:MOST_NAMED])) + (" …" if len(hostile) > MOST_NAMED else "")
+    how = f" (scale {options.scale:g})" if options.kind not in ON_DATA else ""
+    if options.kind == "backdoor":
+        how = f" (target class {options.target}, {100 * options.poison:g} % of their training nodes)"
+    return {"attack": f"{len(hostile)} of {clients} clients, by {shown_name(options.kind)}{how}: {first}"}
 
 
 def _no_backdoor(config: Config) -> str:

@@ -85,9 +85,9 @@ def options_on_hosts(config: Config) -> PrivacyOptions | None:
     return options if options.where == "server" else replace(options, noise=noise_at_clients(config), epsilon=None)
 
 
-def describe_run(config: Config, parameters: Sequence[int]) -> dict[str, str]:
-    """Returns what hides a client or a node, and epsilon after all rounds."""
-    return {"privacy": bound_of(config, config.rounds)}
+def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict[str, str]:
+    """Returns what hides a client or a node, and epsilon after so many rounds."""
+    return {"privacy": bound_of(config, rounds)}
 
 
 def require_possible(config: Config, cohort: int) -> None:

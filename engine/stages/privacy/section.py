@@ -74,4 +74,5 @@ PRIVACY = Section(
     epsilon="shoal.engine.stages.privacy.privacy:epsilon_of",
     bound="shoal.engine.stages.privacy.privacy:bound_of",
     says="shoal.engine.stages.privacy.privacy:describe_run",
+    more="shoal privacy {run}",
 )

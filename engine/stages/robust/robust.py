@@ -24,7 +24,7 @@ from shoal.engine.messages.job import Job
 from shoal.engine.rounds.reduction import TILE
 from shoal.engine.rounds.stage import AtClient, Phase, Stage, require_means, rows_of
 from shoal.engine.stages.changes import bound_norm, changes_of, like
-from shoal.engine.stages.robust.section import ROBUST, AggregationOptions
+from shoal.engine.stages.robust.section import BY_SHARE, ROBUST, AggregationOptions
 from shoal.storage.errors import ShoalError
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # Against f hostile clients a reduction needs a f + b in all, by its (a, b).
 NEEDED = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3)}
+# Reductions are called so where their word alone is none.
+WORDS = {"trimmed": "trimmed mean", "geometric_median": "geometric median", "multi_krum": "multi-Krum", "krum": "Krum"}
 # The geometric median counts distances below nu as nu (Pillutla et al., section 4); steps end at this accuracy.
 NU, STEPS, ACCURACY = 1e-6, 1000, 1e-10
 # Divisors are at least this, so that none is zero.
@@ -66,6 +68,19 @@ def require_possible(config: Config, cohort: int) -> None:
         raise ShoalError(
             "aggregation.kind", f"fltrust trusts client {options.root} in every round; take participation.ratio=1"
         )
+
+
+def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict[str, str]:
+    """Returns how means of uploads are reduced."""
+    options = ROBUST.of(config)
+    if options.kind == "norm_bound":
+        text = f"means of changes of norm {options.bound:g} at most"
+    elif options.kind == "fltrust":
+        text = f"fltrust, by likeness to the change of client {options.root}"
+    else:
+        share = f", against {100 * options.share:g} % hostile clients" if options.kind in BY_SHARE else ""
+        text = f"{WORDS.get(options.kind, options.kind)} in place of the mean of a round{share}"
+    return {"reduction": text}
 
 
 class _OfMeans(Stage):

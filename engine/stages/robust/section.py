@@ -9,6 +9,9 @@ from shoal.engine.sections.rules import acts_on_uploads, one_of
 from shoal.engine.sections.section import Section
 from shoal.storage.options.types import CLOSED, Count, Number, WithShortForm
 
+# These reductions are told how many clients may be hostile.
+BY_SHARE = ("trimmed", "krum", "multi_krum", "bulyan")
+
 
 @dataclass(frozen=True, config=CLOSED)
 class AggregationOptions(WithShortForm):
@@ -38,12 +41,13 @@ ROBUST = Section(
     off="mean",
     rules=(
         *acts_on_uploads("aggregation.kind"),
-        one_of("aggregation.share", "aggregation.kind", "trimmed", "krum", "multi_krum", "bulyan"),
+        one_of("aggregation.share", "aggregation.kind", *BY_SHARE),
         one_of("aggregation.bound", "aggregation.kind", "norm_bound"),
         one_of("aggregation.root", "aggregation.kind", "fltrust"),
     ),
     stages=((50, "shoal.engine.stages.robust.robust:make"),),
     checks="shoal.engine.stages.robust.robust:require_possible",
+    says="shoal.engine.stages.robust.robust:describe_run",
     # All uploads of a round are in memory at once.
     copies=lambda options: (0, int(options.kind != "norm_bound")),
 )

@@ -5,14 +5,17 @@ too few of them answer is skipped: it changes nothing, as one without clients, a
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from shoal.engine.config.config import Config
 from shoal.engine.rounds.stage import SkipRound
+from shoal.engine.stages.secure.section import SECURE as HIDDEN_SUMS
 from shoal.engine.stages.secure.section import SecureOptions
 
 # The line of a round has `Answers` by this key.
 SECURE = "secure"
+WORDS = {"masks": "masks", "homomorphic": "homomorphic encryption"}
 
 
 class Answers(NamedTuple):
@@ -41,6 +44,15 @@ class Answers(NamedTuple):
         """Raises SkipRound if the sum is not read."""
         if not self.enough:
             raise SkipRound(self.columns)
+
+
+def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict[str, str]:
+    """Returns what the server reads of uploads, and how many answers a round needs."""
+    options = HIDDEN_SUMS.of(config)
+    return {
+        "secure": f"the server reads sums alone, hidden by {WORDS[options.kind]} (simulated); a round counts where "
+        f"{100 * options.threshold:g} % of the clients drawn answer"
+    }
 
 
 def describe_skipped(summary: Mapping[str, Any]) -> dict[str, str]:

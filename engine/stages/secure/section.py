@@ -48,4 +48,6 @@ SECURE = Section(
     skipped="shoal.engine.stages.secure.answers:why_skipped",
     checks="shoal.engine.stages.secure.hidden_sums:require_possible",
     facts="shoal.engine.stages.secure.answers:describe_skipped",
+    says="shoal.engine.stages.secure.answers:describe_run",
+    more="shoal privacy {run}",
 )

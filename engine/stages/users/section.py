@@ -27,4 +27,5 @@ USERS = Section[Any](
     stages=((15, "shoal.engine.stages.users.users:make"),),
     on_hosts="shoal.engine.stages.users.users:read_stages",
     checks="shoal.engine.stages.users.users:require_stages",
+    says="shoal.engine.stages.users.users:describe_run",
 )

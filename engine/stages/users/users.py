@@ -143,6 +143,14 @@ def read_stages(config: Config) -> tuple[Source, ...]:
     return tuple(Source(read_user_code(KEY, stage.name), stage.options) for stage in USERS.of(config))
 
 
+def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict[str, str]:
+    """Returns the names of the user's stages, with their options."""
+    stages: Any = USERS.of(config)
+    options = (", ".join(f"{key} {value}" for key, value in stage.options.items()) for stage in stages)
+    named = (shown_name(stage.name) + (f" ({text})" if text else "") for stage, text in zip(stages, options))
+    return {"stages": f"{', '.join(named)}, on uploads"}
+
+
 def require_stages(config: Config, cohort: int) -> None:
     """Raises a ShoalError if a stage of a config is none, or is there twice."""
     names = [shown_name(source.code.name) for source in read_stages(config)]

@@ -191,11 +191,11 @@ def test_compression_of_nothing_is_said(tiny: Path, capsys: pytest.CaptureFixtur
     """By the dry run and the run; a selection among all is refused by both."""
     config = load_config(tiny, ["communication.upload=topk", "rounds=1"])
     says = "communication.upload: topk: nothing of a model is compressed, for tensors of fewer than 256 numbers are"
-    assert says in shown(config)["compression"]
+    assert says in shown(config)["not compressed"]
     run(config)
     assert says in capsys.readouterr().err
     large = load_config(tiny, ["communication.upload=topk", "rounds=1", "model={name: mlp, hidden: 64}"])
-    assert "compression" not in shown(large)
+    assert "not compressed" not in shown(large)
     run(large)
     assert "nothing of a model" not in capsys.readouterr().err
     with refused("participation.selection", says="oort chooses 4 of 4 clients"):

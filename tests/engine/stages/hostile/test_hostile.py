@@ -228,8 +228,8 @@ def test_dry_run_names_hostile_clients_and_counts_all_uploads_of_a_round(make_co
         return expected(RunPlan.of(make_config(engine__backend="local", **keys))).rows
 
     (number,) = hostile_clients(AttackOptions(kind="scaled"), 5, 0)
-    assert shown(attack__kind="scaled")["hostile"] == f"1 of 5 clients, by scaled: {number}"
-    assert "hostile" not in shown()
+    assert shown(attack__kind="scaled")["attack"] == f"1 of 5 clients, by scaled (scale 10): {number}"
+    assert "attack" not in shown()
 
     plain, bounded, rows = memory(), memory(aggregation__kind="norm_bound"), memory(aggregation__kind="median")
     state, more = plain.split(" of client state in the end, ")
