@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from shoal.algorithms.base import Algorithm, overrides
 from shoal.engine.config.config import Config
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.dataset_names import TWINS
-from shoal.storage.options.types import is_own
 from shoal.storage.store.manifest import Manifest
 
 # A run says so above the first share of its clients, and is refused above the second.
-MOST_UNSAID, MOST_TRAINED_IN_VAIN = 0.5, 0.9
+MOST_UNSAID, MOST_UNREFUSED = 0.5, 0.9
 # Summaries have these counts by this key, in runs that say so alone.
 UNTRAINED = "untrained"
 
@@ -63,14 +61,10 @@ def describe_untrained(counts: Mapping[str, Any], item: str) -> str:
     )
 
 
-def require_trainable(config: Config, algorithm: Algorithm, untrained: Untrained, item: str) -> None:
-    """Refuses a run of which nearly no client can train, unless `data.allow_untrained` says that this is meant.
-
-    A method of the user's own that replaces the training of clients may need no training items.
-    """
+def require_trainable(config: Config, untrained: Untrained, item: str) -> None:
+    """Refuses a run of which nearly no client can train, unless `data.allow_untrained` says that this is meant."""
     data = config.data
-    own_training = is_own(config.algorithm.name) and overrides(algorithm, "train")
-    if untrained.share <= MOST_TRAINED_IN_VAIN or own_training or data.allow_untrained:
+    if untrained.share <= MOST_UNREFUSED or data.allow_untrained:
         return
     made = str(data.dataset).lower() in TWINS.values()
     ways = ["data.split=public" if made and data.split != "public" else "another data.split"]

@@ -22,7 +22,7 @@ from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import DIGESTS, RECORDS, write_records
 from shoal.engine.records.run_folder import RunFolder, parent_of
 from shoal.engine.records.summary import DONE, FIRST_SCOPE, ONE_MODEL, SOME, summarize_run
-from shoal.engine.records.untrained import UNTRAINED, untrained_of
+from shoal.engine.records.untrained import UNTRAINED
 from shoal.engine.rounds.costs import Live, Watch
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
@@ -63,6 +63,7 @@ class Driver:
         self.config = config = plan.config
         self.folder, self.backend, self.inputs, self.trainers = folder, backend, inputs, list(trainers)
         self.job, self.store, self.plan, self._parameters = job, store, plan.rounds, parameters
+        self._untrained = plan.untrained(store.manifest)
         self.environment = environment(job.compute.device)
         plain = config.plain()
         running = Running(folder.path, plain, identity_keys(plain), config.rounds, _lines=lambda: folder.metrics.lines)
@@ -132,8 +133,7 @@ class Driver:
             if kernel.boundaries:
                 summary["bytes"]["exchange"] = load_crossing().exchange_bytes(self.store, kernel)
             summary |= {ONE_MODEL: self._one_model} if self._one_model else {}
-            untrained = untrained_of(self.store.manifest, self.config.data.split_name, self.plan.never_train)
-            summary |= {UNTRAINED: counts} if (counts := untrained.as_counts()) else {}
+            summary |= {UNTRAINED: counts} if (counts := self._untrained.as_counts()) else {}
             summary |= {DONE: texts} if (texts := describe_done(self.config, self._parameters, done)) else {}
             summary |= {"paths": self.trainers, "inputs": self.inputs}
             if self._ended_early():

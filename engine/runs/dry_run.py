@@ -30,9 +30,7 @@ from shoal.engine.preparing.store_builder import given_codes
 from shoal.engine.records.graphs import remote_of
 from shoal.engine.records.untrained import (
     Untrained,
-    describe_untrained,
     fewest_untrained,
-    require_trainable,
     untrained_of,
 )
 from shoal.engine.rounds.sampling import Schedule, cell_size_of, form_cells
@@ -211,8 +209,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     if algorithm.centralized:
         require_whole(total.nodes, total.features, total.x_bytes, total.entries, config, total.weighted)
     elif total.untrained is not None:
-        require_trainable(config, algorithm, total.untrained, total.what)
-        untrained = describe_untrained(total.untrained.as_counts(), total.what)
+        untrained = plan.require_trainable(total.untrained, total.what)
 
     clients = 1 if algorithm.centralized else config.partition.clients
     share = config.data.fractions[0] * (1 - config.data.sparsity.labels)

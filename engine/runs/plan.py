@@ -18,7 +18,7 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import run_path, run_place
 from shoal.engine.records.summary import ALL, SOME, some_take_part
-from shoal.engine.records.untrained import describe_untrained, require_trainable, untrained_of
+from shoal.engine.records.untrained import Untrained, describe_untrained, require_trainable, untrained_of
 from shoal.engine.rounds.sampling import (
     IN_BATCHES,
     ONE_BY_ONE,
@@ -33,6 +33,8 @@ from shoal.engine.schedules.schedules import choose_schedule
 from shoal.engine.scores.measures import measures_of
 from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS
+from shoal.storage.options.types import is_own
+from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import Store
 
 
@@ -113,15 +115,19 @@ class RunPlan:
         """Opens the store that the method trains on; as `shoal.engine.preparing.prepare.prepare`."""
         return prepare(self.config, self.algorithm.centralized, repair, known=True)
 
-    def require_trainable(self, store: Store) -> str:
+    def require_trainable(self, untrained: Untrained, item: str) -> str:
         """Says how many clients have no training item, where these are the most of them; else returns an empty text.
 
-        Raises ShoalError: nearly all have none, and `data.allow_untrained` does not say that this is meant.
+        Raises ShoalError: nearly all have none, and `data.allow_untrained` does not say that this is meant. A method of
+        the user's own that replaces the training of clients may need none.
         """
-        manifest = store.manifest
-        untrained = untrained_of(manifest, self.config.data.split_name, self.rounds.never_train)
-        require_trainable(self.config, self.algorithm, untrained, manifest.item_name)
-        return describe_untrained(untrained.as_counts(), manifest.item_name)
+        if not (is_own(self.config.algorithm.name) and overrides(self.algorithm, "train")):
+            require_trainable(self.config, untrained, item)
+        return describe_untrained(untrained.as_counts(), item)
+
+    def untrained(self, manifest: Manifest) -> Untrained:
+        """Counts the clients of a store that have no training item, of those that may take part."""
+        return untrained_of(manifest, self.config.data.split_name, self.rounds.never_train)
 
 
 def plan_of(config: Config, centralized: bool = False) -> Plan:

@@ -104,7 +104,7 @@ def run(
         if newest:
             _require_same(folder, newest.inputs, read)
         store = plan.prepare(repair=False)
-        untrained = plan.require_trainable(store)
+        untrained = plan.require_trainable(plan.untrained(store.manifest), store.manifest.item_name)
         job = make_job(config, store, folder.path.name)
         job = replace(job, predictions=asks_for_predictions(plan.callbacks))
         # Files that were downloaded just now count, too.
@@ -169,7 +169,8 @@ def require_set_up(plan: RunPlan, store: Store) -> dict[str, str]:
 
     Raises ShoalError: the method refuses it, or hardly any client can train.
     """
-    untrained, config = plan.require_trainable(store), plan.config
+    config, manifest = plan.config, store.manifest
+    untrained = plan.require_trainable(plan.untrained(manifest), manifest.item_name)
     job = make_job(config, store, plan.folder.name)
     models = job.sketch_models(store, plan.algorithm)[MODEL]
     Server(job, plan.rounds, LocalBackend(), None)
