@@ -73,6 +73,11 @@ class Context:
     notes: dict[str, float] = field(default_factory=dict)
     records: dict[str, Tensor] | None = None
 
+    @property
+    def width(self) -> int:
+        """Width H of the embedding of the model that clients train; of the first one where the config lists several."""
+        return self.models[MODEL][0].width
+
     def model_of(self, client: int, name: str = MODEL) -> ModelInfo:
         """Returns the kind of one of a client's models."""
         kinds = self.models[name]

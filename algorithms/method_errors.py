@@ -34,7 +34,13 @@ ELSEWHERE = {
         "train_mask": "client.data.train", "val_mask": "client.data.val", "test_mask": "client.data.test",
         "num_nodes": "client.data.nodes", "num_classes": "client.data.classes",
     },
-    "Context": {"num_clients": "len(ctx.clients)", "log": "ctx.notes[name] = number", "w": "ctx.initial"},
+    "Context": {
+        "num_clients": "len(ctx.clients)", "log": "ctx.notes[name] = number", "w": "ctx.initial",
+        "num_classes": "ctx.classes", "num_features": "ctx.features", "num_rounds": "ctx.rounds", "epoch": "ctx.round",
+        "model": "ctx.models[\"model\"][0], or ctx.build(\"model\", 0) for one with parameters", "lr": "ctx.train.lr",
+        "epochs": "ctx.train.epochs", "hidden": "ctx.width", "cohort": "cohort, the third argument of round()",
+        "parameters": "ctx.initial", "info": "ctx.clients[client]", "data": "client.data, in the hooks of a client",
+    },
 }  # fmt: skip
 
 

@@ -142,7 +142,7 @@ class FedGen(LGFedAvg):
         server["known"][class_Q] = True
         weight_BCH, bias_BC = as_layer(got["classifier"], ctx.classes)
         share_BC = counts_BC / counts_BC.sum(0).clamp_min(1)
-        generator = FeatureGenerator(self.noise, ctx.classes, self.hidden, ctx.models[MODEL][0].width)
+        generator = FeatureGenerator(self.noise, ctx.classes, self.hidden, ctx.width)
         rng = ctx.rng("noise")
 
         def loss() -> Tensor:

@@ -1,5 +1,6 @@
 """Where a method's code failed: the innermost line in its files, whatever it raised and however."""
 
+import dataclasses
 import re
 import signal
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from support.fixtures import MakeClient, MakeView
 
 from shoal.algorithms.base import Algorithm, Context, Requests, Tree
+from shoal.algorithms.context import Context
 from shoal.algorithms.method_errors import ELSEWHERE, ProtocolError, code_of, fault, in_words, yield_place
 from shoal.algorithms.methods import fedavg
 from shoal.algorithms.methods.fedavg import FedAvg
@@ -177,3 +179,5 @@ def test_attribute_that_is_elsewhere_is_named(
         for hint in hints.values():
             if path := re.match(r"client((?:\.\w+)+)", hint):
                 assert attrgetter(path[1][1:])(client) is not None, hint
+    there = {field.name for field in dataclasses.fields(Context)} | set(dir(Context))
+    assert {name for hint in ELSEWHERE["Context"].values() for name in re.findall(r"ctx\.(\w+)", hint)} <= there
