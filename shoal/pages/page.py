@@ -138,7 +138,7 @@ class Section:
         texts: Plain texts by what they are, folded.
         note: A line below the heading; `alarm` one that must not be missed.
         folded: Show only the heading until it is pressed.
-        leads: Stand before the sections of scores, which explain less of the page.
+        leads: Stand before all others but an alarm.
         links: Addresses, relative to the page, of cells of the tables, by the text of these.
     """
 
@@ -177,6 +177,8 @@ class Head:
 def write_page(folder: Path, head: Head, sections: Sequence[Section], kinds: Sequence[str] = KINDS) -> Path:
     """Writes a page of sections that are not empty, and figures beside it in files of some kinds; returns its path."""
     shown = [section for section in sections if section.note or not section.empty]
+    # A warning comes before everything, and stays there if another section leads.
+    shown.sort(key=lambda section: 0 if section.alarm else 1 if section.leads else 2)
     files = [(drawing, kind) for section in shown for drawing in section.drawings for kind in kinds]
     with nullcontext() if len(files) < FEW_FILES else progress("writing the page", len(files), "files") as step:
         for drawing, kind in files:

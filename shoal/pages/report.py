@@ -105,8 +105,8 @@ def report(
         sections = _Accuracies(looks, main, mean, chosen_by(paths)).sections(read)
     if few := note_untrained(rows):
         sections.insert(0, Section("", alarm=few))
-    for section in (part for feature in FEATURES if feature.page for part in load(feature.page)(paths[0])):
-        sections.insert(0 if section.leads else len(sections), section)
+    for feature in FEATURES:
+        sections += load(feature.page)(paths[0]) if feature.page else []
     if (paths[0] / FORECAST).exists():
         sections.append(Section("Forecast", tables=[forecast_table(paths[0], read)], folded=True))
     runs = _runs(rows, folder, looks)

@@ -13,7 +13,6 @@ import torch
 from support.fixtures import MakeClient, MakeView
 
 from shoal.algorithms.base import Algorithm, Context, Requests, Tree
-from shoal.algorithms.context import Context
 from shoal.algorithms.method_errors import ELSEWHERE, ProtocolError, code_of, fault, in_words, yield_place
 from shoal.algorithms.methods import fedavg
 from shoal.algorithms.methods.fedavg import FedAvg

@@ -124,6 +124,17 @@ def test_speed_up_and_efficiency_are_against_the_fewest_hosts() -> None:
     ]
 
 
+def test_a_warning_comes_first_and_then_what_leads(tmp_path: Path) -> None:
+    sections = [
+        Section("Results", note="r"),
+        Section("Search", note="s", leads=True),
+        Section("Runs", note="n"),
+        Section("Warning", alarm="wrong"),
+    ]
+    text = write_page(tmp_path, Head("Order"), sections).read_text()
+    assert re.findall(r"<h2>([^<]*)", text) == ["Warning", "Search", "Results", "Runs"]
+
+
 def test_many_files_of_figures_are_told_as_they_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     eight = [replace(drawing, name=f"{drawing.name}-{n}") for n in range(4) for drawing in drawn(["a"])[:2]]
     write_page(tmp_path, Head("Few"), [Section("", eight)], ("svg",))
