@@ -1,6 +1,7 @@
 """The command `shoal`."""
 
 import importlib.metadata
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -27,6 +28,15 @@ from shoal.storage.options.types import one_of as _one_of
 
 if TYPE_CHECKING:
     from shoal.engine.config.config import Config
+
+# Groups of `shoal --help`, and how long its lines may be.
+GROUPS = {
+    "Run": ("init", "run", "submit", "sweep", "reproduce", "scale", "pretrain"),
+    "Look": ("explain", "table", "report", "compare", "list", "inspect", "doctor"),
+    "Data": ("prepare", "synthesize", "verify", "remove", "export"),
+    "Look back": ("replay", "fork", "privacy", "read"),
+}
+WIDEST_HELP = 64
 
 app = typer.Typer(
     cls=OneLineGroup,
@@ -431,7 +441,7 @@ def export_command(
         bool, typer.Option("--probabilities", help="Beside every predicted class the probabilities of all.")
     ] = False,
 ) -> None:
-    """Write the final models (safetensors) and the prediction of every item (Arrow)."""
+    """Write final models and the prediction of every item: safetensors and Arrow."""
     from shoal.engine.config.sections import current_name
     from shoal.engine.runs.export import export
     from shoal.engine.screen.tables import console
@@ -476,7 +486,7 @@ def synthesize_command(
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
     compress: Annotated[bool, typer.Option("--compress", help="Deflate .npz files.")] = False,
 ) -> None:
-    """Write a synthetic twin of an OGB graph in the files of its original; what reads them calls it synthetic."""
+    """Write a synthetic twin of an OGB graph: in the files of its original, and what reads them calls it synthetic."""
     from shoal.engine.screen.progress import watch
     from shoal.storage.datasets.sources.source import DataSource
     from shoal.storage.datasets.synthetic.ogb_layout import write_ogb_layout
@@ -514,3 +524,20 @@ def _add_command(feature: Feature) -> None:
 for _feature in FEATURES:
     if _feature.command:
         _add_command(_feature)
+
+
+def _group_commands() -> None:
+    """Puts commands into the groups of `shoal --help`, each with the first clause of what it does: all fit a screen."""
+    panel = ""
+    for command in app.registered_commands:
+        # The command of a feature is in the group of the one that it follows.
+        panel = next((name for name, commands in GROUPS.items() if command.name in commands), panel)
+        command.rich_help_panel = panel
+        said = " ".join((command.callback.__doc__ or "").split("\n\n")[0].split()) if command.callback else ""
+        clause = re.split("[:;]", said)[0].rstrip(".")
+        command.short_help = clause if len(clause) <= WIDEST_HELP else clause.partition(", ")[0]
+    order = list(GROUPS)
+    app.registered_commands.sort(key=lambda command: order.index(str(command.rich_help_panel)))
+
+
+_group_commands()

@@ -1,5 +1,6 @@
 """The texts of `shoal explain`: on a key of a config, a section, a method or model, an option of these, and scores."""
 
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -67,6 +68,8 @@ OF_EVERY_MODEL = {
     "prompt": Key("model.prompt", "none", "Changes graphs before the model reads them (`task: graph`).", str),
 }
 WIDEST = 100
+# A search shows the meanings of so many keys.
+MOST_FOUND = 12
 
 
 def explanation(asked: str | None) -> list[str]:
@@ -214,8 +217,28 @@ def _meant(name: str, keys: Mapping[str, Key]) -> list[str]:
         return explanation(names[0])
     if names:
         raise ShoalError(name, f"no such key; did you mean {' or '.join(names)}?")
+    if about := _search(name, every):
+        return about
     close = did_you_mean(name, every) or did_you_mean_name(name, [*METHODS, *BACKBONES, *sections(), SCORES])
     raise ShoalError(name, f"{close}no such key, method or model; shoal explain lists all")
+
+
+def _search(word: str, keys: Mapping[str, Key]) -> list[str]:
+    """Lists the keys whose name or meaning has a word, and methods and models of it; none: an empty list."""
+    wanted = re.compile(rf"\b{re.escape(word.rstrip('s'))}", re.IGNORECASE)
+    named = [key for key in keys.values() if wanted.search(key.name.replace("_", " "))]
+    meant = [key for key in keys.values() if key not in named and wanted.search(key.meaning)]
+    classes = [name for name in (*METHODS, *BACKBONES, *OF_GRAPHS, *DATASETS) if word.lower() in name]
+    found_keys = [*named, *meant]
+    shortened = [key._replace(meaning=f"{key.meaning.split('. ')[0].rstrip('.')}.") for key in found_keys[:MOST_FOUND]]
+    lines = list(_list_keys(shortened))
+    if len(found_keys) > MOST_FOUND:
+        lines += _wrap(f"Further keys: {', '.join(key.name for key in found_keys[MOST_FOUND:])}.")
+    if classes:
+        lines += _wrap(f"Methods, models and datasets: {', '.join(classes)}.")
+    if any(wanted.search(line) for line in ABOUT_SCORES.splitlines()):
+        lines += _wrap("Names of scores have it, too: shoal explain scores.")
+    return lines
 
 
 def _wrap(text: str, indent: int = 0, after: int | None = None) -> list[str]:
