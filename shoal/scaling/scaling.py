@@ -95,19 +95,19 @@ def scaling_table(rows: Sequence[Row]) -> TextTable:
     for group in groups:
         base = min((other for other in groups if _work(other) == _work(group)), key=_hosts)
         speed_up = _mean(base, ROUND) / _mean(group, ROUND)
-        efficiency = f"{100 * speed_up * _hosts(base) / _hosts(group):.0f} %"
+        sped_up = f"{speed_up:.2f} ({100 * speed_up * _hosts(base) / _hosts(group):.0f} %)"
         ray = [_a_round(group, RAY)] if on_ray else []
         table.append((
             str(_clients(group)), *([group.columns[graph]] if graph else []), str(_hosts(group)),
             _with_spread(group, seconds),
             _three_digits(1e3 * _mean(group, ROUND) / max(_mean(group, "cohort"), 1)),
-            *((f"{speed_up:.2f}", efficiency) if has_speed_up else ()),
+            *([sped_up] if has_speed_up else []),
             *(f"{spent:.{seconds}f}" for spent in (*parts_of_round(group).values(), *ray)),
             size(_mean(group, "peak_memory_bytes")), size(_a_round(group, "bytes.up") + _a_round(group, "bytes.down")),
         ))  # fmt: skip
     keys = ("clients", *([KEYS[graph]] if graph else []), "hosts")
-    sped_up = ("speed-up", "efficiency") if has_speed_up else ()
-    of_a_row = ("s a round", "ms a client", *sped_up, *PARTS, *(["Ray"] if on_ray else []), "memory", "bytes")
+    against = ["speed-up (efficiency)"] if has_speed_up else []
+    of_a_row = ("s a round", "ms a client", *against, *PARTS, *(["Ray"] if on_ray else []), "memory", "bytes")
     return TextTable((*keys, *of_a_row), tuple(table), len(keys), notes=tuple(_notes(rows, groups)))
 
 

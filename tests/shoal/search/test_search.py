@@ -182,7 +182,7 @@ def test_kinds_and_their_options_are_one_space(config: str) -> None:
     runs = [load_config(row.path).attack for row in part.runs.values()]
     assert kinds == {"none", "sign_flip"}
     assert {(attack.kind, attack.share) for attack in runs} == {("none", 0.2), ("sign_flip", 0.3), ("sign_flip", 0.6)}
-    with refused(config, "attack.share", says="is for attack.kind"):
+    with refused("command line", "attack.share", says="is for attack.kind"):
         Search(Study(config, ()), Asked(("attack.share=0.3,0.6", "attack=none")))
 
 
