@@ -39,6 +39,13 @@ def did_you_mean_name(wrong: str, known: Iterable[str], also: Mapping[str, str] 
     return suggest([name for name in names if _is_typo(_words(wrong), _words(name))])
 
 
+def form_meant(name: str, example: str) -> str:
+    """Says the form that is meant: of a file of the user's with a class in it, of several names a sweep; or nothing."""
+    if "," in name:
+        return "several values are for shoal sweep; "
+    return f"write {name}:{example}, the class in the file; " if name.endswith(".py") else ""
+
+
 def plain_name(name: str) -> str:
     """Writes a name without case and separators; a plus sign is the word."""
     return "".join(_words(name))

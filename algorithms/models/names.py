@@ -6,7 +6,7 @@ from pydantic import AfterValidator, model_validator
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import FilePath, Name, Named, absolute_user_path, is_own
-from shoal.storage.suggestions import did_you_mean_name
+from shoal.storage.suggestions import did_you_mean_name, form_meant
 
 # Models are given by name: PyG takes seconds and 130 MiB of every process that imports it. These read powers of the
 # propagation, which were computed before.
@@ -59,11 +59,9 @@ def require_backbone_name(name: str, task: str) -> None:
         raise ShoalError("model.name", f"{name} reads codes of small graphs, for graph tasks (task: graph); take gin")
     if name not in BACKBONES and name not in OF_GRAPHS and not is_own(name):
         names = sorted(BACKBONES)
-        raise ShoalError(
-            "model.name",
-            f"{did_you_mean_name(name, names, OTHER_NAMES)}there is no {name!r}; choose one of {', '.join(names)}, or "
-            "my_file.py:MyModel",
-        )
+        hint = form_meant(name, "MyModel") or did_you_mean_name(name, names, OTHER_NAMES)
+        there = f"choose one of {', '.join(names)}, or my_file.py:MyModel"
+        raise ShoalError("model.name", f"{hint}there is no {name!r}; {there}")
 
 
 def _as_listed(name: str) -> str:

@@ -53,6 +53,7 @@ from shoal.storage.files.reading import read_text
 from shoal.storage.options.dataset_names import TWINS, require_dataset
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.types import Named, Positive, Seed, key_of, path_fault, quoted
+from shoal.storage.suggestions import did_you_mean
 
 # Tags select the branch of a union that an error names; they are stripped from its key.
 ONE, SEVERAL = "one model", "list of models"
@@ -196,8 +197,10 @@ def load_config(
         raw = _of_today(OmegaConf.load(io.StringIO(text)))
         resolved, given = _resolve(raw, _named_anew([*map(override_of, overrides), *_given(values)]))
     except FileNotFoundError:
-        names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
-        raise ShoalError(file, f"no such config; by name there are {names}") from None
+        names = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+        hint = did_you_mean(file.stem, names)
+        runs = "" if file.suffix else " or run; shoal list shows runs"
+        raise ShoalError(file, f"{hint}no such config{runs}; by name there are {', '.join(names)}") from None
     except (OSError, *UNREADABLE) as error:
         raise ShoalError(file, f"not a config: {reason_of(error)}") from error
     source = source if overrides else NO_FILE

@@ -1,6 +1,7 @@
 """Words for what is wrong in a config: unknown keys with what was meant, and values that belong to a key inside."""
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
@@ -36,6 +37,8 @@ OTHER_NAMES = {
     **dict.fromkeys(("num_hosts", "workers", "num_workers"), "engine.hosts"),
     **dict.fromkeys(("eval_every", "eval_interval"), "evaluation.every"),
 }
+# An override with spaces around its sign, as a file might have it.
+SPACED = re.compile(r"([\w.]+) *= *(\S.*)")
 # A file needs these keys, which have no defaults.
 EXAMPLES = {
     "name": "name: mine",
@@ -61,7 +64,11 @@ def fault_in_words(error: ValidationError, config: type[BaseModel], typed: bool)
     if first["type"] == "dataclass_type":
         way_out = _way_out(key, value, _class_at(location, config), typed)
         return f"{way_out}; expected keys of its own, found {quoted(value)}"
-    return f"{message_of(error)}, found {quoted(value)}"
+    words = re.findall(r"'([^']+)'", first.get("ctx", {}).get("expected", ""))
+    hint = did_you_mean(value, words) if isinstance(value, str) else ""
+    several = "; several values are for shoal sweep, and decimals have a point"
+    more = several if typed and isinstance(value, str) and "," in value else ""
+    return f"{hint}{message_of(error)}, found {quoted(value)}{more}"
 
 
 def suggest_key(wrong: str, beside: Collection[str], config: type[BaseModel]) -> str:
@@ -83,7 +90,9 @@ def override_meant(word: str, value: str, config: type[BaseModel]) -> str:
     A word may be a key, with or without its section, by another name, or a name of a method, model or dataset. The
     text is empty where none is alike.
     """
-    word = word.lstrip("-").replace("-", "_")
+    if (spaced := SPACED.fullmatch(word)) is not None:
+        return f"{spaced[1]}={spaced[2]}"
+    word = word.lstrip("-").replace("-", "_").rstrip(":")
     keys = [*config.model_fields, *_dotted(config)]
     if word in keys:
         return f"{word}={value}"

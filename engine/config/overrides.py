@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from shoal.engine.config.config_text import announce, require_small
 from shoal.storage.errors import ShoalError
@@ -183,5 +183,8 @@ def override_of(text: str) -> tuple[str, str, Any]:
 
 def reason_of(error: Exception) -> str:
     """Returns the text of an error on one line; its type where it has none."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        hint = "; indent by spaces, not by tabs" if "cannot start any token" in str(error.problem) else ""
+        return f"line {error.problem_mark.line + 1}: {error.problem}{hint}"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__

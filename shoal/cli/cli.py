@@ -386,6 +386,8 @@ def inspect_command(
     from shoal.tables.table_output import show_sweep
 
     path = possible_path(place)
+    if path.is_file():
+        raise ShoalError(path, "is a file, neither a store, a run nor a sweep; give a folder; shoal list shows them")
     if edges and (as_json or is_address(place) or not read_manifest(path).boundaries):
         raise ShoalError("--edges", f"is for a table of a store on disk with edges between clients, got {place}")
     if as_json:

@@ -10,6 +10,7 @@ from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS
 from shoal.algorithms.train_options import SCHEDULES
 from shoal.engine.callbacks.calls import CALLBACKS
+from shoal.engine.config.faults import OTHER_NAMES
 from shoal.engine.config.key_reference import (
     Key,
     arguments,
@@ -77,6 +78,8 @@ def explanation(asked: str | None) -> list[str]:
     keys = {key.name: key for key in config_keys()}
     name = (asked or "").partition("=")[0].strip()
     name = "algorithm" if name == "algorithm.name" else name
+    if name.lower() in (*METHODS, *BACKBONES, *OF_GRAPHS, *DATASETS):
+        name = name.lower()
     section, _, option = name.partition(".")
     if not name:
         return list(_overview(keys))
@@ -216,7 +219,9 @@ def _meant(name: str, keys: Mapping[str, Key]) -> list[str]:
     if len(names) == 1 and last == name:
         return explanation(names[0])
     if names:
-        raise ShoalError(name, f"no such key; did you mean {' or '.join(names)}?")
+        raise ShoalError(name, f"did you mean {' or '.join(names)}? no such key")
+    if other := OTHER_NAMES.get(last.lower()):
+        raise ShoalError(name, f"did you mean {other}? no such key")
     if about := _search(name, every):
         return about
     close = did_you_mean(name, every) or did_you_mean_name(name, [*METHODS, *BACKBONES, *sections(), SCORES])

@@ -6,7 +6,7 @@ from pydantic import AfterValidator
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import Name, Named, is_own
-from shoal.storage.suggestions import did_you_mean_name
+from shoal.storage.suggestions import did_you_mean_name, form_meant
 
 METHODS = {
     "local": "shoal.algorithms.methods.local:Local",
@@ -121,8 +121,6 @@ class MethodSpec(Named):
 def require_method_name(name: str) -> None:
     """Raises a ShoalError for a name of no method that is no file of the user's own either."""
     if name not in METHODS and not is_own(name):
-        raise ShoalError(
-            "algorithm.name",
-            f"{did_you_mean_name(name, METHODS)}{name!r} is unknown; there are {', '.join(METHODS)}, or "
-            "my_file.py:MyMethod",
-        )
+        hint = form_meant(name, "MyMethod") or did_you_mean_name(name, METHODS)
+        there = f"there are {', '.join(METHODS)}, or my_file.py:MyMethod"
+        raise ShoalError("algorithm.name", f"{hint}{name!r} is unknown; {there}")
