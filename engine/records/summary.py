@@ -41,6 +41,8 @@ LAST = 5
 # A summary gives a reason for a difference of more points than this.
 APART = 10
 
+# A summary has by `CONSTANT` the test accuracy of the best constant class, by scope and mean over clients.
+CONSTANT = "constant"
 # A summary has by `ONE_MODEL` who took part in the rounds of a method with one model.
 ONE_MODEL, ALL, SOME = "one_model", "all", "some"
 # This scope comes first, since most runs are about the model that a client would deploy.

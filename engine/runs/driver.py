@@ -3,14 +3,14 @@
 import logging
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from shoal.engine.callbacks.callback import Running
 from shoal.engine.callbacks.calls import Calls
 from shoal.engine.config.run_identity import identity_keys
-from shoal.engine.config.sections import RunConfig
+from shoal.engine.config.sections import ACCURACY, DOMAINS, RunConfig
 from shoal.engine.hosts.backend import Backend, LocalBackend, ServerLost
 from shoal.engine.hosts.device import PeakMemory, resident
 from shoal.engine.messages.environment import environment
@@ -21,11 +21,12 @@ from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, columns_o
 from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import DIGESTS, RECORDS, write_records
 from shoal.engine.records.run_folder import RunFolder, parent_of
-from shoal.engine.records.summary import DONE, FIRST_SCOPE, ONE_MODEL, SOME, summarize_run
+from shoal.engine.records.summary import CONSTANT, DONE, FIRST_SCOPE, ONE_MODEL, SOME, summarize_run
 from shoal.engine.records.untrained import UNTRAINED
 from shoal.engine.rounds.costs import Live, Watch
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
+from shoal.engine.scores.constant import constant_shares
 from shoal.engine.screen.interrupt import Interrupt, Interrupted, graceful
 from shoal.engine.screen.live_view import LiveView, live_view
 from shoal.engine.screen.progress import say
@@ -86,6 +87,7 @@ class Driver:
         time was over. If possible, a checkpoint is kept.
         """
         began = time.monotonic()
+        self._scores = {} if state is None else state.scores
         memory = PeakMemory()
         every, over = self.config.run.checkpoint_every, False
         try:
@@ -133,6 +135,7 @@ class Driver:
             if kernel.boundaries:
                 summary["bytes"]["exchange"] = load_crossing().exchange_bytes(self.store, kernel)
             summary |= {ONE_MODEL: self._one_model} if self._one_model else {}
+            summary |= {CONSTANT: shares} if (shares := self._constant_shares()) else {}
             summary |= {UNTRAINED: counts} if (counts := self._untrained.as_counts()) else {}
             summary |= {DONE: texts} if (texts := describe_done(self.config, self._parameters, done)) else {}
             summary |= {"paths": self.trainers, "inputs": self.inputs}
@@ -221,11 +224,21 @@ class Driver:
 
     def _save(self) -> None:
         began = time.monotonic()
-        checkpoint.save(self.folder.checkpoints, self._current(), self.config.run.keep)
+        current = self._current()
+        self._scores = current.state.scores
+        checkpoint.save(self.folder.checkpoints, current, self.config.run.keep)
         self.folder.send()
         self._saved = time.monotonic()
         self._servers_lost = 0
         self._seconds_of_checkpoints += self._saved - began
+
+    def _constant_shares(self) -> dict[str, Mapping[str, float]]:
+        """Computes the share of the best constant class by scope; none where another metric chooses rounds."""
+        if self.config.evaluation.metrics[0] != ACCURACY:
+            return {}
+        items_N = self.job.infos(self.store).items
+        shares = {scope: constant_shares(table, items_N) for scope, table in self._scores.items() if scope != DOMAINS}
+        return {scope: by_mean for scope, by_mean in shares.items() if by_mean}
 
     def _current(self) -> Checkpoint:
         state = self.backend.state(checkpoint.models_on_disk(self.folder.path))

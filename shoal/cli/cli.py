@@ -535,8 +535,8 @@ def _group_commands() -> None:
         # The command of a feature is in the group of the one that it follows.
         panel = next((name for name, commands in GROUPS.items() if command.name in commands), panel)
         command.rich_help_panel = panel
-        said = " ".join((command.callback.__doc__ or "").split("\n\n")[0].split()) if command.callback else ""
-        clause = re.split("[:;]", said)[0].rstrip(".")
+        does = " ".join((command.callback.__doc__ or "").split("\n\n")[0].split()) if command.callback else ""
+        clause = re.split("[:;]", does)[0].rstrip(".")
         command.short_help = clause if len(clause) <= WIDEST_HELP else clause.partition(", ")[0]
     order = list(GROUPS)
     app.registered_commands.sort(key=lambda command: order.index(str(command.rich_help_panel)))
