@@ -141,7 +141,7 @@ def test_validation_chooses_a_value_for_each_method(elsewhere: dict[str, Any]) -
         of_seeds = [[row for row in rows if (row["algorithm"], row["seed"]) == (method, seed)] for seed in (0, 1)]
         best = max(of_seeds[0], key=lambda row: row["trained.best.val"])["train.lr"]
         assert [row["train.lr"] for row in of_seeds[1] if row["state"] == "finished"] == [best]
-    with refused("choose_by", says="must be one of trained, deployed, "):
+    with refused("choose_by", says="must be one of main, trained, deployed, "):
         shoal.sweep(elsewhere, axes, choose="train.lr", choose_by="test")
 
 
