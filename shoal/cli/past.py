@@ -12,8 +12,15 @@ from shoal.storage.options.types import is_address, path_fault
 OVERRIDES = typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")
 
 
+# Runs and sweeps are here, below the working directory, unless a config says otherwise.
+KEPT = (Path("runs"), Path("runs") / "sweeps")
+
+
 def possible_path(place: str) -> Path:
-    """Returns a path that the system can look up; for a run or a store at an address, that of its local copy."""
+    """Returns a path that the system can look up; for a run or a store at an address, that of its local copy.
+
+    The name of a run or a sweep alone, as `shoal list` shows it, is one in `runs`, if nothing else has the name.
+    """
     if is_address(place):
         from shoal.kept.at_address import local_copy
 
@@ -22,7 +29,8 @@ def possible_path(place: str) -> Path:
     if fault := path_fault(place):
         raise ShoalError(path, fault)
     try:
-        path.exists()
+        if not path.exists() and path.name == place:
+            return next((kept for folder in KEPT if (kept := folder / place).is_dir()), path)
     except OSError as error:
         raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     return path

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from shoal.algorithms.base import overrides
+from shoal.algorithms.base import Algorithm, overrides
 from shoal.algorithms.client import Client
 from shoal.algorithms.protocol import Tree
 from shoal.engine.hosts.backend import server_device
@@ -46,7 +46,8 @@ class Visited:
     """A visit of the client in one phase.
 
     Attributes:
-        steps: Loss and norm of the gradients of the client's models, of each step of local training.
+        steps: Loss and norm of the gradients of the client's models, of each step of local training; None: they were
+            not noted, as the debugger was there.
         before: Counts of items by part, class (rows) and predicted class, int64 `[C, C]`, after the download.
         after: The same after local training.
         digest: The digest of its upload; empty where no stage takes digests.
@@ -54,7 +55,7 @@ class Visited:
 
     phase: str
     loss: float
-    steps: Sequence[tuple[float, float]]
+    steps: Sequence[tuple[float, float]] | None
     before: Confusion
     after: Confusion
     digest: str
@@ -143,16 +144,23 @@ class _Visits(Recorder):
             line, detail = outcome.failures[self._client]
             raise ShoalError(line, detail=detail)
         digest = outcome.notes.get(self._client, {}).get("digest", "")
-        return Visited(cell.phase, loss, steps.found, before, after, digest)
+        return Visited(cell.phase, loss, None if self._debug else steps.found, before, after, digest)
 
 
 def _stop_in(visit: Visit, cell: Cell) -> None:
-    """Makes the debugger stop at the start of the functions of the method that run on a client."""
+    """Makes the debugger stop at the start of the functions of the method that run on a client; in `loss` once."""
     method = visit.algorithm
-    hooks = [hook for hook in ("train", "upload") if overrides(method, hook) and (cell.train or hook == "upload")]
-    for hook in hooks:
+    of_training = ("train", "loss") if cell.train else ()
+    for hook in (hook for hook in (*of_training, "upload") if overrides(method, hook)):
         # A method is a frozen dataclass, which an ordinary assignment cannot change.
-        object.__setattr__(method, hook, partial(pdb.Pdb().runcall, getattr(type(method), hook).__get__(method)))
+        object.__setattr__(method, hook, partial(_run_in_debugger, method, hook))
+
+
+def _run_in_debugger(method: Algorithm, hook: str, *arguments: Any) -> Any:
+    """Runs a hook as it is, for the first time in the debugger."""
+    plain = getattr(type(method), hook).__get__(method)
+    first = vars(method).pop(hook, None) is not None
+    return pdb.Pdb().runcall(plain, *arguments) if first else plain(*arguments)
 
 
 def _confusion(visit: Visit, when: str) -> Confusion:
@@ -228,13 +236,16 @@ def tables(result: Replay) -> Iterator[TextTable]:
     """Yields for each visit a table of its training steps, and for each part the confusion before and after them."""
     for visit in result.visits:
         of_phase = f"round {result.round}, client {result.client}, phase {visit.phase}"
-        steps = list(enumerate(visit.steps, 1))
+        steps = list(enumerate(visit.steps or (), 1))
         every = -(-len(steps) // MOST_STEPS) or 1
         shown = [step for step in steps if step[0] % every == 0 or step[0] == 1]
         rows = tuple((str(step), f"{loss:.6g}", f"{norm:.4g}") for step, (loss, norm) in shown)
         notes = () if len(shown) == len(steps) else (f"{len(shown)} of {len(steps)} steps",)
         title = f"{of_phase}: loss {visit.loss:.6g}" + ("" if steps else ", no step of training by gradients")
-        yield TextTable(("step", "loss", "norm of gradients"), rows, 1, title=title, notes=notes)
+        if visit.steps is None:
+            yield TextTable(("phase", "loss"), ((visit.phase, f"{visit.loss:.6g}"),), 1, title=of_phase)
+        else:
+            yield TextTable(("step", "loss", "norm of gradients"), rows, 1, title=title, notes=notes)
         for part in (part for part in PARTS if part in visit.before and part in visit.after):
             yield _confusion_table(part, visit.before[part], visit.after[part])
 

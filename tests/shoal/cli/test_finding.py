@@ -1,6 +1,7 @@
 """Finding a command or a key: help that fits a screen, and a search over keys, meanings, options and scores."""
 
 import re
+from pathlib import Path
 
 import pytest
 from support.errors import refused
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.cli.cli import GROUPS, app
 from shoal.cli.explain import explanation
+from shoal.cli.past import possible_path
 
 
 def test_help_fits_a_screen_in_four_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +44,11 @@ def test_a_part_of_a_name_finds_methods() -> None:
 def test_a_word_of_nothing_is_refused() -> None:
     with refused("zzzz", says="no such key, method or model; shoal explain lists all"):
         explanation("zzzz")
+
+
+def test_a_run_is_found_by_the_name_that_list_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/mine-1", "runs/sweeps/mine-2", "runs/here", "here"):
+        (tmp_path / name).mkdir(parents=True)
+    found = [str(possible_path(name)) for name in ("mine-1", "mine-2", "here", "runs/mine-1", "other", "../mine-1")]
+    assert found == ["runs/mine-1", "runs/sweeps/mine-2", "here", "runs/mine-1", "other", "../mine-1"]

@@ -1,6 +1,7 @@
 """One visit made again has the bits of the run's, whatever its method, and says so where it has not."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -165,6 +166,36 @@ def test_pdb_stops_in_the_method_of_the_user(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f"{1000 + client}" in done.stdout
     assert "marked = client.info.client" in done.stdout
+    assert f"client {client}: the upload is that of the run" in done.stdout
+
+
+LOSS = """
+from dataclasses import dataclass
+from torch.nn.functional import cross_entropy
+from shoal.algorithms.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    def loss(self, out, y, w, received):
+        rows = 7000 + len(y)
+        return cross_entropy(out.logits_NC, y)
+"""
+
+
+def test_pdb_stops_once_in_the_loss_of_the_user(tmp_path: Path) -> None:
+    """Of several steps the first stops; the table has the loss, and does not say that nothing was trained."""
+    file = tmp_path / "my.py"
+    file.write_text(LOSS)
+    folder = made(tmp_path, algorithm={"name": f"{file}:Mine"}, train={"epochs": 3})
+    client = read_metrics(folder)[2]["cohort"][-1]
+    command = [sys.executable, "-m", "shoal", "replay", str(folder), "--round", "3", "--client", str(client), "--pdb"]
+    done = subprocess.run(
+        command, input="n\np rows\nc\nc\n", capture_output=True, text=True, env=os.environ, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\b70\d\d\b", done.stdout)
+    assert "no step of training" not in done.stdout
     assert f"client {client}: the upload is that of the run" in done.stdout
 
 
