@@ -134,7 +134,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "prototypes and classifiers": (
         {"gkic": "off", "head_mode": "average", "vote": "class_avg", "cluster": "none"}, {"name": "gamlp"}
     ),
-    "classifiers alone": ({"hidden": 6, "fcpp": False, "head_mode": "average", "gamma": 0.0}, WHOLE_GCN),
+    "classifiers alone": ({"hidden": 5, "fcpp": False, "head_mode": "average", "gamma": 0.0}, WHOLE_GCN),
 }  # fmt: skip
 
 
