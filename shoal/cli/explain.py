@@ -220,10 +220,10 @@ def _meant(name: str, keys: Mapping[str, Key]) -> list[str]:
         return explanation(names[0])
     if names:
         raise ShoalError(name, f"did you mean {' or '.join(names)}? no such key")
-    if other := OTHER_NAMES.get(last.lower()):
-        raise ShoalError(name, f"did you mean {other}? no such key")
     if about := _search(name, every):
         return about
+    if other := OTHER_NAMES.get(last.lower()):
+        raise ShoalError(name, f"did you mean {other}? no such key")
     close = did_you_mean(name, every) or did_you_mean_name(name, [*METHODS, *BACKBONES, *sections(), SCORES])
     raise ShoalError(name, f"{close}no such key, method or model; shoal explain lists all")
 
