@@ -26,7 +26,7 @@ from shoal.engine.records.untrained import UNTRAINED
 from shoal.engine.rounds.costs import Live, Watch
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.scores.constant import constant_shares
+from shoal.engine.scores.counts import constant_shares
 from shoal.engine.screen.interrupt import Interrupt, Interrupted, graceful
 from shoal.engine.screen.live_view import LiveView, live_view
 from shoal.engine.screen.progress import say

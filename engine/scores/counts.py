@@ -304,3 +304,28 @@ def summarize(
         if numbers.values_BP:
             result[name][CHOSEN_BY] = metric_key(metrics[0])
     return result
+
+
+def constant_shares(table: ScoreTable, items_N: np.ndarray) -> Mapping[str, float]:
+    """Computes the test accuracy of always saying one class, by mean over clients, as `summarize` names them.
+
+    Any method has to be above it. The class is the best one for each mean.
+
+    Args:
+        table: Counts of clients.
+        items_N: All items of every client, int64 `[N]`.
+
+    Returns:
+        By mean. Empty if no client has test items, or one is not in `items_N`.
+    """
+    test = PARTS.index("test")
+    if not len(table) or table.clients.max() >= len(items_N):
+        return {}
+    support_BC = np.concatenate([counts_BPKC[:, test, SUPPORT] for counts_BPKC in table.blocks()]).astype(np.float64)
+    rows_B = support_BC.sum(1)
+    scored = rows_B > 0
+    if not scored.any():
+        return {}
+    share_BC = support_BC[scored] / rows_B[scored, None]
+    weights = {"nodes": items_N[table.clients][scored], "rows": rows_B[scored], "clients": np.ones(scored.sum())}
+    return {mean: float((weight_B @ share_BC).max() / weight_B.sum()) for mean, weight_B in weights.items()}

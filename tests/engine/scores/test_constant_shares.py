@@ -9,7 +9,7 @@ from support.small_runs import small_run
 from shoal.engine.config.config import parse_config
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.run import run
-from shoal.engine.scores.constant import constant_shares
+from shoal.engine.scores.counts import constant_shares
 from shoal.engine.scores.table import ScoreTable
 
 
