@@ -103,21 +103,30 @@ def test_tutorial_runs(name: str, follow: Callable[..., None], capsys: pytest.Ca
         with table.open(newline="") as file:
             rows = list(csv.DictReader(file))
         reached = {
-            (row["algorithm"], row["participation.ratio"]): 100 * float(row["deployed.best.test"]) for row in rows
+            (row["algorithm"], scope, row["participation.ratio"]): 100 * float(score)
+            for row in rows
+            for scope in ("global", "deployed")
+            if (score := row[f"{scope}.best.test"])
         }
         assert reached == pytest.approx(shown, abs=0.5)
 
 
-def figures_shown(name: str) -> dict[tuple[str, str], float]:
-    """Figures of the table of a tutorial, by method and rate of participation; none if it has no table of numbers."""
+def figures_shown(name: str) -> dict[tuple[str, str, str], float]:
+    """Figures of the table of a tutorial, by method, scope and rate of participation; none if it has no such table.
+
+    A row names its scope after the method, as `deployed`, which is meant where it names none.
+    """
     lines = (FOLDER / f"{name}.md").read_text().splitlines()
     table = [line.strip("| ").split(" | ") for line in lines if re.fullmatch(r"\|.* [\d.]+ \|", line)]
     if not table:
         return {}
     (_, *rates), *rows = table
-    return {
-        (method.lower(), rate): float(value) for method, *row in rows for rate, value in zip(rates, row, strict=True)
-    }
+    figures = {}
+    for method, *row in rows:
+        scope = re.search(r"`(\w+)`", method)
+        key = method.partition(",")[0].lower(), scope[1] if scope else "deployed"
+        figures |= {(*key, rate): float(value) for rate, value in zip(rates, row, strict=True)}
+    return figures
 
 
 def test_every_project_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
