@@ -39,7 +39,7 @@ A score is named by model, moment, part and mean: `deployed.best.test.nodes`.
 - `deployed`: the newest model of each client, stale ones too: of the round in which it took part last.
 - `global`: the model of the server now. Personal methods, such as `local`, have none.
 - `main`: what tables, figures and choices take: `deployed`, but `global` for methods with one model, as FedAvg, where
-  some clients miss rounds. Then old models make `deployed` fall as more clients take part.
+  some clients miss rounds. The old models that clients hold may turn a curve of `deployed` over participation round.
 - `domains`: the model of the server on each whole graph, where `data.dataset` is a list.
 - `newcomers`: what the method gives to clients that never take part (`data.newcomers`).
 - `newcomers_trained`: that model after their own local training.
