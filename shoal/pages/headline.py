@@ -11,6 +11,7 @@ from statistics import fmean
 
 from shoal.engine.records.summary import SAMPLED
 from shoal.pages.looks import Looks
+from shoal.storage.errors import ShoalError
 from shoal.study.constant_class import constant_of
 from shoal.study.groups import Group, baseline_of, interval_95, paired_differences
 from shoal.study.main_score import MainScore
@@ -31,7 +32,10 @@ class Headline:
 
 
 def make_headline(looks: Looks, main: MainScore, against: Mapping[str, str], mean: str) -> Headline:
-    """Makes the headline of combinations; `against` has keys and values of the reference, if one is asked for."""
+    """Makes the headline of combinations; `against` has keys and values of the reference, if one is asked for.
+
+    Raises ShoalError: no combination has the settings of that reference, so that none can be compared with it.
+    """
     groups = [group for group in looks.groups if main.values(group)]
     if not groups:
         return Headline()
@@ -44,6 +48,9 @@ def make_headline(looks: Looks, main: MainScore, against: Mapping[str, str], mea
         reference = {key: next((name for name in REFERENCES if name in methods), methods[0])}
     if reference and (compared := _of_comparison(groups, reference, looks, main)):
         return compared
+    if against:
+        asked = ", ".join(f"{key}={value}" for key, value in against.items())
+        raise ShoalError("--against", f"no runs with the same seeds and settings differ from {asked} in it alone")
     settings = [key for key in shared_keys(groups) if len({group.columns.get(key) for group in groups}) > 1]
     return _of_settings(groups, settings, looks, main) if settings else _of_choice(groups, looks, main)
 
@@ -112,7 +119,7 @@ def _of_settings(groups: Sequence[Group], settings: Sequence[str], looks: Looks,
     first, last = order[0], order[-1]
     scores = [(group, spread) for group in (first, last) if (spread := main.spread(group))]
     number = " → ".join(f"{100 * spread.middle:.1f}" for _, spread in scores) + " %"
-    between = " and ".join(looks.label(group, settings) for group, _ in scores)
+    between = " and ".join(looks.label(group) for group, _ in scores)
     return Headline(number, f"{_named(last, looks, main)}, at {between}")
 
 

@@ -1,8 +1,11 @@
 """Headlines against differences and intervals of NumPy and SciPy; test scores choose nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
+from support.errors import refused
 
 from shoal.engine.records.summary import ALL, SOME
 from shoal.pages.headline import Headline, make_headline
@@ -51,6 +54,16 @@ def test_methods_are_compared_with_fedavg_by_seeds() -> None:
     )
     assert "MOON over Local" in headline([*rows[-SEEDS:], *rows[2 * SEEDS : 3 * SEEDS]]).number_is
     assert "FedGTA over MOON" in headline(rows, {"algorithm": "moon"}).number_is
+
+
+def test_methods_of_other_settings_are_not_compared() -> None:
+    """Each then stands with its own method; a reference that is asked for is refused."""
+    rows = rows_of("algorithm", {"fedavg": 0.7, "fedgta": 0.75})
+    other = {"fedavg": "cora", "fedgta": "pubmed"}
+    rows = [replace(row, columns={**row.columns, "data.dataset": other[row.columns["algorithm"]]}) for row in rows]
+    assert headline(rows).number_is.endswith("at FedAvg, cora and FedGTA, pubmed")
+    with refused("--against", says="no runs with the same seeds and settings differ from algorithm=fedavg in it alone"):
+        headline(rows, {"algorithm": "fedavg"})
 
 
 def test_differences_of_several_settings_are_averaged_by_seed() -> None:
