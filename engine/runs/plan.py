@@ -29,6 +29,7 @@ from shoal.engine.rounds.sampling import (
     require_sample,
     require_without,
 )
+from shoal.engine.runs.rehearsal import rehearse_setup
 from shoal.engine.schedules.schedules import choose_schedule
 from shoal.engine.scores.measures import measures_of
 from shoal.engine.sections.section import load as load_place
@@ -69,6 +70,8 @@ class RunPlan:
     def of(cls, config: Config, trains: bool = True) -> "RunPlan":
         """Checks method, models, device, dataset, callbacks and rounds of a config. A ShoalError names the key.
 
+        The method's `setup` is called, too, on made-up sizes, so that it refuses before any data is prepared.
+
         Without `trains`, to prepare and export, it needs no callbacks, no learning rates and no trace.
         """
         method = describe(config.algorithm.name, config.algorithm.options)
@@ -87,6 +90,8 @@ class RunPlan:
         for feature in SECTIONS:
             if feature.checks_method and feature.is_on(config):
                 load_place(feature.checks_method)(config, algorithm)
+        if trains:
+            rehearse_setup(config, algorithm)
         return cls(config, method, algorithm, device, callbacks, rounds)
 
     @cached_property
