@@ -272,12 +272,22 @@ def test_method_of_the_readme_is_fedavg(tmp_path: Path) -> None:
 def test_method_of_the_documentation_runs(tmp_path: Path) -> None:
     """mu = 0 is FedAvg by autograd to the bit, and mu > 0 is not."""
     text = (ROOT / "docs" / "writing-methods.md").read_text()
-    (source,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    source, _ = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     (tmp_path / "fedprox.py").write_text(source)
     name = f"{tmp_path / 'fedprox.py'}:FedProx"
     fedavg = losses_of({"name": "fedavg"}, tmp_path / "fedavg")
     assert losses_of({"name": name, "mu": 0.0}, tmp_path / "none") == fedavg
     assert losses_of({"name": name, "mu": 0.5}, tmp_path / "some") != fedavg
+
+
+def test_method_of_prototypes_of_the_documentation_is_fedproto(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "writing-methods.md").read_text()
+    _, source = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "prototypes.py").write_text(source)
+    ours = losses_of({"name": "fedproto", "lam": 0.5}, tmp_path / "ours")
+    mine = losses_of({"name": f"{tmp_path / 'prototypes.py'}:Prototypes", "lam": 0.5}, tmp_path / "mine")
+    assert mine == pytest.approx(ours, rel=1e-5)
+    assert losses_of({"name": "local"}, tmp_path / "local") != pytest.approx(ours, rel=1e-5)
 
 
 def losses_of(algorithm: dict[str, Any], root: Path) -> list[float]:
