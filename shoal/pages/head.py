@@ -31,6 +31,8 @@ from shoal.study.sweep_folder import is_sweep, sweep_of
 
 # A head lists at most so many values of a key, and a title at most so many names.
 MOST_VALUES, MOST_IN_TITLE = 8, 4
+# What features did to runs is a sentence each.
+MOST_WAYS = 3
 
 
 def head_of(path: Path, rows: Sequence[Row], looks: Looks, scaling: bool, headline: Headline) -> Head:
@@ -124,14 +126,28 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
         facts["Hosts"] += f", {environment.get('cpu', device) if device == 'cpu' else device}"
     took = [row.figures["seconds.rounds"] for row in rows if "seconds.rounds" in row.figures]
     facts["Duration"] = f"{_time(sum(took))} in rounds" + (f" of {len(took)} runs" if len(took) > 1 else "")
+    facts |= _done_to_runs(looks)
     if len(rows) == 1:
-        facts |= {subject.capitalize(): text for subject, text in by_subject(summary.get(DONE, {})).items()}
         facts |= facts_of(summary)
     if len(rows) == 1 and (parent := parent_of(rows[0].path)):
         facts["Fork of"] = f"{name_of_parent(parent)}, after round {parent['round']}"
     named = (*METHOD, *MODEL, "data.dataset", "name")
     facts |= {names.key(key).capitalize(): _shorten(_values(looks, key)) for key in keys if key not in named}
     return facts
+
+
+def _done_to_runs(looks: Looks) -> dict[str, str]:
+    """Returns what features did to the runs, by subject: once where it is the same in all of them, else each way."""
+    firsts = [next((row.path for row in group.rows if row.figures), None) for group in looks.groups]
+    done = [by_subject(read_summary(path).get(DONE, {})) for path in firsts if path is not None]
+    texts = {
+        subject: list(dict.fromkeys(lines.get(subject, "none") for lines in done))
+        for subject in dict.fromkeys(subject for lines in done for subject in lines)
+    }
+    return {
+        subject.capitalize(): "; ".join([*ways[:MOST_WAYS], *([f"… ({len(ways)})"] if len(ways) > MOST_WAYS else [])])
+        for subject, ways in texts.items()
+    }
 
 
 def _time(seconds: float) -> str:

@@ -173,7 +173,11 @@ def test_last_lines_have_epsilon_of_the_rounds_that_were_trained(
 @needs("hostile", "robust")
 def test_a_sweep_says_what_its_runs_share(config_of: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     path = config_of(SAID["hostile"][0])
-    assert Sweep(Study(path, ["aggregation=mean,median", "seed=0,1"])).go()
+    sweep = Sweep(Study(path, ["aggregation=mean,median", "seed=0,1"]))
+    assert sweep.go()
     err = capsys.readouterr().err
     assert len(re.findall(rf"(?m)^attack +{SAID['hostile'][2]}$", err)) == 1
     assert len(re.findall(r"(?m)^reduction +1 of 2 combinations: median in place of the mean of a round$", err)) == 1
+    page = " ".join(re.sub(r"<[^>]+>", " ", report([sweep.folder], None, kinds=("svg",)).read_text()).split())
+    assert len(re.findall(rf"\bAttack {SAID['hostile'][2]}", page)) == 1
+    assert "Reduction none; median in place of the mean of a round" in page
