@@ -110,7 +110,7 @@ def test_a_table_has_the_mean_gap_and_choice_of_its_runs(paper: Path, capsys: py
     assert len(gaps) == 5
     near = sum(abs(gap) <= 1 for gap in gaps)
     text = page.read_text()
-    assert f"<strong>{near} of 5</strong> figures within 1 point of the paper&#x27;s; " in text
+    assert f"<strong>{near} of 5</strong> figures within 1 point of the paper&#39;s; " in text
     assert "1 figure has no runs" in text
     assert text.count(">Mine<") == 2
     assert text.count("table1: Accuracy<") == 1
