@@ -17,6 +17,7 @@ from support.small_runs import shortened
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.cli.projects import list_projects, start_project
 from shoal.engine.config.config import load_config
+from shoal.pages.report import report
 from shoal.tables.papers import read_paper
 
 FOLDER = ROOT / "docs" / "tutorials"
@@ -109,6 +110,33 @@ def test_tutorial_runs(name: str, follow: Callable[..., None], capsys: pytest.Ca
             if (score := row[f"{scope}.best.test"])
         }
         assert reached == pytest.approx(shown, abs=0.5)
+
+
+def test_five_commands_lead_to_a_curve_that_rises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Callable[..., int]
+) -> None:
+    """Installing, activating, a sweep over participation, its page, LaTeX: here of one method and one seed."""
+    readme, makefile = ((ROOT / name).read_text() for name in ("README.md", "Makefile"))
+    assert "make run" in readme
+    assert re.search(r"(?ms)^run:.*^\t@echo 'source \.venv/bin/activate'$", makefile)
+    lines = re.findall(r"(?m)^shoal .*$", (FOLDER / "figure.md").read_text())
+    (sweep,) = (line for line in lines if line.startswith("shoal sweep"))
+    (table,) = (line for line in lines if line.startswith("shoal table"))
+    monkeypatch.chdir(tmp_path)
+    words = sweep.replace("algorithm=local,fedavg,fedgta", "algorithm=fedavg").replace("seeds=2", "seeds=1").split()
+    assert "--report" in words
+    assert status(*(word.replace("--report", "--no-report") for word in words[1:])) == 0
+    (folder,) = Path("runs/sweeps").iterdir()
+    page = report([folder], None, kinds=("svg",)).read_text()
+    assert "Test accuracy of the global model at best validation, by participation rate" in page
+    with (folder / "table.csv").open(newline="") as file:
+        reached = {float(row["participation.ratio"]): float(row["global.best.test"]) for row in csv.DictReader(file)}
+    assert reached[0.2] < reached[0.5] < reached[1.0]
+    assert status(*table.replace("runs/sweeps/*", str(folder)).split()[1:]) == 0
+    latex = Path("table.tex").read_text()
+    assert "0.2 global" in latex
+    assert "\\toprule" in latex
+    assert all(f"{100 * score:.2f}" in latex for score in reached.values())
 
 
 def figures_shown(name: str) -> dict[tuple[str, str, str], float]:

@@ -30,7 +30,7 @@ def rehearse_setup(config: Config, algorithm: Algorithm) -> None:
     Raises:
         ShoalError: `setup` fails on both in the same words; what it says of one alone is for the run's own data.
     """
-    said: set[str] = set()
+    refusals: set[str] = set()
     for features, classes, items in SIZES:
         try:
             context = _context(config, algorithm, features, classes, items)
@@ -47,9 +47,9 @@ def rehearse_setup(config: Config, algorithm: Algorithm) -> None:
             try:
                 raise_named(algorithm, "setup", error)
             except ShoalError as named:
-                if named.line in said:
+                if named.line in refusals:
                     raise
-                said.add(named.line)
+                refusals.add(named.line)
 
 
 def _context(config: Config, algorithm: Algorithm, features: int, classes: int, items: int) -> Context | None:
