@@ -226,7 +226,7 @@ def test_catalogue_is_complete_and_lists_methods_by_models_and_weights() -> None
     for name in (*DATASETS, *METHODS, *BACKBONES, *OF_GRAPHS, *PROMPTS, *get_args(Methods)):
         assert f"`{name}`" in catalogue, name
     lists, one, weights = (catalogue.index(words) for words in ("A list of models", "the other methods", "refused by"))
-    end = catalogue.index("## Models")
+    end = catalogue.index("`secure` refuses")
     methods = {name: type(load(describe(name, {}))) for name in METHODS}
     several = {name for name, method in methods.items() if method.client_models == "heterogeneous"}
     unweighted = {name for name, method in methods.items() if "weighted" not in method.supports}
