@@ -123,14 +123,13 @@ def formula(words: str) -> str:
 
 
 def commands() -> str:
-    """A table of commands, then the arguments and options of each."""
+    """Links to all commands, then what each does, its arguments and options."""
     known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    lines = [COMMANDS, "| command | does |", "|---|---|"]
+    links = " · ".join(f"[`{name}`](#shoal-{name})" for name in known)
+    lines = [COMMANDS, links]
     for name, command in known.items():
-        lines.append(f"| [`{usage(name, command)}`](#shoal-{name}) | {text(command.help)} |")
-    for name, command in known.items():
-        lines += ["", f"## shoal {name}", "", text(command.help)]
-        if rows := [row(parameter) for parameter in command.params if parameter.name != "help"]:
+        lines += ["", f"## shoal {name}", "", f"`{usage(name, command)}`: {text(command.help)}"]
+        if rows := [row(parameter) for parameter in command.params if parameter.name != "help" and parameter.help]:
             lines += ["", "| argument, option | default | meaning |", "|---|---|---|", *rows]
     return "\n".join(lines) + "\n"
 
