@@ -38,7 +38,7 @@ class Picture:
     Attributes:
         name: Of its file.
         title: What it shows.
-        commands: Commands of `shoal`; a word with a star is the folder that it matches.
+        commands: Commands of `shoal`; a word with a star or question marks is the folder that it matches.
         page: The page that they leave, a pattern.
         heading: The picture begins with the heading that has this text; empty: with the page.
         of_cora: Whether it needs Cora's files.
@@ -58,8 +58,8 @@ OF_DIGITS = "sweep quickstart rounds=5 engine.backend=local algorithm=local,feda
 SWEEP = (OF_CORA if CORA.exists() else OF_DIGITS, "clock runs/sweeps/*")
 RUN = (
     "run quickstart rounds=6 engine.backend=local algorithm=fedavg",
-    "influence runs/quickstart-*",
-    "report runs/quickstart-*",
+    "influence runs/quickstart-????????",
+    "report runs/quickstart-????????",
 )
 SCALE = ("scale quickstart rounds=3 engine.backend=local --clients 5,10,20",)
 SEARCH = (
@@ -105,7 +105,9 @@ def perform(work: tuple[tuple[str, ...], Path]) -> None:
     for command in commands:
         words: list[str] = []
         for word in shlex.split(command):
-            words += sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if "*" in word else [word]
+            words += (
+                sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if set("*?") & set(word) else [word]
+            )
         ended = subprocess.run(
             [sys.executable, "-m", "shoal", *words],
             cwd=folder,
