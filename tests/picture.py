@@ -87,7 +87,7 @@ def take(pictures: Sequence[Picture], folder: Path) -> dict[str, Path]:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(perform, several.items()))
     taken = {}
-    with TemporaryDirectory() as profile, browser(Path(profile)) as window:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as profile, browser(Path(profile)) as window:
         window.ask("Emulation.setScrollbarsHidden", hidden=True)
         for picture in pictures:
             (page,) = several[picture.commands].glob(picture.page)
