@@ -33,7 +33,7 @@ lint: .venv/installed-test ## ruff and mypy
 mutants: .venv/installed-mutants ## changes of a file that no test notices: FILE=algorithms/methods/fedgta/fedgta.py [TESTS="more tests"] [SAMPLE=100]
 	$(BIN)/python tests/mutation/survivors.py $(FILE) $(TESTS) $(if $(SAMPLE),--sample $(SAMPLE))
 
-docs: .venv/installed-docs ## the documentation site, in site/
+docs: .venv/installed-docs ## the documentation site, in site/; with Chromium also its pictures of pages, in a minute or two
 	$(BIN)/mkdocs build --strict
 
 clean: ## remove the virtual environment and caches

@@ -20,7 +20,10 @@ import pytest
 import ray
 import yaml
 from pages import DOCS, PAGES
+from picture import GALLERY, WIDTH, take
+from PIL import Image
 from rooms import ORDER
+from support.browser import BROWSER
 from support.small_runs import shortened, small_run
 
 from shoal.algorithms.methods.registry.load import describe, load
@@ -223,7 +226,7 @@ def test_catalogue_is_complete_and_lists_methods_by_models_and_weights() -> None
     for name in (*DATASETS, *METHODS, *BACKBONES, *OF_GRAPHS, *PROMPTS, *get_args(Methods)):
         assert f"`{name}`" in catalogue, name
     lists, one, weights = (catalogue.index(words) for words in ("A list of models", "the other methods", "refused by"))
-    end = catalogue.index("## Models")
+    end = catalogue.index("`secure` refuses")
     methods = {name: type(load(describe(name, {}))) for name in METHODS}
     several = {name for name, method in methods.items() if method.client_models == "heterogeneous"}
     unweighted = {name for name, method in methods.items() if "weighted" not in method.supports}
@@ -236,6 +239,22 @@ def test_generated_page_is_current(name: str) -> None:
     assert (DOCS / name).read_text() == PAGES[name](), "python tests/pages.py --write"
 
 
+def test_formulas_are_set_as_formulas() -> None:
+    """No page writes one in plain letters, outside of code: with subscripts, powers, roots or arrows."""
+    plain = re.compile(r"\b[A-Za-z]{1,2}_[a-z]\b|\w\^|√|(?<=\w) <- |\bexp\(")
+    for document in (ROOT / "docs").rglob("*.md"):
+        prose = re.sub(r"(?s)```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$", "", document.read_text())
+        assert not plain.findall(prose), document.name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+def test_pictures_of_the_gallery_are_taken(tmp_path: Path) -> None:
+    """Each command of it runs, and each picture is as wide as a page; those of Cora only where its files are."""
+    taken = take([picture for picture in GALLERY if CORA.exists() or not picture.of_cora], tmp_path)
+    assert {Image.open(path).width for path in taken.values()} == {WIDTH}
+
+
 def test_architecture_page_has_every_room() -> None:
     """Folders of the packages; those inside a room may stand in its line."""
     text = (ROOT / "docs" / "architecture.md").read_text()
@@ -245,13 +264,16 @@ def test_architecture_page_has_every_room() -> None:
 
 
 def test_tables_of_results_are_listed_and_square() -> None:
-    listed = (ROOT / "docs" / "results" / "data.md").read_text()
-    for path in (ROOT / "docs" / "results" / "data").glob("*.csv"):
-        assert f"(data/{path.name})" in listed, path.name
+    folder = ROOT / "docs" / "results"
+    for path in (folder / "sources.csv", *(folder / "data").glob("*.csv")):
         with open(path, newline="") as file:
             head, *rows = csv.reader(file)
         assert all(head), path.name
         assert {len(row) for row in rows} == {len(head)}, path.name
+    with open(folder / "sources.csv", newline="") as file:
+        listed = list(csv.DictReader(file))
+    assert sorted(row["file"] for row in listed) == sorted(path.name for path in (folder / "data").glob("*.csv"))
+    assert not [row["page"] for row in listed if not (folder / row["page"]).exists()]
 
 
 def test_pages_are_in_the_navigation() -> None:

@@ -12,7 +12,7 @@ from shoal.engine.screen.tables import short
 # Seconds of Ray itself, before any process of the run loads.
 RAY_STARTS = 5.0
 # Seconds of preparing the smallest graph, and directed edges that are prepared in a second, all steps together
-# (docs/results/preparing.md).
+# (docs/results/costs.md).
 PREPARING_TAKES, PREPARED_A_SECOND = 1.0, 1e6
 # Seconds of messages: of a round on Ray, and of each visit.
 ROUND_ON_RAY, VISIT = 0.025, 0.0003

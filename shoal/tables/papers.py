@@ -1,6 +1,6 @@
 """Tables and figures of papers: the figures that a paper prints, and the runs that reproduce them.
 
-`configs/papers/` has a file for each paper; a user's own file has the same form, which `docs/studies.md` shows.
+`configs/papers/` has a file for each paper; a user's own file has the same form, which `shoal init paper` writes.
 """
 
 import json

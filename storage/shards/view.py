@@ -385,7 +385,10 @@ class View:
         )
 
     def smooth(self, y_NC: Tensor) -> Tensor:
-        """Computes D^{-1/2} (A + I) D^{-1/2} y, float32 `[N, C]`, on a processor by the hops' kernel; y is float32."""
+        """Smooths rows over the symmetrically normalised graph with self loops, on a processor by the hops' kernel.
+
+        y is float32 `[N, C]`, and so is the result.
+        """
         if self.device.type != "cpu":
             return smooth_by_torch(self.adjacency, self.degree, y_NC)
         # Loading the kernel takes a third of a second and 140 MB: only a host that needs it loads it.
