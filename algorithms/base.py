@@ -1,7 +1,8 @@
-"""The base class of a federated method: ten hooks, six class flags, and the training that the hooks may call."""
+"""The base class of a federated method: eleven hooks, six class flags, and the training that the hooks may call."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -25,6 +26,36 @@ Forms = Mapping[str, Mapping[str, Any]]
 
 TASKS = frozenset({"node", "edge", "graph"})
 WEIGHTED, NEWCOMERS = "weighted", "newcomers"
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A pull on a client's parameters w: every gradient of its training also gets linear + mu (w - origin).
+
+    So it would get from linear . w + mu / 2 |w - origin|^2 in the loss, as FedProx, SCAFFOLD and FedDC have it; the
+    loss that is reported has no such term.
+
+    Attributes:
+        linear: Float32 `[P]`; None: there is none.
+        origin: Float32 `[P]`; None: there is none.
+        mu: Strength of the pull to the origin; 0 without one.
+        total: Float32 `[P]`, to which every step adds the gradient of the loss, without pull and weight decay; None: it
+            is not wanted.
+    """
+
+    linear: Tensor | None = None
+    origin: Tensor | None = None
+    mu: float = 0.0
+    total: Tensor | None = None
+
+    def apply(self, gradient: Tensor, w: Tensor) -> None:
+        """Changes the gradient of a step at w, both `[P]`, or `[B, P]` as all else here, and keeps what it was."""
+        if self.total is not None:
+            self.total.add_(gradient)
+        if self.linear is not None:
+            gradient.add_(self.linear)
+        if self.origin is not None and self.mu:
+            gradient.add_(w - self.origin, alpha=self.mu)
 
 
 class Trainer(Protocol):
@@ -52,9 +83,9 @@ class Trainer(Protocol):
 class Algorithm:
     """A federated method; a subclass is a frozen dataclass of its hyper-parameters.
 
-    Server hooks: `setup`, `round`, `global_model`. Client hooks: `receive`, `train`, `loss`, `upload`, `predict`;
-    downloads and inboxes are read-only. Both read `models` and `norms`. A method needs `round`, every other hook has a
-    default.
+    Server hooks: `setup`, `round`, `global_model`. Client hooks: `receive`, `train`, `loss`, `pull`, `upload`,
+    `predict`; downloads and inboxes are read-only. Both read `models` and `norms`. A method needs `round`, every other
+    hook has a default.
 
     Attributes:
         centralized: Trains one client that holds the graph with all edges.
@@ -122,7 +153,7 @@ class Algorithm:
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         """Trains the client; returns its loss, NaN if nothing was trained.
 
-        A method that adds a term to the loss calls `trainer.fit` with `term=`.
+        A method that adds a term to the loss calls `trainer.fit` with `term=`, or has a `pull`.
         """
         return trainer.fit(client, received)
 
@@ -136,6 +167,13 @@ class Algorithm:
             received: The value of `receive`.
         """
         return F.cross_entropy(out.logits_NC, y)
+
+    def pull(self, client: Client, received: Received, options: TrainOptions) -> Pull | None:
+        """Returns what every gradient of `trainer.fit` gets beside that of the loss; None: nothing.
+
+        It is called once before the first step, and its tensors stay as they are but `Pull.total`.
+        """
+        return None
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         """Makes the client's message after training; it does not train here."""

@@ -22,6 +22,7 @@ with suppress(ShoalError):
 
 if TYPE_CHECKING:
     from shoal.algorithms.base import Algorithm as Algorithm
+    from shoal.algorithms.base import Pull as Pull
     from shoal.algorithms.base import Trainer as Trainer
     from shoal.algorithms.client import Client as Client
     from shoal.algorithms.client import ClientInfo as ClientInfo
@@ -89,6 +90,7 @@ PLACES = {
     "Partitioner": "shoal.partition.methods.user_partitioner",
     "PastRun": "shoal.past.rewind",
     "Phase": "shoal.engine.rounds.stage",
+    "Pull": "shoal.algorithms.base",
     "Reader": "shoal.past.reader",
     "Reading": "shoal.past.reader",
     "Reduce": "shoal.algorithms.protocol",

@@ -1,15 +1,15 @@
 """FedDC: every client keeps how far it drifted, and the server averages what is corrected by it."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Pull, Received, Requests, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, record_gradients, steps_of
+from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, steps_of
 from shoal.algorithms.protocol import Reduce
 from shoal.algorithms.train_options import TrainOptions
 from shoal.storage.options.types import NotNegative
@@ -30,7 +30,7 @@ class FedDC(FedAvg):
     mean gradient of the loss instead of g_i / (lr K). Nor do drifts add up to anything that Adam can undo, whose steps
     are as long for a small gradient as for a large one: w_i is averaged alone then, and alpha has to be small. Down: w
     and g, `[P]` each. Up: w_i + h_i and g_i, and n_i. Without penalty (`alpha: 0`), linear term (`variate: off`, no g
-    is kept or sent) and drift in what is averaged (`sends: off`) it is FedAvg, to the bit by autograd.
+    is kept or sent) and drift in what is averaged (`sends: off`) it is FedAvg, to the bit.
 
     Attributes:
         alpha: Weight of the penalty; None: 0.1 for SGD without momentum, otherwise 0.005. The paper has both.
@@ -59,41 +59,42 @@ class FedDC(FedAvg):
     def receive(self, client: Client, down: Tree) -> Received:
         return dict(super().receive(client, down))
 
-    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        if not client.info.train:
-            return trainer.fit(client, received)
-        steps, state = steps_of(client, trainer.options), client.state
-        by_gradient = form_for(self.variate, trainer.options) == "gradient"
-        alpha, sends = self._penalty_and_drift(trainer.options)
-        received["scale"] = 1.0 if by_gradient else 1 / (trainer.options.lr * steps)
-        with record_gradients(client) if by_gradient else nullcontext() as total:
-            loss = trainer.fit(client, received, term=self._term(client, received, alpha))
-        moved = client.model.w - received["w"]
-        if self.variate != "off":
-            state[UPDATE] = moved if total is None else -total / steps
-        if alpha or sends != "off":
-            before = state.get(DRIFT, torch.zeros_like(moved))
-            state[DRIFT] = before + moved
-            if sends != "off":
-                received["corrected"] = client.model.w + (before if sends == "before" else state[DRIFT])
-        return loss
+    def pull(self, client: Client, received: Received, options: TrainOptions) -> Pull | None:
+        alpha, received["sends"] = self._penalty_and_drift(options)
+        received["drifts"] = bool(alpha) or received["sends"] != "off"
+        drift, w = client.state.get(DRIFT), client.model.flat.w
+        origin = None if not alpha else received["w"] if drift is None else received["w"] - drift
+        if self.variate == "off":
+            return Pull(origin=origin, mu=alpha) if alpha else None
+        by_gradient = form_for(self.variate, options) == "gradient"
+        received["steps"] = steps_of(client, options)
+        received["total"] = torch.zeros_like(w, requires_grad=False) if by_gradient else None
+        scale = 1.0 if by_gradient else 1 / (options.lr * received["steps"])
+        return Pull(scale * (client.state.get(UPDATE, 0) - received["g"]), origin, alpha, received["total"])
 
     def _penalty_and_drift(self, options: TrainOptions) -> tuple[float, str]:
         """Chooses the penalty's weight, and `before`, `after` or `off`, from `alpha` and `sends`, by the optimizer."""
         alpha, sends = (0.1, "before") if form_for("auto", options) == "steps" else (0.005, "off")
         return alpha if self.alpha is None else self.alpha, sends if self.sends == "auto" else self.sends
 
-    def _term(self, client: Client, received: Received, alpha: float) -> Term | None:
-        w = client.model.flat.w
-        target = received["w"] - client.state.get(DRIFT, 0)
-        if self.variate == "off":
-            return (lambda: alpha / 2 * (w - target).square().sum()) if alpha else None
-        linear = received["scale"] * (client.state.get(UPDATE, 0) - received["g"])
-        return lambda: alpha / 2 * (w - target).square().sum() + linear @ w
-
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        n, w = self.weight_of(client), received.get("corrected", client.model.w)
+        n, w = self.weight_of(client), client.model.w
+        if "sends" in received:
+            w = self._corrected(client, received)
         if self.variate == "off":
             return Upload({"w": w}, {"w": n})
         update = client.state.get(UPDATE, torch.zeros_like(w))
         return Upload({"w": w, "g": update}, {"w": n, "g": n})
+
+    def _corrected(self, client: Client, received: Received) -> Tensor:
+        """Notes a client's update and drift after training; returns what it sends for its parameters."""
+        state, w, sends = client.state, client.model.w, received["sends"]
+        moved = w - received["w"]
+        if self.variate != "off":
+            total = received["total"]
+            state[UPDATE] = moved if total is None else -total / received["steps"]
+        if not received["drifts"]:
+            return w
+        before = state.get(DRIFT, torch.zeros_like(moved))
+        state[DRIFT] = before + moved
+        return w if sends == "off" else w + (before if sends == "before" else state[DRIFT])

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from shoal.algorithms.base import Output, Received
+from shoal.algorithms.base import Client, Pull, Received
 from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.train_options import TrainOptions
 from shoal.storage.options.types import NotNegative
 
 
@@ -13,12 +12,11 @@ from shoal.storage.options.types import NotNegative
 class FedProx(FedAvg):
     """FedProx (Li et al., MLSys 2020): FedAvg with the loss cross-entropy + mu / 2 |w - w_sent|^2.
 
-    Messages are those of FedAvg. Adam rescales the gradient of the term with the rest; mu = 0 is FedAvg, to the bit
-    with `engine.trainer: autograd`. The paper tries 0.001 to 1.
+    Messages are those of FedAvg. Adam rescales the gradient of the term with the rest; mu = 0 is FedAvg, to the bit.
+    The paper tries 0.001 to 1.
     """
 
     mu: NotNegative = 0.01
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
-        plain = super().loss(out, y, w, received)
-        return plain + self.mu / 2 * (w - received["w"]).square().sum() if self.mu else plain
+    def pull(self, client: Client, received: Received, options: TrainOptions) -> Pull | None:
+        return Pull(origin=received["w"], mu=self.mu) if self.mu else None

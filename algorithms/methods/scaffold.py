@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Pull, Received, Requests, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, record_gradients, steps_of
+from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, steps_of
 from shoal.algorithms.protocol import Reduce
+from shoal.algorithms.train_options import TrainOptions
 from shoal.storage.options.types import AboveZero
 
 # A client's state holds its control variate c_i under this name, `[P]`; absent before its first training, when zero.
@@ -32,7 +34,7 @@ class SCAFFOLD(FedAvg):
 
     Attributes:
         variate: `steps` and `gradient` as above; `auto` is `steps` for SGD without momentum and `gradient` otherwise.
-            `off` is FedAvg, to the bit with `engine.trainer: autograd` and eta = 1.
+            `off` is FedAvg, to the bit with eta = 1.
         eta: The server's learning rate; 1 in the paper's experiments.
     """
 
@@ -58,29 +60,31 @@ class SCAFFOLD(FedAvg):
             share = float(got.weights["change"]) / max(able, 1)
             server["c"] = server["c"] + share * got["change"]
 
-    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        if self.variate == "off" or not client.info.train:
-            return trainer.fit(client, received)
-        steps, w, before = steps_of(client, trainer.options), client.model.flat.w, client.state.get(VARIATE, 0)
-        correction = received["c"] - before
-        if form_for(self.variate, trainer.options) == "gradient":
-            with record_gradients(client) as total:
-                loss = trainer.fit(client, received, term=lambda: correction @ w)
-            variate = total / steps
-        else:
-            loss = trainer.fit(client, received, term=lambda: correction @ w)
-            moved = (received["w"] - client.model.w) / (steps * trainer.options.lr)
-            variate = moved - received["c"] + before
-        received["change"] = variate - before
-        client.state[VARIATE] = variate
-        return loss
-
     def receive(self, client: Client, down: Tree) -> Received:
         return dict(super().receive(client, down))
+
+    def pull(self, client: Client, received: Received, options: TrainOptions) -> Pull | None:
+        if self.variate == "off":
+            return None
+        before, w = client.state.get(VARIATE), client.model.flat.w
+        by_gradient = form_for(self.variate, options) == "gradient"
+        received["total"] = torch.zeros_like(w, requires_grad=False) if by_gradient else None
+        received["steps"], received["lr"] = steps_of(client, options), options.lr
+        return Pull(received["c"] if before is None else received["c"] - before, total=received["total"])
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         plain = super().upload(client, received, phase)
         if self.variate == "off":
             return plain
-        change = received.get("change", torch.zeros_like(client.model.w))
+        change = self._change(client, received) if "steps" in received else torch.zeros_like(client.model.w)
         return Upload({**plain.entries, "change": change}, {**plain.weight, "change": float(client.info.train > 0)})
+
+    def _change(self, client: Client, received: Received) -> Tensor:
+        """Computes a client's new control variate after training, and how it differs from the one before."""
+        before, steps = client.state.get(VARIATE, 0), received["steps"]
+        if received["total"] is not None:
+            variate = received["total"] / steps
+        else:
+            variate = (received["w"] - client.model.w) / (steps * received["lr"]) - received["c"] + before
+        client.state[VARIATE] = variate
+        return variate - before

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Loss, Received, Term
+from shoal.algorithms.base import Algorithm, Loss, Pull, Received, Term
 from shoal.algorithms.client import Client, ClientModel, FlatModel
-from shoal.algorithms.method_errors import fault
+from shoal.algorithms.method_errors import code_of, fault, kind
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood, sample_neighbourhood
 from shoal.algorithms.protocol import MODEL, Tree, moments_key
 from shoal.algorithms.rng import seed_default
@@ -83,11 +83,13 @@ class LocalTrainer:
         if not client.info.train:
             return float("nan")
         trained = client.models[model]
-        plain = loss is None and term is None and model == MODEL
+        # Items of a method's own, as an augmented graph, are read in other ways than formulas know.
+        plain = loss is None and term is None and model == MODEL and trained.items is None
         with self.optimizer(client, model) as optimizer:
             y = client.data.train_label
+            pull = pull_of(self._method, client, received, self.options) if model == MODEL else None
             if plain and self._small is not None and self._small.takes(trained.gathered("train"), self.options):
-                return bounded_loss(*self._small.fit(trained, y, optimizer.state[trained.flat.w], self.options))
+                return bounded_loss(*self._small.fit(trained, y, optimizer.state[trained.flat.w], self.options, pull))
             form = self._analytic if plain else None
             # Rows are rounded once: half the memory, and less work in every step.
             rounds = form is not None and trained.pattern.bfloat16
@@ -97,6 +99,8 @@ class LocalTrainer:
             if not trained.module.training:
                 trained.module.train()
             step, count = flat_step(optimizer, trained.flat.w), len(y)
+            w, gradient = trained.flat.w.detach(), trained.flat.w.grad
+            assert gradient is not None
             size = self.options.batch_size or count
             losses: list[Tensor] = []
             first: list[Tensor] = []
@@ -107,6 +111,8 @@ class LocalTrainer:
                     chosen = None if order is None else order[start : start + size]
                     target = y if chosen is None else y[chosen]
                     value = gradient_of(inputs_of(chosen), target)
+                    if pull is not None:
+                        pull.apply(gradient, w)
                     step()
                     losses.append(value if chosen is None else value * (len(target) / count))
                 first = first or losses.copy()
@@ -154,6 +160,25 @@ class LocalTrainer:
         trained.drop_logits()
         if self.options.opt_state == "keep":
             keep_moments(client.state, self._moments[model], optimizer.state[w])
+
+
+def pull_of(method: Algorithm, client: Client, received: Received, options: TrainOptions) -> Pull | None:
+    """Returns the pull of a method on a client that trains; a ShoalError if it does not fit the client's model."""
+    with code_of(method, "pull"):
+        pull: Any = method.pull(client, received, options)
+    if pull is None:
+        return None
+    w = client.model.flat.w
+    if not isinstance(pull, Pull):
+        raise fault(method, "pull", f"gives a {type(pull).__name__}, expected a Pull or None")
+    for name in ("linear", "origin", "total"):
+        t = getattr(pull, name)
+        if t is not None and not (isinstance(t, Tensor) and t.shape == w.shape and t.dtype == w.dtype):
+            got = f"{kind(t)} {list(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
+            raise fault(method, "pull", f"gives {name} as {got}, expected float32 {list(w.shape)}")
+    if pull.mu and pull.origin is None:
+        raise fault(method, "pull", f"gives mu {pull.mu:g} without an origin")
+    return pull
 
 
 @contextmanager

@@ -6,11 +6,12 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from shoal.algorithms.base import Received
+from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.training.batched.batched_inputs import numbers_of_row, size_groups
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
+from shoal.algorithms.training.local_training import pull_of
 from shoal.storage.errors import ShoalError
 
 
@@ -19,6 +20,7 @@ class Begun(Protocol):
 
     client: Client
     received: Received
+    algorithm: Algorithm
 
 
 VisitT = TypeVar("VisitT", bound=Begun)
@@ -98,7 +100,8 @@ def _train_batch(
     visits, w_P, inputs = zip(*group)
     w_BP, ids = torch.stack(w_P), [visit.client.info.client for visit in visits]
     try:
-        loss_B = trainer.fit([visit.client for visit in visits], w_BP, inputs)
+        pulls = [pull_of(visit.algorithm, visit.client, visit.received, trainer.options) for visit in visits]
+        loss_B = trainer.fit([visit.client for visit in visits], w_BP, inputs, pulls)
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) and not trainer.stepped:
             raise

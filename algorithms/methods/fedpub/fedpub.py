@@ -9,7 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Mix, Requests, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import (
+    Algorithm,
+    Ask,
+    Client,
+    Context,
+    Forms,
+    Mix,
+    Pull,
+    Requests,
+    Term,
+    Trainer,
+    Tree,
+    Upload,
+)
 from shoal.algorithms.client import ClientModel, FlatModel
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.shared.requirements import require_body
@@ -126,16 +139,20 @@ class FedPUB(Algorithm):
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if not client.info.train:
             return float("nan")
-        penalty = self._proximal_term(client, received.near)
         if not self.masks:
-            loss = trainer.fit(client, received, term=penalty)
+            loss = trainer.fit(client, received)
             received.w = client.model.w.clone()
             return loss
         client.model.load(received.w)
-        loss = self._train_masked(client, trainer, penalty)
+        loss = self._train_masked(client, trainer, self._proximal_term(client, received.near))
         received.w = client.model.w.clone()
         self._deploy(client, received.w)
         return loss
+
+    def pull(self, client: Client, received: Received, options: TrainOptions) -> Pull | None:
+        if received.near is None or not self.proximal:
+            return None
+        return Pull(origin=received.near, mu=2 * self.proximal)
 
     def _proximal_term(self, client: Client, near: Tensor | None) -> Term | None:
         w = client.model.flat.w

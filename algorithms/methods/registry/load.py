@@ -26,6 +26,7 @@ HOOKS = {
     "receive": ("client", "down"),
     "train": ("client", "received", "trainer", "phase"),
     "loss": ("out", "y", "w", "received"),
+    "pull": ("client", "received", "options"),
     "upload": ("client", "received", "phase"),
     "predict": ("client", "received", "part"),
 }

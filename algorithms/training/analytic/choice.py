@@ -4,8 +4,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, trains_plainly
+from shoal.algorithms.base import Algorithm, overrides, trains_plainly
 from shoal.algorithms.client import FlatModel
+from shoal.algorithms.method_errors import OURS
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.training.analytic.layers import HEADS, HeadGradients
@@ -77,6 +78,14 @@ def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:
         return f"a processor, for {name}"
     if model.bfloat16 and (name not in HEADS or model.sparse or model.w.device.type not in ("cpu", "meta")):
         return f"products in float32 (engine.precision), or {' or '.join(HEADS)} on dense features and a processor"
-    if not trains_plainly(method):
+    if not fits_plainly(method):
         return f"a method of plain cross-entropy, which {type(method).__name__} is not"
     return None
+
+
+def fits_plainly(method: Algorithm) -> bool:
+    """Returns whether `trainer.fit` without loss and term may go by formulas.
+
+    A `train` of the user's own may look at gradients of the module, which formulas do not make.
+    """
+    return trains_plainly(method) or (type(method).__module__.startswith(OURS) and not overrides(method, "loss"))

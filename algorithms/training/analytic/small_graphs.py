@@ -16,7 +16,7 @@ from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.layers import cross_entropy
-from shoal.algorithms.training.analytic.small_heads import FAST, SmallModel, adam, in_one_batch, sgd
+from shoal.algorithms.training.analytic.small_heads import FAST, SmallModel, adam, in_one_batch, pull, sgd
 from shoal.storage.graph.sparse_matrix import FEW, SparseMatrix
 from shoal.storage.kernels.sparse_product import multiply
 
@@ -78,18 +78,18 @@ def is_small_graph(model: FlatModel) -> bool:
 @numba.njit(cache=True, nogil=True)
 def _train(
     x: Csr, x_back: Csr, near: Csr, near_back: Csr, last: Csr, last_back: Csr, label: np.ndarray,
-    places: tuple[int, int, int, int, int, int], hidden: int, classes: int, w: np.ndarray, mean: np.ndarray,
-    square: np.ndarray, kept: np.ndarray, epochs: int, before: int, dropout: float, lr: float, weight_decay: float,
+    places: tuple[int, int, int, int, int, int], hidden: int, classes: int, w: np.ndarray, gradient: np.ndarray,
+    mean: np.ndarray, square: np.ndarray, kept: np.ndarray, epochs: int, before: int, dropout: float, lr: float,
+    weight_decay: float, total: np.ndarray, linear: np.ndarray, origin: np.ndarray, mu: float,
 ) -> tuple[float, float]:  # fmt: skip
     """See `SmallModel.train`; a matrix comes with its transpose, `places` are those of `SmallGraph`.
 
-    Numba keeps this function compiled, with `adam` in it, as long as this file stays as it is: a change of the other
-    file is seen with one of this.
+    Numba keeps this function compiled, with `adam` and `pull` in it, as long as this file stays as it is: a change of
+    the other file is seen with one of this.
     """
     of_messages, of_bias, of_last, of_last_bias, of_own, of_last_own = places
     m, n, t = len(x[0]) - 1, len(near[0]) - 1, len(last[0]) - 1
     size = hidden * (len(x_back[0]) - 1)
-    gradient = np.empty_like(w)
     messages, read = np.empty((m, hidden), np.float32), np.empty((n, hidden), np.float32)
     back = np.zeros((m, hidden), np.float32)
     narrow, logits = np.empty((n, classes), np.float32), np.empty((t, classes), np.float32)
@@ -125,6 +125,7 @@ def _train(
             _product(x_back, back.reshape(-1), gradient[of_own : of_own + size].reshape(-1, hidden), ZERO)
         _product(near_back, back.reshape(-1), messages, ZERO)
         _product(x_back, messages.reshape(-1), gradient[of_messages : of_messages + size].reshape(-1, hidden), ZERO)
+        pull(w, gradient, total, linear, origin, mu)
         if len(mean):
             adam(w, gradient, mean, square, before + epoch + 1, lr, weight_decay)
         else:

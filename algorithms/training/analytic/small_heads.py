@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.algorithms.base import Pull
 from shoal.algorithms.client import ClientModel, FlatModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
@@ -53,19 +54,23 @@ class SmallModel(ABC):
     def train(self, inputs: Inputs, label_N: Tensor, *trained: Any) -> tuple[float, float]:
         """Makes the compiled call, see `fit`.
 
-        Behind labels come parameters, both moments `[P]`, empty for SGD, what dropout keeps `[E, N, H]`, of no step
-        where nothing is dropped, E, Adam's steps before, dropout, rate and decay.
+        Behind labels come parameters, gradients, both moments `[P]`, empty for SGD, what dropout keeps `[E, N, H]`, of
+        no step where nothing is dropped, E, Adam's steps before, dropout, rate and decay, and what `pull` takes.
         """
 
-    def fit(self, own: ClientModel, label_N: Tensor, moments: Tree, options: TrainOptions) -> tuple[float, float]:
+    def fit(
+        self, own: ClientModel, label_N: Tensor, moments: Tree, options: TrainOptions, pull: Pull | None = None
+    ) -> tuple[float, float]:
         """Changes a client's parameters and Adam's moments in place; gives the loss before the last step and the first.
 
-        Dropout draws what the formulas of single steps draw. An IndexError for a label that is not one of the classes.
+        The last gradient, pulled, stays in the model. Dropout draws what the formulas of single steps draw. An
+        IndexError for a label that is not one of the classes.
         """
         inputs = own.gathered("train")
         if not own.module.training:
             own.module.train()
-        w, kept_ENH = own.flat.w.detach(), NO_STEP
+        w, gradient, kept_ENH = own.flat.w.detach(), own.flat.w.grad, NO_STEP
+        assert gradient is not None
         if self._dropout:
             seed_default(w.device, own.random("train"))
             kept_ENH = np.empty((options.epochs, self.dropped_rows(inputs), self.hidden), dtype=np.float32)
@@ -78,9 +83,11 @@ class SmallModel(ABC):
         if adam:
             mean_P, square_P = moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
             before = int(moments["step"])
+        pull = pull or Pull()
+        pulled = (NO_MOMENT if t is None else t.numpy() for t in (pull.total, pull.linear, pull.origin))
         losses = self.train(
-            inputs, label_N, w.numpy(), mean_P, square_P, kept_ENH, options.epochs, before, self._dropout, options.lr,
-            options.weight_decay,
+            inputs, label_N, w.numpy(), gradient.numpy(), mean_P, square_P, kept_ENH, options.epochs, before,
+            self._dropout, options.lr, options.weight_decay, *pulled, pull.mu,
         )  # fmt: skip
         if adam:
             moments["step"] = moments["step"] + options.epochs
@@ -133,12 +140,12 @@ def is_small_head(model: FlatModel) -> bool:
 
 @numba.njit(cache=True, nogil=True)
 def _train(
-    x: np.ndarray, label: np.ndarray, hidden: int, classes: int, w: np.ndarray, mean: np.ndarray, square: np.ndarray,
-    kept: np.ndarray, epochs: int, before: int, dropout: float, lr: float, weight_decay: float,
+    x: np.ndarray, label: np.ndarray, hidden: int, classes: int, w: np.ndarray, gradient: np.ndarray, mean: np.ndarray,
+    square: np.ndarray, kept: np.ndarray, epochs: int, before: int, dropout: float, lr: float, weight_decay: float,
+    total: np.ndarray, linear: np.ndarray, origin: np.ndarray, mu: float,
 ) -> tuple[float, float]:  # fmt: skip
     """See `SmallModel.train`."""
     rows, features = x.shape
-    gradient = np.empty_like(w)
     below, of_below = np.empty((rows, hidden), np.float32), np.empty((rows, hidden), np.float32)
     logits = np.empty((rows, classes), np.float32)
     split = hidden * (features + 1)
@@ -162,6 +169,7 @@ def _train(
         if hidden:
             _of_input(logits, last, below, of_below, factor)
             _of_parameters(of_below, x, gradient[:split])
+        pull(w, gradient, total, linear, origin, mu)
         if len(mean):
             adam(w, gradient, mean, square, before + epoch + 1, lr, weight_decay)
         else:
@@ -206,6 +214,20 @@ def _of_input(out: np.ndarray, w: np.ndarray, x: np.ndarray, gradient: np.ndarra
                 gradient[n, h] += out[n, c] * w[c * width + h]
         for h in range(width):
             gradient[n, h] = gradient[n, h] * factor if x[n, h] > 0 else np.float32(0)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def pull(
+    w: np.ndarray, gradient: np.ndarray, total: np.ndarray, linear: np.ndarray, origin: np.ndarray, mu: float
+) -> None:
+    """Computes `Pull.apply`; an empty array stands for None."""
+    for i in range(len(total)):
+        total[i] += gradient[i]
+    for i in range(len(linear)):
+        gradient[i] += linear[i]
+    to_origin = np.float32(mu)
+    for i in range(len(origin)):
+        gradient[i] += to_origin * (w[i] - origin[i])
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from shoal.algorithms.base import Algorithm, trains_plainly
+from shoal.algorithms.base import Algorithm, Pull, trains_plainly
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.dropout import fill_kept, masks
@@ -82,11 +82,18 @@ class BatchedTrainer:
         self.stepped = False
         self._drops: list[tuple[int, int, float]] | None = None
 
-    def fit(self, clients: Sequence[Client], w_BP: Tensor, gathered: Sequence[Inputs] | None = None) -> Tensor:
+    def fit(
+        self,
+        clients: Sequence[Client],
+        w_BP: Tensor,
+        gathered: Sequence[Inputs] | None = None,
+        pulls: Sequence[Pull | None] = (),
+    ) -> Tensor:
         """Trains the rows of `w_BP` in place; returns the mean loss `[B]` of clients' last epochs, before the step.
 
         All clients have training rows. The optimizers' moments are read from and written to `client.state`. `gathered`
-        has what their models gathered for their training rows, where that is at hand.
+        has what their models gathered for their training rows, where that is at hand, and `pulls` what
+        `Algorithm.pull` gave for each.
         """
         self.stepped = False
         if gathered is None:
@@ -109,6 +116,8 @@ class BatchedTrainer:
             leaf.grad = gradient
             if kept := kept_moments(client.state, MOMENTS):
                 optimizer.state[leaf] = kept
+        pulled = [(i, pull) for i, pull in enumerate(pulls) if pull is not None]
+        together = _stack(pulls) if len(pulled) == len(clients) else None
         loss_B = torch.zeros(len(clients), device=device)
         for _ in range(self.options.epochs):
             stack_BP.grad.zero_()
@@ -125,7 +134,16 @@ class BatchedTrainer:
             loss_B = loss_BN.sum(1) / count_B
             loss_B.sum().backward()
             self.stepped = True
+            if together is not None:
+                together.apply(stack_BP.grad, w_BP)
+            else:
+                for i, pull in pulled:
+                    pull.apply(stack_BP.grad[i], w_BP[i])
             optimizer.step()
+        if together is not None and together.total is not None:
+            for (_, pull), total in zip(pulled, together.total):
+                assert pull.total is not None
+                pull.total.add_(total)
         if self.options.opt_state == "keep":
             for leaf, client in zip(leaves, clients):
                 keep_moments(client.state, MOMENTS, optimizer.state[leaf])
@@ -150,6 +168,22 @@ class BatchedTrainer:
         with torch.no_grad(), masks(look):
             self.model.module(inputs.example())
         return dropouts
+
+
+def _stack(pulls: Sequence[Pull | None]) -> Pull | None:
+    """Returns the pulls of all clients as one of `[B, P]`; None: they have not all the same parts, or mu."""
+    parts: dict[str, Tensor | None] = {}
+    for name in ("linear", "origin", "total"):
+        several = [getattr(pull, name) for pull in pulls]
+        if len({part is None for part in several}) > 1:
+            return None
+        parts[name] = None if several[0] is None else torch.stack(several)
+    different_mu = {pull.mu for pull in pulls if pull is not None}
+    if len(different_mu) > 1:
+        return None
+    # What it adds up here goes to each client's own total in the end.
+    total = parts.pop("total")
+    return Pull(**parts, mu=different_mu.pop(), total=None if total is None else torch.zeros_like(total))
 
 
 def _masks(zeros_BNH: Tensor, rows: Sequence[int], p: float, generators: Sequence[torch.Generator]) -> Tensor:

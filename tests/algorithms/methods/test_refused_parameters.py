@@ -161,7 +161,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("fggp", {**GCN, "train.batch_size": 4}, "train.batch_size", ""),
     ("fggp", {"model": {"name": "mlp", "layers": 1}, "algorithm.gkic": "off"}, "model.layers", ""),
     ("gcfl_plus", SGC, "model.layers", "one layer"),
-    ("gcfl_plus", {"engine.trainer": "analytic"}, "engine.trainer", "analytic"),
+    ("moon", {"engine.trainer": "analytic"}, "engine.trainer", "analytic"),
     ("gcfl_plus", {"engine.trainer": "batched"}, "engine.trainer", "batched"),
 ]
 
