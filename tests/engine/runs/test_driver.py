@@ -29,36 +29,36 @@ from shoal.engine.runs.run import run
 from shoal.engine.screen.interrupt import Interrupted
 
 LENGTH = ["rounds=4", "run.checkpoint_every=2"]
-RAY = ["engine.backend=ray", "engine.hosts=1", "engine.threads=1", *LENGTH]
-
-
 BACKEND = {"name": "b", "data": {"dataset": "sbm"}, "algorithm": "fedavg", "engine": {"backend": "ray", "hosts": 1}}
 VARIABLE = {"ray": {"runtime_env": {"env_vars": {"OF_THE_RUN": 7}}}}
 
 
-class LosesServers(RayBackend):
-    """The server dies in the third round, and so many after it before they are up."""
+class LosesServers(LocalBackend):
+    """The server is lost as often as said: whenever the third round begins, or then as the next one starts."""
 
-    lost = 0
-    _first = False
+    def __init__(self, lost: int, as_it_starts: bool = False) -> None:
+        super().__init__()
+        self.lost, self.as_it_starts = lost, as_it_starts
 
-    def _start_server(self, job: Job, plan: Plan, state: FederationState | None) -> Any:
-        server = super()._start_server(job, plan, state)
-        self._first = state is None
-        if not self._first and self.lost:
+    def lose(self) -> None:
+        if self.lost:
             self.lost -= 1
-            ray.kill(server)
-        return server
+            raise ServerLost("gone")
+
+    def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
+        if self.as_it_starts and state is not None:
+            self.lose()
+        super().open(job, plan, state)
 
     def round(self, watch: Watch) -> dict[str, Any]:
-        if self._first and self.lost and self.state().round == 2:
-            ray.kill(self._server)
+        if self.state().round == 2:
+            self.lose()
         return super().round(watch)
 
 
 @pytest.fixture(scope="module")
-def backend() -> Iterator[LosesServers]:
-    opened = LosesServers(parse_config({**BACKEND, **VARIABLE}, "test"))
+def backend() -> Iterator[RayBackend]:
+    opened = RayBackend(parse_config({**BACKEND, **VARIABLE}, "test"))
     yield opened
     opened.close()
 
@@ -67,7 +67,7 @@ def numbers(folder: Path) -> list[object]:
     return [(line["round"], line["loss"], line["scopes"]) for line in read_metrics(folder)]
 
 
-def test_ray_of_a_run_is_out_of_reach_and_has_names_and_variables(backend: LosesServers) -> None:
+def test_ray_of_a_run_is_out_of_reach_and_has_names_and_variables(backend: RayBackend) -> None:
     backend.await_hosts()
     (host,) = ray.util.list_named_actors(all_namespaces=True)
     assert host["name"] == "host-0"
@@ -85,11 +85,11 @@ def test_ray_of_a_run_is_out_of_reach_and_has_names_and_variables(backend: Loses
     assert environment["OF_THE_RUN"] == "7"
 
 
-def test_servers_lost_in_a_row(tiny: Path, backend: LosesServers) -> None:
+def test_servers_lost_in_a_row(tiny: Path) -> None:
     whole = run(load_config(tiny, [*LENGTH, "callbacks=[csv]"]))
     expected, scores = numbers(whole), read_client_scores(whole)
-    backend.lost = 1
-    folder = run(load_config(tiny, [*RAY, "callbacks=[csv]"]), fresh=True, backend=backend)
+    backend = LosesServers(2, as_it_starts=True)
+    folder = run(load_config(tiny, [*LENGTH, "callbacks=[csv]"]), fresh=True, backend=backend)
     assert folder == whole
     assert backend.lost == 0
     assert numbers(folder) == expected
@@ -101,18 +101,10 @@ def test_servers_lost_in_a_row(tiny: Path, backend: LosesServers) -> None:
     assert (folder / LOG).read_text().count("server lost") == 2
 
 
-class LosesRound3(LocalBackend):
-    """The server is lost whenever the third round begins."""
-
-    def round(self, watch: Watch) -> dict[str, Any]:
-        if self.state().round == 2:
-            raise ServerLost("gone")
-        return super().round(watch)
-
-
 def test_servers_lost_too_often(tiny: Path) -> None:
-    with refused(says=f"the server was lost {driver.SERVERS_LOST + 1} times in a row (gone); the newest checkpoint is"):
-        run(load_config(tiny, LENGTH), backend=LosesRound3())
+    often = driver.SERVERS_LOST + 1
+    with refused(says=f"the server was lost {often} times in a row (gone); the newest checkpoint is"):
+        run(load_config(tiny, LENGTH), backend=LosesServers(often))
     folder = run(load_config(tiny, LENGTH), resume=True)
     assert [line["round"] for line in read_metrics(folder)] == [1, 2, 3, 4]
 
