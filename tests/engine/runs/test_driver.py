@@ -3,7 +3,7 @@
 import contextlib
 import ipaddress
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,29 @@ import psutil
 import pytest
 import ray
 import yaml
+from attack.wrong_methods import RAISES, WRONG, require_line, write_method
 from support.errors import refused
 from support.forked import limited
 
 from shoal.engine.cluster.ray_backend import RayBackend
-from shoal.engine.config.config import load_config, parse_config
+from shoal.engine.config.config import Config, load_config, parse_config
 from shoal.engine.hosts.backend import LocalBackend, ServerLost
-from shoal.engine.messages.job import Job
+from shoal.engine.messages.job import Job, make_job
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.client_scores import read_client_scores
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import LOG, SUMMARY
-from shoal.engine.rounds.costs import Watch
+from shoal.engine.rounds.costs import Watch, unwatched
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs import driver
+from shoal.engine.runs.plan import plan_of
 from shoal.engine.runs.run import run
 from shoal.engine.screen.interrupt import Interrupted
+from shoal.storage.errors import ShoalError
 
 LENGTH = ["rounds=4", "run.checkpoint_every=2"]
+ON_RAY = ["engine.backend=ray", "engine.hosts=1"]
 BACKEND = {"name": "b", "data": {"dataset": "sbm"}, "algorithm": "fedavg", "engine": {"backend": "ray", "hosts": 1}}
 VARIABLE = {"ray": {"runtime_env": {"env_vars": {"OF_THE_RUN": 7}}}}
 
@@ -83,6 +88,32 @@ def test_ray_of_a_run_is_out_of_reach_and_has_names_and_variables(backend: RayBa
     assert all(ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback for ip in listening)
     (environment,) = hosts
     assert environment["OF_THE_RUN"] == "7"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"setup: {RAISES}",
+        pytest.param("round: raise KeyboardInterrupt # here\nyield", marks=pytest.mark.slow),
+        pytest.param("setup: sys.exit(0) # here", marks=pytest.mark.slow),
+    ],
+)
+def test_wrong_method_on_a_server_of_its_own_is_one_line(
+    configure: Callable[..., Config], backend: RayBackend, tmp_path: Path, name: str
+) -> None:
+    method, words = write_method(tmp_path, WRONG[name].text, *WRONG[name].words)
+    config = configure({"model.name": "mlp", "engine.backend": "ray", "algorithm.name": method})
+    job = make_job(config, prepare(config), tmp_path.name)
+
+    def one_round() -> None:
+        backend.open(job, plan_of(config), None)
+        backend.round(unwatched)
+
+    with pytest.raises(ShoalError) as caught:
+        one_round()
+    require_line(caught.value.line, words)
+    if RAISES in name:
+        assert "RuntimeError: no luck" in caught.value.detail
 
 
 def test_servers_lost_in_a_row(tiny: Path) -> None:
@@ -143,7 +174,7 @@ class Stopped(FedAvg):
 
 
 # In this process the driver hears of it behind the cell; the last client waits for the checkpoint.
-BACKENDS = {"local": ["algorithm.waits=3"], "ray": ["engine.backend=ray", "engine.hosts=1"]}
+BACKENDS = {"local": ["algorithm.waits=3"], "ray": ON_RAY}
 
 
 @pytest.mark.parametrize("where", BACKENDS)
