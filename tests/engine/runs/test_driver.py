@@ -39,7 +39,7 @@ VARIABLE = {"ray": {"runtime_env": {"env_vars": {"OF_THE_RUN": 7}}}}
 
 
 class LosesServers(LocalBackend):
-    """The server is lost as often as said: whenever the third round begins, or then as the next one starts."""
+    """The server is lost as often as said, a round after a checkpoint: as round 4 begins, or then as the next starts."""
 
     def __init__(self, lost: int, as_it_starts: bool = False) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class LosesServers(LocalBackend):
         super().open(job, plan, state)
 
     def round(self, watch: Watch) -> dict[str, Any]:
-        if self.state().round == 2:
+        if self.state().round == 3:
             self.lose()
         return super().round(watch)
 
