@@ -39,7 +39,7 @@ VARIABLE = {"ray": {"runtime_env": {"env_vars": {"OF_THE_RUN": 7}}}}
 
 
 class LosesServers(LocalBackend):
-    """The server is lost as often as said, a round after a checkpoint: as round 4 begins, or then as the next starts."""
+    """It is lost as often as said, a round after a checkpoint: as round 4 begins, or as the next one starts."""
 
     def __init__(self, lost: int, as_it_starts: bool = False) -> None:
         super().__init__()
