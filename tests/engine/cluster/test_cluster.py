@@ -16,7 +16,7 @@ from ray.cluster_utils import Cluster
 from support.errors import refused
 
 from shoal.engine.cluster import cluster as cluster_module
-from shoal.engine.cluster.cluster import _room, _signals_kept, connect, places
+from shoal.engine.cluster.cluster import _room, _signals_kept, _token, connect, places
 from shoal.engine.config.config import Config
 from shoal.engine.config.sections import ResourcesConfig
 
@@ -131,19 +131,23 @@ def test_machines_that_come_later_are_waited_for(
     assert "waiting for 2 hosts: the cluster has room for 1 (1 machines, 1 CPU, 0 GPU); " in capsys.readouterr().err
 
 
-def test_small_machine_is_refused_and_keeps_nothing_but_a_token(
-    configure: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_token_is_made_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "folder" / "token"))
+    _token(joining=False)
+    assert (tmp_path / "folder" / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_small_machine_is_refused_and_keeps_nothing(
+    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The token is made before Ray starts, and what Ray wrote is removed."""
+    """What Ray wrote is removed."""
     keys = {"engine.backend": "ray", "engine.hosts": 9000, "resources.server_cpus": 0.5}
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
-        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.setenv("RAY_TMPDIR", short)
         with refused(says="engine.hosts 9000 with resources.cpus_per_host 1 and gpus_per_host 0: the cluster has room"):
             connect(configure(keys))
         assert not list(Path(short).iterdir())
     assert not ray.is_initialized()
-    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.skipif(subprocess.run(["unshare", "-n", "true"]).returncode != 0, reason="no namespaces here")

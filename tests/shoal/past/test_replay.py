@@ -2,6 +2,7 @@
 
 import io
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -170,7 +171,10 @@ def debugged(
         client = read_metrics(folder)[2]["cohort"][-1]
         capsys.readouterr()
         monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        interrupts = signal.getsignal(signal.SIGINT)
         assert status("replay", folder, "--round", "3", "--client", client, "--pdb") == 0
+        # Pdb takes the signal for itself.
+        signal.signal(signal.SIGINT, interrupts)
         printed = capsys.readouterr().out
         assert f"client {client}: the upload is that of the run" in printed
         return client, printed
