@@ -59,7 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Files that share the hosts of a session come last: no test behind them starts a Ray of its own.
     """
     choose(config, items)
-    of_runs = (item for item in items if item.path.relative_to(HERE).parts[0] in ("engine", "shoal"))
+    # Those of `integration` are its own.
+    of_runs = (item for item in items if item.path.relative_to(HERE).parts[0] != "integration")
     on_hosts = {item.path for item in of_runs if "hosts" in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: (item.path.parent not in (HERE, HERE / "integration"), item.path in on_hosts))
 

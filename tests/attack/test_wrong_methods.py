@@ -1,16 +1,16 @@
 """Wrong methods of a user's own end with one line that names the file, the line in it, and the client."""
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
-from integration.server_here import ServerHere
+from integration.server_here import OnHosts
 from support.errors import refused
 
-from attack.wrong_methods import HEAD, RAISES, WRONG, hook
+from attack.wrong_methods import WRONG, hook, require_line, write_method
 from shoal.cli.main import command as main
 from shoal.engine.config.config import Config
 from shoal.engine.messages.job import make_job
@@ -22,9 +22,6 @@ from shoal.storage.errors import ShoalError
 
 Start = Callable[..., Server]
 MODEL = {"model.name": "mlp", "train.epochs": 1, "rounds": 1}
-# From a server that is an actor, which takes seconds to start; from a client to a server in this process.
-FROM_THE_SERVER = [f"setup: {RAISES}"]
-LATER_FROM_THE_SERVER = ["round: raise KeyboardInterrupt # here\nyield", "setup: sys.exit(0) # here"]
 FROM_A_HOST = [
     "train: sys.exit() # here",
     "client 2: return Upload({'w': sent.entries['w'].long()})",
@@ -33,67 +30,33 @@ FROM_A_HOST = [
 ]
 
 
-def write(folder: Path, text: str, *words: str) -> tuple[str, list[str]]:
-    """Name of the method, and what its line must say."""
-    file = folder / "wrong.py"
-    file.write_text(HEAD + text)
-    wanted = [part.replace("{file}", str(file)) for part in words]
-    here = [number for number, line in enumerate(file.read_text().splitlines(), 1) if line.endswith("# here")]
-    return f"{file}:Wrong", wanted + [f"{file}, line {number}" for number in here]
-
-
-def require_line(line: str, words: list[str]) -> None:
-    assert "\n" not in line
-    assert len(line) < 700
-    for part in words:
-        # Line 1 is not line 10.
-        assert re.search(re.escape(part) + (r"(?!\d)" if part[-1].isdigit() else ""), line)
-
-
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_method_in_process_is_one_line(start: Start, tmp_path: Path, name: str) -> None:
-    method, words = write(tmp_path, WRONG[name].text, *WRONG[name].words)
+    method, words = write_method(tmp_path, WRONG[name].text, *WRONG[name].words)
     with pytest.raises(ShoalError) as caught:
         start({**MODEL, "algorithm.name": method}).round()
     require_line(caught.value.line, words)
 
 
-@pytest.fixture(scope="module")
-def server_here(configure: Callable[..., Config]) -> Iterator[ServerHere]:
-    config = configure({**MODEL, "engine.backend": "ray", "engine.hosts": 1, "resources.cpus_per_host": 0.5})
-    backend = ServerHere(config)
-    yield backend
-    backend.close()
-
-
-@pytest.mark.parametrize(
-    ("on_server", "name"),
-    [pytest.param(True, name, id=f"server: {name}") for name in FROM_THE_SERVER]
-    + [pytest.param(True, name, id=f"server: {name}", marks=pytest.mark.slow) for name in LATER_FROM_THE_SERVER]
-    + [pytest.param(False, name, id=f"host: {name}") for name in FROM_A_HOST],
-)
-def test_wrong_method_on_ray_is_the_same_line(
-    configure: Callable[..., Config], server_here: ServerHere, tmp_path: Path, on_server: bool, name: str
+@pytest.mark.parametrize("name", FROM_A_HOST)
+def test_wrong_method_on_a_host_is_the_same_line(
+    configure: Callable[..., Config], hosts: list[Any], tmp_path: Path, name: str
 ) -> None:
-    method, words = write(tmp_path, WRONG[name].text, *WRONG[name].words)
+    """On a server that is an actor, see tests/engine/runs/test_driver.py."""
+    method, words = write_method(tmp_path, WRONG[name].text, *WRONG[name].words)
     config = configure({**MODEL, "engine.backend": "ray", "algorithm.name": method})
-    job = make_job(config, prepare(config), tmp_path.name)
-    backend = server_here.ray if on_server else server_here
-
-    def one_round() -> None:
-        backend.open(job, plan_of(config), None)
-        backend.round(unwatched)
-
+    backend = OnHosts(hosts)
+    backend.open(make_job(config, prepare(config), tmp_path.name), plan_of(config), None)
     with pytest.raises(ShoalError) as caught:
-        one_round()
+        backend.round(unwatched)
     require_line(caught.value.line, words)
-    if RAISES in name:
-        assert "RuntimeError: no luck" in caught.value.detail
 
 
 def test_host_after_a_write_is_clean_in_the_next_run(start: Start, tmp_path: Path) -> None:
-    server = start({**MODEL, "algorithm.name": write(tmp_path, WRONG["data: data.adjacency.values().zero_()"].text)[0]})
+    server = start(
+        {**MODEL, "algorithm.name": write_method(tmp_path, WRONG["data: data.adjacency.values().zero_()"].text)[0]}
+    )
     for _ in range(2):
         with refused(says="writes into client.data.adjacency"):
             server.round()
@@ -118,7 +81,7 @@ def test_failing_client_is_left_out_and_logged(start: Start, tmp_path: Path, nam
             "    def receive(self, client, down):\n"
             "        return {**super().receive(client, down), 'bad': client.info.client == 2}\n"
         )
-    method = write(tmp_path, text)[0]
+    method = write_method(tmp_path, text)[0]
     line = start({**MODEL, "algorithm.name": method, "engine.on_client_error": "skip"}).round()
     assert line["cohort"] == [0, 1, 3, 4, 5]
     assert list(line["failures"]) == ["2"]
@@ -130,7 +93,7 @@ def start_with(start: Start, tmp_path: Path) -> Start:
     """Starts FedAvg with one hook of its own."""
 
     def start_with(name: str, body: str) -> Server:
-        return start({**MODEL, "algorithm.name": write(tmp_path, hook(name, body).text)[0]})
+        return start({**MODEL, "algorithm.name": write_method(tmp_path, hook(name, body).text)[0]})
 
     return start_with
 
@@ -168,7 +131,7 @@ def test_command_of_a_wrong_method_ends_with_status_2(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    method, words = write(tmp_path, WRONG[name].text, *WRONG[name].words)
+    method, words = write_method(tmp_path, WRONG[name].text, *WRONG[name].words)
     config = configure({**MODEL, "algorithm.name": method, "run.root": str(tmp_path), "run.tensorboard": False})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.plain()))
     monkeypatch.setattr("sys.argv", ["shoal", "run", str(tmp_path / "config.yaml")])

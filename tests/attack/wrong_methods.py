@@ -3,7 +3,9 @@
 The line of the text that must be named ends in `# here`. `{file}` stands for the method's file.
 """
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 HEAD = """import sys
 from dataclasses import dataclass
@@ -202,3 +204,20 @@ WRONG = {
     **{f"data: {body}": write(body, f"writes into client.data.{name}, which is") for body, name in WRITES.items()},
     **{f"data: {body}": write(body + HERE, words) for body, words in READ_ONLY.items()},
 }
+
+
+def write_method(folder: Path, text: str, *words: str) -> tuple[str, list[str]]:
+    """Name of the method, and what its line must say."""
+    file = folder / "wrong.py"
+    file.write_text(HEAD + text)
+    wanted = [part.replace("{file}", str(file)) for part in words]
+    here = [number for number, line in enumerate(file.read_text().splitlines(), 1) if line.endswith("# here")]
+    return f"{file}:Wrong", wanted + [f"{file}, line {number}" for number in here]
+
+
+def require_line(line: str, words: list[str]) -> None:
+    assert "\n" not in line
+    assert len(line) < 700
+    for part in words:
+        # Line 1 is not line 10.
+        assert re.search(re.escape(part) + (r"(?!\d)" if part[-1].isdigit() else ""), line)

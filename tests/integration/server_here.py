@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.algorithms.protocol import Tree
-from shoal.engine.cluster.ray_backend import RayBackend
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.states import write_in_parallel
-from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
@@ -45,19 +43,3 @@ class OnHosts(LocalBackend):
 
     def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
         return write_in_parallel(folder, state, dict(enumerate(self.hosts)), 60.0)
-
-
-class ServerHere(OnHosts):
-    """Hosts are those of the backend `ray`, which this one starts and closes."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(())
-        self.ray = RayBackend(config)
-
-    def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
-        self.ray.await_hosts()
-        self.hosts = self.ray.hosts
-        super().open(job, plan, state)
-
-    def close(self) -> None:
-        self.ray.close()

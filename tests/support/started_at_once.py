@@ -1,12 +1,10 @@
 """One command by several processes at the same moment."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rooms import ROOT
+from support.forked import start
 
 # Forks a process for each command, all at once, after it has imported everything; prints their statuses and messages.
 STARTER = """
@@ -49,6 +47,7 @@ def start_at_once(
     What they print lies in the folder; `modules` are what the command imports besides.
     """
     arguments = [json.dumps(argument) for argument in (str(folder), number, words, modules)]
-    command = [sys.executable, "-c", STARTER, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
-    return [(status, said) for status, said in json.loads(done.stdout)]
+    process = start(STARTER, *arguments, printed=folder / "started")
+    process.join(300)
+    assert process.exitcode == 0, (folder / "started").read_text()
+    return [(status, said) for status, said in json.loads((folder / "started").read_text())]

@@ -267,23 +267,6 @@ def test_resumed_runs(start: Start, run: Start, patchy: Keys, name: str, options
     assert_same_trees({0: resumed.state.to_tensors()[0]}, {0: run(keys, rounds=6).state.to_tensors()[0]})
 
 
-@pytest.mark.exhaustive(3)
-@pytest.mark.parametrize(
-    ("name", "options", "model"),
-    [
-        ("fedpg", {}, GAMLP),
-        ("fedpub", {}, GCN),
-        ("adafgl", PHASES, GCN),
-        ("fedsage_plus", SAGE_PLUS, SAGE),
-        ("fedsage_plus_fedgta", SAGE_PLUS, SAGE),
-    ],
-)
-def test_cells_change_nothing(run: Start, name: str, options: Keys, model: Any) -> None:
-    keys = {**keys_of(name, options, model), "train.dropout": 0.5, "train.epochs": 1, "participation.ratio": 0.7}
-    one, other = (run({**keys, "engine.cell_size": size}, rounds=3) for size in ("auto", 3))
-    assert_same_runs(one, other)
-
-
 @pytest.mark.parametrize("task", ["graph", "edge"])
 @pytest.mark.parametrize("name", ["moon", "fml", "fedkd"])
 def test_items_of_the_test_are_refused(start: Start, graph_task: Keys, edge_task: Keys, name: str, task: str) -> None:

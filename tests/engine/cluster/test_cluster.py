@@ -11,15 +11,12 @@ from pathlib import Path
 
 import pytest
 import ray
-import yaml
 from ray._private.utils import set_sigterm_handler
 from ray.cluster_utils import Cluster
 from support.errors import refused
-from support.forked import shoal
-from support.small_runs import small_run
 
 from shoal.engine.cluster import cluster as cluster_module
-from shoal.engine.cluster.cluster import _room, _signals_kept, connect, places
+from shoal.engine.cluster.cluster import _room, _signals_kept, _token, connect, places
 from shoal.engine.config.config import Config
 from shoal.engine.config.sections import ResourcesConfig
 
@@ -134,19 +131,23 @@ def test_machines_that_come_later_are_waited_for(
     assert "waiting for 2 hosts: the cluster has room for 1 (1 machines, 1 CPU, 0 GPU); " in capsys.readouterr().err
 
 
-def test_run_on_a_small_cluster_ends_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own, which makes its token and removes what Ray wrote."""
-    plain = small_run(tmp_path, engine={"backend": "ray", "hosts": 9000}, resources={"server_cpus": 0.5})
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain))
+def test_a_token_is_made_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "folder" / "token"))
+    _token(joining=False)
+    assert (tmp_path / "folder" / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_small_machine_is_refused_and_keeps_nothing(
+    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Ray wrote is removed."""
+    keys = {"engine.backend": "ray", "engine.hosts": 9000, "resources.server_cpus": 0.5}
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
-        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.setenv("RAY_TMPDIR", short)
-        status, printed = shoal("run", tmp_path / "config.yaml", printed=tmp_path / "printed")
+        with refused(says="engine.hosts 9000 with resources.cpus_per_host 1 and gpus_per_host 0: the cluster has room"):
+            connect(configure(keys))
         assert not list(Path(short).iterdir())
-    assert status == 2
-    assert "Traceback" not in printed
-    assert "engine.hosts 9000 with resources.cpus_per_host 1" in printed
-    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+    assert not ray.is_initialized()
 
 
 @pytest.mark.skipif(subprocess.run(["unshare", "-n", "true"]).returncode != 0, reason="no namespaces here")

@@ -1,15 +1,10 @@
-"""The backend in this process, which needs no Ray and no partitioner that it does not use, and its server's device."""
+"""The backend in this process, and its server's device."""
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from support.errors import refused
-from support.small_runs import small_run
 
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
@@ -44,26 +39,3 @@ def test_server_device_without_a_gpu_is_refused(configure: Callable[..., Config]
     assert server_device(configure({"resources.gpus_per_host": 0.5})) == torch.device("cpu")
     with refused("resources.server_gpus", says="finds no GPU on this host"):
         open_backend(configure({"resources.server_gpus": 0.5}))
-
-
-PROGRAM = """
-import sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"ray", "pymetis", "kaminpar", "networkit"}:
-            raise ModuleNotFoundError(name)
-
-sys.meta_path.insert(0, Absent())
-from shoal.cli.main import main
-main()
-"""
-
-
-def test_a_local_run_without_ray_and_partitioners(tmp_path: Path) -> None:
-    config = tmp_path / "little.yaml"
-    config.write_text(yaml.safe_dump(small_run(tmp_path, rounds=1, partition={"method": "random", "clients": 3})))
-    command = [sys.executable, "-c", PROGRAM, "run", str(config)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3])
-    assert done.returncode == 0, done.stderr
-    assert list(tmp_path.rglob("summary.json"))

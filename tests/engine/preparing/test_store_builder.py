@@ -93,13 +93,6 @@ def test_damage_that_a_cluster_meets_is_named(make_config: Make, monkeypatch: py
     assert not ray.is_initialized()
 
 
-@pytest.mark.usefixtures("on_cluster")
-def test_a_cluster_that_computes_nothing_is_not_waited_for(make_config: Make) -> None:
-    with refused("prepare", says="look at the cluster or raise engine.cell_timeout"):
-        prepare(make_config(**RAY, engine__cell_timeout=1e-3))
-    assert not ray.is_initialized()
-
-
 @pytest.mark.parametrize(
     "relative", [shard_path(2), split_path(SPLIT, 2), hops_path(KERNEL, 2), Path("assignment.npy")], ids=str
 )

@@ -3,7 +3,7 @@
 import contextlib
 import ipaddress
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,54 +11,59 @@ import psutil
 import pytest
 import ray
 import yaml
+from attack.wrong_methods import RAISES, WRONG, require_line, write_method
 from support.errors import refused
 from support.forked import limited
 
 from shoal.engine.cluster.ray_backend import RayBackend
-from shoal.engine.config.config import load_config, parse_config
+from shoal.engine.config.config import Config, load_config, parse_config
 from shoal.engine.hosts.backend import LocalBackend, ServerLost
-from shoal.engine.messages.job import Job
+from shoal.engine.messages.job import Job, make_job
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.client_scores import read_client_scores
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import LOG, SUMMARY
-from shoal.engine.rounds.costs import Watch
+from shoal.engine.rounds.costs import Watch, unwatched
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs import driver
+from shoal.engine.runs.plan import plan_of
 from shoal.engine.runs.run import run
 from shoal.engine.screen.interrupt import Interrupted
+from shoal.storage.errors import ShoalError
 
 LENGTH = ["rounds=4", "run.checkpoint_every=2"]
-RAY = ["engine.backend=ray", "engine.hosts=1", "engine.threads=1", *LENGTH]
-
-
+ON_RAY = ["engine.backend=ray", "engine.hosts=1"]
 BACKEND = {"name": "b", "data": {"dataset": "sbm"}, "algorithm": "fedavg", "engine": {"backend": "ray", "hosts": 1}}
 VARIABLE = {"ray": {"runtime_env": {"env_vars": {"OF_THE_RUN": 7}}}}
 
 
-class LosesServers(RayBackend):
-    """The server dies in the third round, and so many after it before they are up."""
+class LosesServers(LocalBackend):
+    """It is lost as often as said, a round after a checkpoint: as round 4 begins, or as the next one starts."""
 
-    lost = 0
-    _first = False
+    def __init__(self, lost: int, as_it_starts: bool = False) -> None:
+        super().__init__()
+        self.lost, self.as_it_starts = lost, as_it_starts
 
-    def _start_server(self, job: Job, plan: Plan, state: FederationState | None) -> Any:
-        server = super()._start_server(job, plan, state)
-        self._first = state is None
-        if not self._first and self.lost:
+    def lose(self) -> None:
+        if self.lost:
             self.lost -= 1
-            ray.kill(server)
-        return server
+            raise ServerLost("gone")
+
+    def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
+        if self.as_it_starts and state is not None:
+            self.lose()
+        super().open(job, plan, state)
 
     def round(self, watch: Watch) -> dict[str, Any]:
-        if self._first and self.lost and self.state().round == 2:
-            ray.kill(self._server)
+        if self.state().round == 3:
+            self.lose()
         return super().round(watch)
 
 
 @pytest.fixture(scope="module")
-def backend() -> Iterator[LosesServers]:
-    opened = LosesServers(parse_config({**BACKEND, **VARIABLE}, "test"))
+def backend() -> Iterator[RayBackend]:
+    opened = RayBackend(parse_config({**BACKEND, **VARIABLE}, "test"))
     yield opened
     opened.close()
 
@@ -67,7 +72,7 @@ def numbers(folder: Path) -> list[object]:
     return [(line["round"], line["loss"], line["scopes"]) for line in read_metrics(folder)]
 
 
-def test_ray_of_a_run_is_out_of_reach_and_has_names_and_variables(backend: LosesServers) -> None:
+def test_ray_of_a_run_is_out_of_reach_and_has_names_and_variables(backend: RayBackend) -> None:
     backend.await_hosts()
     (host,) = ray.util.list_named_actors(all_namespaces=True)
     assert host["name"] == "host-0"
@@ -85,11 +90,37 @@ def test_ray_of_a_run_is_out_of_reach_and_has_names_and_variables(backend: Loses
     assert environment["OF_THE_RUN"] == "7"
 
 
-def test_servers_lost_in_a_row(tiny: Path, backend: LosesServers) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"setup: {RAISES}",
+        pytest.param("round: raise KeyboardInterrupt # here\nyield", marks=pytest.mark.slow),
+        pytest.param("setup: sys.exit(0) # here", marks=pytest.mark.slow),
+    ],
+)
+def test_wrong_method_on_a_server_of_its_own_is_one_line(
+    configure: Callable[..., Config], backend: RayBackend, tmp_path: Path, name: str
+) -> None:
+    method, words = write_method(tmp_path, WRONG[name].text, *WRONG[name].words)
+    config = configure({"model.name": "mlp", "engine.backend": "ray", "algorithm.name": method})
+    job = make_job(config, prepare(config), tmp_path.name)
+
+    def one_round() -> None:
+        backend.open(job, plan_of(config), None)
+        backend.round(unwatched)
+
+    with pytest.raises(ShoalError) as caught:
+        one_round()
+    require_line(caught.value.line, words)
+    if RAISES in name:
+        assert "RuntimeError: no luck" in caught.value.detail
+
+
+def test_servers_lost_in_a_row(tiny: Path) -> None:
     whole = run(load_config(tiny, [*LENGTH, "callbacks=[csv]"]))
     expected, scores = numbers(whole), read_client_scores(whole)
-    backend.lost = 1
-    folder = run(load_config(tiny, [*RAY, "callbacks=[csv]"]), fresh=True, backend=backend)
+    backend = LosesServers(2, as_it_starts=True)
+    folder = run(load_config(tiny, [*LENGTH, "callbacks=[csv]"]), fresh=True, backend=backend)
     assert folder == whole
     assert backend.lost == 0
     assert numbers(folder) == expected
@@ -101,18 +132,10 @@ def test_servers_lost_in_a_row(tiny: Path, backend: LosesServers) -> None:
     assert (folder / LOG).read_text().count("server lost") == 2
 
 
-class LosesRound3(LocalBackend):
-    """The server is lost whenever the third round begins."""
-
-    def round(self, watch: Watch) -> dict[str, Any]:
-        if self.state().round == 2:
-            raise ServerLost("gone")
-        return super().round(watch)
-
-
 def test_servers_lost_too_often(tiny: Path) -> None:
-    with refused(says=f"the server was lost {driver.SERVERS_LOST + 1} times in a row (gone); the newest checkpoint is"):
-        run(load_config(tiny, LENGTH), backend=LosesRound3())
+    often = driver.SERVERS_LOST + 1
+    with refused(says=f"the server was lost {often} times in a row (gone); the newest checkpoint is"):
+        run(load_config(tiny, LENGTH), backend=LosesServers(often))
     folder = run(load_config(tiny, LENGTH), resume=True)
     assert [line["round"] for line in read_metrics(folder)] == [1, 2, 3, 4]
 
@@ -151,7 +174,7 @@ class Stopped(FedAvg):
 
 
 # In this process the driver hears of it behind the cell; the last client waits for the checkpoint.
-BACKENDS = {"local": ["algorithm.waits=3"], "ray": ["engine.backend=ray", "engine.hosts=1"]}
+BACKENDS = {"local": ["algorithm.waits=3"], "ray": ON_RAY}
 
 
 @pytest.mark.parametrize("where", BACKENDS)

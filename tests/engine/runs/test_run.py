@@ -80,7 +80,7 @@ def test_cells_are_larger_where_they_are_trained_in_batches(config: Path) -> Non
 
 
 def test_an_interrupted_run_ends_its_round_and_resumes(config: Path) -> None:
-    many = ["rounds=100", "run.tensorboard=false"]
+    many = ["rounds=100", "run.tensorboard=false", "run.checkpoint_every=9", "evaluation.every=100"]
     printed = config.with_name("printed")
     # Where the tests themselves ignore the signal, as by nohup, the run would, too.
     hears = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); "

@@ -1,8 +1,8 @@
 """One visit made again has the bits of the run's, whatever its method, and says so where it has not."""
 
-import os
+import io
 import re
-import subprocess
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -74,7 +74,7 @@ QUICK = ("fedgta participation 0.3", "scaffold gcn", "fedpg participation 0.3", 
 OTHERS = [name for name, keys in matrix().items() if not {"secure", "schedule"} & keys.keys() and name not in QUICK]
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHERS)])
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.exhaustive(40)) for name in OTHERS)])
 def test_replayed_visits_of_golden_runs_have_their_digests(tmp_path: Path, name: str) -> None:
     graph = write_graph(tmp_path / "graph")
     require_replayed(run(config_of(name, matrix()[name], graph, run__keep_digests=True)), [3, 4])
@@ -155,18 +155,37 @@ def test_a_method_of_another_file_differs_and_exits_with_1(
         assert capsys.readouterr().out.splitlines()[-1] == f"round 3, client {client}: the upload {says} the run"
 
 
-def test_pdb_stops_in_the_method_of_the_user(tmp_path: Path) -> None:
-    file = tmp_path / "my.py"
-    file.write_text(MINE)
-    folder = made(tmp_path, algorithm={"name": f"{file}:Mine"})
-    client = read_metrics(folder)[2]["cohort"][-1]
-    command = [sys.executable, "-m", "shoal", "replay", str(folder), "--round", "3", "--client", str(client), "--pdb"]
-    typed = "n\np marked + 1000\nc\nc\n"
-    done = subprocess.run(command, input=typed, capture_output=True, text=True, env=os.environ, check=False)
-    assert done.returncode == 0, done.stderr
-    assert f"{1000 + client}" in done.stdout
-    assert "marked = client.info.client" in done.stdout
-    assert f"client {client}: the upload is that of the run" in done.stdout
+@pytest.fixture
+def debugged(
+    tmp_path: Path, status: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Runs a method of the user, and replays a visit with what is typed at pdb; gives its client, and what is printed.
+
+    The upload is that of the run.
+    """
+
+    def debugged(text: str, typed: str, **changes: Any) -> tuple[int, str]:
+        file = tmp_path / "my.py"
+        file.write_text(text)
+        folder = made(tmp_path, algorithm={"name": f"{file}:Mine"}, **changes)
+        client = read_metrics(folder)[2]["cohort"][-1]
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        interrupts = signal.getsignal(signal.SIGINT)
+        assert status("replay", folder, "--round", "3", "--client", client, "--pdb") == 0
+        # Pdb takes the signal for itself.
+        signal.signal(signal.SIGINT, interrupts)
+        printed = capsys.readouterr().out
+        assert f"client {client}: the upload is that of the run" in printed
+        return client, printed
+
+    return debugged
+
+
+def test_pdb_stops_in_the_method_of_the_user(debugged: Callable[..., tuple[int, str]]) -> None:
+    client, printed = debugged(MINE, "n\np marked + 1000\nc\nc\n")
+    assert f"{1000 + client}" in printed
+    assert "marked = client.info.client" in printed
 
 
 LOSS = """
@@ -183,20 +202,11 @@ class Mine(FedAvg):
 """
 
 
-def test_pdb_stops_once_in_the_loss_of_the_user(tmp_path: Path) -> None:
+def test_pdb_stops_once_in_the_loss_of_the_user(debugged: Callable[..., tuple[int, str]]) -> None:
     """Of several steps the first stops; the table has the loss, and does not say that nothing was trained."""
-    file = tmp_path / "my.py"
-    file.write_text(LOSS)
-    folder = made(tmp_path, algorithm={"name": f"{file}:Mine"}, train={"epochs": 3})
-    client = read_metrics(folder)[2]["cohort"][-1]
-    command = [sys.executable, "-m", "shoal", "replay", str(folder), "--round", "3", "--client", str(client), "--pdb"]
-    done = subprocess.run(
-        command, input="n\np rows\nc\nc\n", capture_output=True, text=True, env=os.environ, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"\b70\d\d\b", done.stdout)
-    assert "no step of training" not in done.stdout
-    assert f"client {client}: the upload is that of the run" in done.stdout
+    _, printed = debugged(LOSS, "n\np rows\nc\nc\n", train={"epochs": 3})
+    assert re.search(r"\b70\d\d\b", printed)
+    assert "no step of training" not in printed
 
 
 def test_a_replay_that_cannot_be_names_why(tmp_path: Path, capsys: Any) -> None:

@@ -1,10 +1,7 @@
 """A search: what it draws, trains, stops and reports, and that a killed one asks for the same trials."""
 
 import json
-import os
 import re
-import signal
-import subprocess
 import time
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +10,7 @@ from typing import Any
 import optuna
 import pytest
 from support.errors import refused
+from support.forked import SHOAL, start
 from support.needs import needs
 from support.small_runs import small_config
 
@@ -27,7 +25,6 @@ from shoal.search.search_space import distribution, read_space
 from shoal.storage.files.checksummed_json import unsealed
 from shoal.study.study import Study
 from shoal.study.sweep_folder import read_rows
-from shoal.sweeps.sweep import SHOAL
 
 ROUNDS = 9
 SPACE = ("algorithm.eps=0.1:0.9", "algorithm.lp_steps=1:4", "train.lr=0.001:0.1:log")
@@ -119,11 +116,11 @@ def test_a_promoted_run_equals_one_that_never_paused(halved: Search, tmp_path: P
 
 def test_a_killed_search_asks_for_the_same_trials(config: str, tmp_path: Path, halved: Search) -> None:
     words = ["sweep", config, "--no-report", *Asked(SPACE, 9, prune="halving", seeds=1).words]
-    process = subprocess.Popen([*SHOAL, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    while process.poll() is None and len(list((tmp_path / "runs").glob("searched-*/metrics.jsonl"))) < 6:
+    process = start(SHOAL, *words, printed=tmp_path / "printed")
+    while process.is_alive() and len(list((tmp_path / "runs").glob("searched-*/metrics.jsonl"))) < 6:
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     killed = searched(config, trials=9, prune="halving")
     assert killed.parts[0].plain() == halved.parts[0].plain()
     assert lines_of(killed) == lines_of(halved)

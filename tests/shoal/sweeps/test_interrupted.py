@@ -1,13 +1,12 @@
 """SIGTERM in the last round of a run: that run is finished, its study begins no other, and the same command goes on."""
 
-import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from support.forked import shoal
 from support.needs import needs
 from support.small_runs import small_config
 
@@ -15,7 +14,6 @@ from shoal.engine.config.config import load_config
 from shoal.engine.records.run_folder import finished
 from shoal.engine.runs.run import run
 from shoal.study.sweep_folder import read_rows
-from shoal.sweeps.sweep import SHOAL
 
 # Ends the process that it is named, once, in the last round of the first run that comes so far.
 CALLBACK = """
@@ -43,13 +41,6 @@ def config(tmp_path: Path) -> Path:
     # A run has a copy of its code; the mark is beside the original.
     mark.write_text(CALLBACK.replace("Path(__file__)", f"Path({str(mark)!r})"))
     return Path(small_config(tmp_path, rounds=2, callbacks=[f"{mark}:Ends"]))
-
-
-def ended(*command: object, who: str = "itself") -> tuple[int, str]:
-    """Status and messages of a process whose run ends it, or the process that started it, by SIGTERM."""
-    words, environment = [*SHOAL, *map(str, command)], {**os.environ, "ENDS": who}
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=False)
-    return done.returncode, done.stderr
 
 
 def paper(config: Path) -> Path:
@@ -80,7 +71,12 @@ PAUSES = ("forked sweep",)
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_sigterm_in_the_last_round_of_a_run_ends_its_study(
-    tmp_path: Path, config: Path, study: str, status: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    config: Path,
+    study: str,
+    status: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = STUDIES[study](config)
     monkeypatch.setenv("ENDS", "itself")
@@ -90,24 +86,23 @@ def test_sigterm_in_the_last_round_of_a_run_ends_its_study(
     done = [folder for folder in begun if finished(folder)]
     # All forks begin with the rounds of one run, which pauses.
     assert (len(begun), len(done)) == ((3, 1) if study == "forked sweep" else (1, 1))
+    if study == "sweep":
+        (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
+        assert [row.state for row in read_rows(folder)] == ["finished", "waiting", "waiting"]
+        assert "finished" in (folder / "table.csv").read_text()
+        assert f"continue with: shoal {' '.join(map(str, words[:-1]))}" in capsys.readouterr().err
     # The same command goes on.
     assert status(*words) == 0
     assert all(finished(path.parent) for path in (tmp_path / "runs").glob("*/metrics.jsonl")) or study in PAUSES
 
 
-def test_sigterm_in_the_last_round_of_a_process(tmp_path: Path, config: Path) -> None:
-    words = STUDIES["sweep"](config)
-    status, said = ended(*words)
-    assert status == 128 + signal.SIGTERM, said
-    (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
-    assert [row.state for row in read_rows(folder)] == ["finished", "waiting", "waiting"]
-    assert "finished" in (folder / "table.csv").read_text()
-    assert f"continue with: shoal {' '.join(map(str, words[:-1]))}" in said
-
-
 @pytest.mark.slow
-def test_sigterm_in_the_last_round_of_a_run_of_several_at_once(tmp_path: Path, config: Path) -> None:
-    status, said = ended("sweep", config, "seed=0,1,2,3,4,5", "--at-once", "2", "--no-report", who="parent")
+def test_sigterm_in_the_last_round_of_a_run_of_several_at_once(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENDS", "parent")
+    words = ("sweep", config, "seed=0,1,2,3,4,5", "--at-once", "2", "--no-report")
+    status, said = shoal(*words, printed=tmp_path / "printed")
     assert status == 128 + signal.SIGTERM, said
     begun = list((tmp_path / "runs").glob("*/metrics.jsonl"))
     assert 1 <= len(begun) <= 3, said

@@ -1,9 +1,9 @@
 """A grid of runs: checked before the first, resumed, chosen by validation, and whatever one does the rest goes on."""
 
 import json
+import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from io import StringIO
@@ -17,6 +17,7 @@ import pyarrow.parquet
 import pytest
 from rich.console import Console
 from support.errors import refused
+from support.forked import SHOAL, start
 from support.small_runs import small_config
 from support.toy_method import NAME as TOY
 from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
@@ -29,7 +30,7 @@ from shoal.study.groups import Row
 from shoal.study.study import Study
 from shoal.study.sweep_folder import differing, read_rows, rows_of, run_title, title_of
 from shoal.sweeps import sweep_view
-from shoal.sweeps.sweep import SHOAL, Sweep, show_sweep_plan
+from shoal.sweeps.sweep import Sweep, show_sweep_plan
 from shoal.sweeps.sweep_view import SweepView, span
 from shoal.tables.study_table import Layout, table_of
 from shoal.tables.table_output import show_sweep
@@ -229,16 +230,16 @@ def test_sweep_parallel_ended_resumes(config: str, tmp_path: Path, number: signa
     method.write_text(SLOW.format(file=held))
     held.touch()
     asked = (f"algorithm={method}:Slow", "rounds=20", "evaluation.every=20", "seeds=3")
-    command = [*SHOAL, "sweep", config, *asked, "--at-once", "2", "--no-report"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    runs = tmp_path / "runs"
+    words = ("sweep", config, *asked, "--at-once", "2", "--no-report")
+    process, runs = start(SHOAL, *words, printed=tmp_path / "printed"), tmp_path / "runs"
     deadline = time.monotonic() + 300
     while len({path.parent for path in runs.glob("swept-*/checkpoints/round-*")}) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     below = psutil.Process(process.pid).children()
-    process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == (128 + signal.SIGINT if number == signal.SIGINT else -number), said
+    os.kill(process.pid, number)
+    process.join(60)
+    said = (tmp_path / "printed").read_text()
+    assert process.exitcode == (128 + signal.SIGINT if number == signal.SIGINT else -number), said
     assert (f"continue with: shoal sweep {config} " in said.splitlines()[-1]) == (number == signal.SIGINT)
     assert not psutil.wait_procs(below, timeout=60)[1]
     held.unlink()
@@ -258,22 +259,23 @@ def test_sweep_interrupted_shows_what_is_finished(
     method.write_text(SLOW.format(file=held))
     held.touch()
     asked = [f"algorithm=fedavg,local,{method}:Slow", "rounds=9"]
-    command = [*SHOAL, "sweep", config, *asked, *([] if page else ["--no-report"])]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline, runs = time.monotonic() + 300, tmp_path / "runs"
+    words = ("sweep", config, *asked, *([] if page else ["--no-report"]))
+    process, runs = start(SHOAL, *words, printed=tmp_path / "printed"), tmp_path / "runs"
+    deadline = time.monotonic() + 300
     while len({path.parent for path in runs.glob("swept-*/checkpoints/round-*")}) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, said = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGINT, said
-    assert said.splitlines()[-1] == f"continue with: shoal sweep {config} {' '.join(asked)}"
+    os.kill(process.pid, signal.SIGINT)
+    process.join(120)
+    said = (tmp_path / "printed").read_text()
+    assert process.exitcode == 128 + signal.SIGINT, said
+    assert f"continue with: shoal sweep {config} {' '.join(asked)}" in said.splitlines()
     (folder,) = (runs / "sweeps").iterdir()
     rows = read_rows(folder)
     assert [row.state for row in rows] == ["finished", "finished", "waiting"]
     for row in rows[:2]:
-        assert f"{100 * row.figures['deployed.best.test']:.2f}" in out
+        assert f"{100 * row.figures['deployed.best.test']:.2f}" in said
     if page:
-        assert f"page: {folder}/report/index.html" in out
+        assert f"page: {folder}/report/index.html" in said
         assert "1 of 3 runs are not finished" in (folder / "report" / "index.html").read_text()
     held.unlink()
     assert status("sweep", config, *asked, "--no-report") == 0

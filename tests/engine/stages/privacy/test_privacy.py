@@ -137,7 +137,8 @@ class Even(FedProto):
 def test_rows_without_clip_and_noise_are_the_plain_run_of_equal_weights(start: Start) -> None:
     """Where all clients have the same classes."""
     keys = {"algorithm.name": f"{__file__}:Even", "participation.count": 2}
-    for seed in range(300):
+    # Seeds below draw a client that lacks a class.
+    for seed in range(23, 300):
         plain = start({**keys, "seed": seed})
         cohorts = [plain.cohort(number) for number in (1, 2, 3)]
         if all(set(labels_of(plain, client).tolist()) == {0, 1, 2} for cohort in cohorts for client in cohort):
