@@ -4,11 +4,13 @@ import importlib.metadata
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.names import KINDS, describe_names, table_of_names
 from shoal.cli.past import (
     fork_command,
     possible_path,
@@ -25,9 +27,11 @@ from shoal.features.features import FEATURES
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address
 from shoal.storage.options.types import one_of as _one_of
+from shoal.storage.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from shoal.engine.config.config import Config
+    from shoal.kept.listing import Kept
 
 # Groups of `shoal --help`, and how long its lines may be.
 GROUPS = {
@@ -326,28 +330,61 @@ def compare_command(
 
 @app.command("list")
 def list_command(
-    folders: Annotated[
-        list[str] | None, typer.Argument(metavar="[FOLDER]...", help="By default runs, and stores.")
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KIND|FOLDER]...", help=f"{', '.join(KINDS)}; or folders, by default runs, and stores."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List stores, runs and sweeps by time, the newest last: what differs between them, their state and accuracy."""
-    from shoal.engine.preparing.overlay import ROOT
-    from shoal.kept.listing import kept_in, make_tables, plain_list
-
-    if any(map(is_address, folders or ())):
-        from shoal.kept.at_address import kept_at
-    from shoal.storage.datasets.sources.source import data_root
+    """List stores, runs and sweeps, with results, the newest last; or what a config can name, as methods."""
     from shoal.tables.table_output import on_screen
 
-    usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
-    folders_found = [kept for folder in ([] if folders else usual) for kept in kept_in(folder)]
-    for place in folders or ():
-        folders_found += kept_at(place) if is_address(place) else kept_in(possible_path(place))
-    if as_json:
-        put_json(plain_list(folders_found))
+    asked = what or []
+    if kinds := [word for word in asked if word in KINDS]:
+        if other := [word for word in asked if word not in KINDS]:
+            raise ShoalError(other[0], f"is none of {', '.join(KINDS)}; list folders alone")
+        if as_json:
+            put_json({kind: describe_names(kind) for kind in kinds})
+        else:
+            put("\n".join(on_screen(table_of_names(kind)) for kind in kinds), end="")
         return
-    put("\n".join(map(on_screen, make_tables(folders_found))), end="")
+    from shoal.kept.listing import make_tables, plain_list
+
+    folders = _kept(asked)
+    if as_json:
+        put_json(plain_list(folders))
+        return
+    put("\n".join(map(on_screen, make_tables(folders))), end="")
+
+
+def _kept(places: Sequence[str]) -> "list[Kept]":
+    """Lists what Shoal wrote in folders and at addresses; without any, where runs and stores usually are.
+
+    Raises ShoalError: a place is no folder.
+    """
+    from shoal.engine.preparing.overlay import ROOT
+    from shoal.kept.listing import kept_in
+    from shoal.storage.datasets.sources.source import data_root
+
+    if not places:
+        usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
+        return [kept for folder in usual for kept in kept_in(folder)]
+    found: list[Kept] = []
+    for place in places:
+        if is_address(place):
+            from shoal.kept.at_address import kept_at
+
+            found += kept_at(place)
+        elif (folder := possible_path(place)).is_dir():
+            found += kept_in(folder)
+        else:
+            raise ShoalError(
+                folder,
+                f"{did_you_mean(place, KINDS)}no such folder; shoal list shows runs and stores, or {', '.join(KINDS)}",
+            )
+    return found
 
 
 @app.command("remove")
