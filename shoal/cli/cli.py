@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "Run": ("init", "run", "submit", "sweep", "reproduce", "scale", "pretrain"),
     "Look": ("explain", "table", "report", "compare", "list", "inspect", "doctor"),
-    "Data": ("prepare", "synthesize", "verify", "remove", "export"),
+    "Data": ("prepare", "synthesize", "verify", "remove", "export", "predict"),
     "Look back": ("replay", "fork", "privacy", "read"),
 }
 WIDEST_HELP = 64
@@ -53,6 +53,9 @@ ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Labels = Annotated[
     list[str] | None, typer.Option(help="Show a value, key or figure as, for one, mine.py:X=Ours; can be repeated.")
+]
+Best = Annotated[
+    str | None, typer.Option(help="deployed or global: the best validation round of that scope, not the last.")
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
 
@@ -473,20 +476,48 @@ app.command("read", context_settings={"ignore_unknown_options": True})(read_comm
 @app.command("export")
 def export_command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    best: Annotated[
-        str | None, typer.Option(help="deployed or global: the best validation round of that scope, not the last.")
-    ] = None,
+    best: Best = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Beside every predicted class the probabilities of all.")
     ] = False,
 ) -> None:
     """Write final models and the prediction of every item: safetensors and Arrow."""
-    from shoal.engine.config.sections import current_name
     from shoal.engine.runs.export import export
     from shoal.engine.screen.tables import console
 
-    scope = None if best is None else _one_of("--best", current_name(best), "deployed", "global")
-    console.print(f"written: {export(possible_path(run), scope, probabilities)}", soft_wrap=True)
+    console.print(f"written: {export(possible_path(run), _scope(best), probabilities)}", soft_wrap=True)
+
+
+def _scope(best: str | None) -> str | None:
+    """Returns the scope that `--best` names, or None. Raises ShoalError: there is none of that name."""
+    from shoal.engine.config.sections import current_name
+
+    return None if best is None else _one_of("--best", current_name(best), "deployed", "global")
+
+
+@app.command("predict")
+def predict_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.")],
+    graph: Annotated[str, typer.Argument(metavar="GRAPH", help="Files of a graph, as data.path takes them.")],
+    client: Annotated[
+        str | None, typer.Option(help="A client whose model predicts, or all; by default the server's does.")
+    ] = None,
+    best: Best = None,
+    out: Annotated[Path, typer.Option(help="File to write: .csv, .parquet or .npz.")] = Path("predictions.csv"),
+) -> None:
+    """Predict the nodes of a graph of yours by a run's model: node, class and its probability."""
+    from shoal.engine.records.outputs import require_form
+
+    require_form(out)
+    if client not in (None, "all") and not client.isdecimal():
+        raise ShoalError("--client", f"expected the number of a client, or all, got {client!r}")
+    # It loads what trains, which takes seconds.
+    from shoal.engine.runs.predict import open_graph, table_of, write_table
+
+    other = open_graph(possible_path(run), graph, _scope(best), graph, "--client")
+    clients = range(other.opened.store.clients) if client == "all" else [None if client is None else int(client)]
+    write_table(table_of(other, clients), out)
+    put(f"written: {out}")
 
 
 @app.command("pretrain")

@@ -27,7 +27,7 @@ MEANT = {
     **dict.fromkeys(("diff",), ("compare {}", "RUN RUN")),
     **dict.fromkeys(("new", "create"), ("init {}", "PROJECT")),
     **dict.fromkeys(("download", "partition", "preprocess"), ("prepare {}", "CONFIG")),
-    **dict.fromkeys(("predict",), ("export {}", "RUN")),
+    **dict.fromkeys(("infer", "inference", "apply"), ("predict {} GRAPH", "RUN")),
     **dict.fromkeys(("keys", "config", "options", "docs", "man"), ("explain", "")),
     **dict.fromkeys(("check",), ("doctor", "")),
     "version": ("--version", ""),
