@@ -475,17 +475,31 @@ app.command("read", context_settings={"ignore_unknown_options": True})(read_comm
 
 @app.command("export")
 def export_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.")],
     best: Best = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Beside every predicted class the probabilities of all.")
     ] = False,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Also a .zip file of them, and of config, scores, page and versions.")
+    ] = None,
 ) -> None:
     """Write final models and the prediction of every item: safetensors and Arrow."""
+    if bundle is not None:
+        from shoal.pages.bundle import require_zip
+
+        require_zip(bundle)
     from shoal.engine.runs.export import export
     from shoal.engine.screen.tables import console
 
-    console.print(f"written: {export(possible_path(run), _scope(best), probabilities)}", soft_wrap=True)
+    path = possible_path(run)
+    written = export(path, _scope(best), probabilities)
+    if bundle is not None:
+        from shoal.pages.bundle import write_bundle
+
+        write_bundle(path, written, bundle)
+        written = bundle
+    console.print(f"written: {written}", soft_wrap=True)
 
 
 def _scope(best: str | None) -> str | None:
