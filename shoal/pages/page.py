@@ -264,5 +264,5 @@ def _figure(drawing: Drawing, kinds: Sequence[str]) -> str:
         svg = svg.replace(colour, f"var(--c{number})")
     svg = svg.replace("#000000", "currentColor").replace("#ffffff", "var(--paper)")
     svg = plain_text(svg).replace("<svg ", f'<svg role="img" aria-label="{in_html(drawing.text)}" ', 1)
-    files = " ".join(f'<a href="{FIGURES}/{drawing.name}.{kind}">{kind.upper()}</a>' for kind in ("svg", "png", "pdf"))
+    files = " ".join(f'<a href="{FIGURES}/{drawing.name}.{kind}">{kind.upper()}</a>' for kind in kinds)
     return f"<figure>\n{svg}\n<figcaption>{in_html(drawing.title)} {files}</figcaption>\n</figure>"
