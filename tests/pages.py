@@ -3,7 +3,7 @@
 import sys
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -40,12 +40,13 @@ options of the file go with the name that they belong to. What goes is named in 
 def commands() -> str:
     """A table of commands, then the arguments and options of each."""
     known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    hints = {each.name: get_type_hints(each.callback) for each in app.registered_commands}
     lines = [COMMANDS, "| command | does |", "|---|---|"]
     for name, command in known.items():
         lines.append(f"| [`{usage(name, command)}`](#shoal-{name}) | {text(command.help)} |")
     for name, command in known.items():
         lines += ["", f"## shoal {name}", "", text(command.help)]
-        if rows := [row(parameter) for parameter in command.params if parameter.name != "help"]:
+        if rows := [row(each, hints[name]) for each in command.params if each.name != "help"]:
             lines += ["", "| argument, option | default | meaning |", "|---|---|---|", *rows]
     return "\n".join(lines) + "\n"
 
@@ -71,12 +72,16 @@ def usage(name: str, command: Any) -> str:
     return " ".join(["shoal", name, *(written(parameter) for parameter in command.params if is_argument(parameter))])
 
 
-def row(parameter: Any) -> str:
-    """A line of the table of a command."""
+def row(parameter: Any, hints: dict[str, Any]) -> str:
+    """A line of the table of a command, with the values of a closed set."""
     names = " / ".join(f"`{option}`" for option in (*parameter.opts, *parameter.secondary_opts))
     value = parameter.default
     shown = f"`{value}`" if value not in (None, False, "", ()) and not is_argument(parameter) else ""
-    return f"| {f'`{written(parameter)}`' if is_argument(parameter) else names} | {shown} | {text(parameter.help)} |"
+    hint = hints[parameter.name]
+    closed = [words for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for words in get_args(kind)]
+    values = f"{', '.join(f'`{word}`' for word in closed)}: " if closed else ""
+    called = f"`{written(parameter)}`" if is_argument(parameter) else names
+    return f"| {called} | {shown} | {values}{text(parameter.help)} |"
 
 
 def is_argument(parameter: Any) -> bool:

@@ -5,13 +5,16 @@ from typing import Annotated, Literal
 
 import typer
 
+from shoal.cli.completion import complete_run
 from shoal.cli.past import possible_path
 from shoal.cli.readers import read_run, show_reading
 from shoal.storage.errors import ShoalError
 
 
 def attack_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run; for membership a finished one.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", autocompletion=complete_run, help="A run; for membership a finished one.")
+    ],
     kind: Annotated[
         Literal["membership", "properties", "inversion"],
         typer.Option(

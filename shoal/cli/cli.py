@@ -6,10 +6,20 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shoal.cli.completion import (
+    complete_config,
+    complete_explained,
+    complete_key,
+    complete_listed,
+    complete_override,
+    complete_paper,
+    complete_project,
+    complete_run,
+)
 from shoal.cli.names import KINDS, describe_names, table_of_names
 from shoal.cli.past import (
     fork_command,
@@ -26,7 +36,6 @@ from shoal.features.feature import Feature
 from shoal.features.features import FEATURES
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address
-from shoal.storage.options.types import one_of as _one_of
 from shoal.storage.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -49,15 +58,24 @@ app = typer.Typer(
     help="Federated graph learning at scale: real partitions, hundreds of clients, Ray.",
 )
 
-ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config, one of Shoal's by name, or a run.")]
+ConfigPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG", help="A YAML config, one of Shoal's by name, or a run.", autocompletion=complete_config
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Labels = Annotated[
     list[str] | None, typer.Option(help="Show a value, key or figure as, for one, mine.py:X=Ours; can be repeated.")
 ]
 Best = Annotated[
-    str | None, typer.Option(help="deployed or global: the best validation round of that scope, not the last.")
+    Literal["deployed", "global"] | None,
+    typer.Option(help="A scope whose best validation round is meant, not the last."),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.", autocompletion=complete_override),
+]
 
 
 def _config(path: str, overrides: list[str] | None) -> "Config":
@@ -87,7 +105,10 @@ def _options(
 
 @app.command("init")
 def init_command(
-    project: Annotated[str | None, typer.Argument(metavar="[PROJECT]", help="Its name; without it, a list.")] = None,
+    project: Annotated[
+        str | None,
+        typer.Argument(metavar="[PROJECT]", help="Its name; without it, a list.", autocompletion=complete_project),
+    ] = None,
     folder: Annotated[str | None, typer.Argument(metavar="[FOLDER]", help="New or empty; by default PROJECT.")] = None,
 ) -> None:
     """Write a small commented project: a config, code where it needs some, and what to run next."""
@@ -100,7 +121,12 @@ def init_command(
 @app.command("explain")
 def explain_command(
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="As train.lr, a section, a method, a model, or scores.")
+        str | None,
+        typer.Argument(
+            metavar="[KEY]",
+            help="As train.lr, a section, a method, a model, or scores.",
+            autocompletion=complete_explained,
+        ),
     ] = None,
 ) -> None:
     """Say what a key of a config does: type, bounds, default, meaning, and with what else it has an effect."""
@@ -189,9 +215,15 @@ app.command("sweep")(sweep_command)
 
 @app.command("reproduce")
 def reproduce_command(
-    paper: Annotated[str | None, typer.Argument(metavar="[PAPER]", help="Name of a paper; without it, a list.")] = None,
+    paper: Annotated[
+        str | None,
+        typer.Argument(metavar="[PAPER]", help="Name of a paper; without it, a list.", autocompletion=complete_paper),
+    ] = None,
     tables: Annotated[
-        list[str] | None, typer.Argument(metavar="[TABLE|KEY=VALUE]...", help="Some tables; keys over all configs.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[TABLE|KEY=VALUE]...", help="Some tables; keys over all configs.", autocompletion=complete_override
+        ),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Blocks, columns and rows by name, as Cora,GCN,FedAvg; can be repeated.")
@@ -258,7 +290,7 @@ def scale_command(
 
 @app.command("table")
 def table_command(
-    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
+    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...", autocompletion=complete_run)],
     figure: Annotated[
         list[str] | None, typer.Option(help="As deployed.best.test, the default, or any number of a summary.")
     ] = None,
@@ -266,20 +298,27 @@ def table_command(
         bool, typer.Option("--wide", help="Test and validation of trained, deployed and global models, and costs.")
     ] = False,
     rows: Annotated[str | None, typer.Option(help="Keys that name a row, with commas; by default the method.")] = None,
-    columns: Annotated[str | None, typer.Option(help="A key whose values are the columns.")] = None,
-    statistic: Annotated[str, typer.Option(help="Over seeds: mean or median.")] = "mean",
+    columns: Annotated[
+        str | None, typer.Option(help="A key whose values are the columns.", autocompletion=complete_key)
+    ] = None,
+    statistic: Annotated[Literal["mean", "median"], typer.Option(help="Over seeds.")] = "mean",
     against: Annotated[
         str, typer.Option(help="Show differences from this method, or from values as train.lr=0.1, with p.")
     ] = "",
     mean: Annotated[
-        str | None, typer.Option(help="Of scores over clients: nodes, rows or clients; by default as the table says.")
+        Literal["nodes", "rows", "clients"] | None,
+        typer.Option(help="Of scores over clients; by default as the table says."),
     ] = None,
-    ties: Annotated[str, typer.Option(help="What shares a mark: equal as shown, or exact.")] = "shown",
+    ties: Annotated[
+        Literal["shown", "exact"], typer.Option(help="What shares a mark: equal as shown, or exact.")
+    ] = "shown",
     not_worse: Annotated[
         float | None, typer.Option(help="Mark with the best what a paired test at this level finds not worse, as 0.05.")
     ] = None,
     label: Labels = None,
-    form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex, html or csv.")] = "terminal",
+    form: Annotated[
+        Literal["terminal", "markdown", "latex", "html", "csv"], typer.Option("--format", help="What is written.")
+    ] = "terminal",
     caption: Annotated[str, typer.Option(help="Title of the table; with latex, in LaTeX.")] = "",
     latex_label: Annotated[str, typer.Option(help="Label of a LaTeX table, as tab:cora.")] = "",
     out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
@@ -288,24 +327,18 @@ def table_command(
     """Put any runs into a table of methods and settings: spreads over seeds, the best two marked, paired tests."""
     from shoal.tables.table_output import layout_of, write_table
 
-    of_seeds = _one_of("--statistic", statistic, "mean", "median")
-    by = None if mean is None else _one_of("--mean", mean, "nodes", "rows", "clients")
-    tie = _one_of("--ties", ties, "shown", "exact")
-    layout = layout_of(
-        figure or (), rows, columns, of_seeds, against, by, tie, not_worse, wide, label or ()  # type: ignore[arg-type]
-    )  # fmt: skip
-    chosen = _one_of("--format", form, "terminal", "markdown", "latex", "html", "csv")
+    layout = layout_of(figure or (), rows, columns, statistic, against, mean, ties, not_worse, wide, label or ())
     if as_json:
         from shoal.study.sweep_folder import rows_of, table_of_runs
 
         put_json(table_of_runs(rows_of([possible_path(path) for path in paths])).to_pylist())
         return
-    write_table([possible_path(path) for path in paths], layout, chosen, out, caption, latex_label)  # type: ignore[arg-type]
+    write_table([possible_path(path) for path in paths], layout, form, out, caption, latex_label)
 
 
 @app.command("report")
 def report_command(
-    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
+    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...", autocompletion=complete_run)],
     out: Annotated[Path | None, typer.Option(help="Folder to write; by default `report` in the first.")] = None,
     label: Labels = None,
     against: Annotated[
@@ -322,7 +355,8 @@ def report_command(
 
 @app.command("compare")
 def compare_command(
-    left: Annotated[str, typer.Argument(metavar="RUN")], right: Annotated[str, typer.Argument(metavar="RUN")]
+    left: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
+    right: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
 ) -> None:
     """Show what differs between two runs: config, inputs, environment, results."""
     from shoal.kept.listing import compare
@@ -336,7 +370,9 @@ def list_command(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KIND|FOLDER]...", help=f"{', '.join(KINDS)}; or folders, by default runs, and stores."
+            metavar="[KIND|FOLDER]...",
+            help=f"{', '.join(KINDS)}; or folders, by default runs, and stores.",
+            autocompletion=complete_listed,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -392,7 +428,7 @@ def _kept(places: Sequence[str]) -> "list[Kept]":
 
 @app.command("remove")
 def remove_command(
-    paths: Annotated[list[str], typer.Argument(metavar="STORE|RUN|SWEEP...")],
+    paths: Annotated[list[str], typer.Argument(metavar="STORE|RUN|SWEEP...", autocompletion=complete_run)],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove stores, runs and sweeps, after saying what they are and what else uses them."""
@@ -413,7 +449,7 @@ def remove_command(
 
 @app.command("inspect")
 def inspect_command(
-    place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEEP")],
+    place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEEP", autocompletion=complete_run)],
     edges: Annotated[bool, typer.Option("--edges", help="Count a store's edges by classes of their ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -455,7 +491,7 @@ def inspect_command(
 
 
 @app.command("verify")
-def verify_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN")]) -> None:
+def verify_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN", autocompletion=complete_run)]) -> None:
     """Check every byte of a store against its manifest and its journal, or every file of a run."""
     from shoal.engine.runs.verify import verify_folder
 
@@ -475,7 +511,7 @@ app.command("read", context_settings={"ignore_unknown_options": True})(read_comm
 
 @app.command("export")
 def export_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.", autocompletion=complete_run)],
     best: Best = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Beside every predicted class the probabilities of all.")
@@ -493,7 +529,7 @@ def export_command(
     from shoal.engine.screen.tables import console
 
     path = possible_path(run)
-    written = export(path, _scope(best), probabilities)
+    written = export(path, best, probabilities)
     if bundle is not None:
         from shoal.pages.bundle import write_bundle
 
@@ -502,16 +538,9 @@ def export_command(
     console.print(f"written: {written}", soft_wrap=True)
 
 
-def _scope(best: str | None) -> str | None:
-    """Returns the scope that `--best` names, or None. Raises ShoalError: there is none of that name."""
-    from shoal.engine.config.sections import current_name
-
-    return None if best is None else _one_of("--best", current_name(best), "deployed", "global")
-
-
 @app.command("predict")
 def predict_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.", autocompletion=complete_run)],
     graph: Annotated[str, typer.Argument(metavar="GRAPH", help="Files of a graph, as data.path takes them.")],
     client: Annotated[
         str | None, typer.Option(help="A client whose model predicts, or all; by default the server's does.")
@@ -528,7 +557,7 @@ def predict_command(
     # It loads what trains, which takes seconds.
     from shoal.engine.runs.predict import open_graph, table_of, write_table
 
-    other = open_graph(possible_path(run), graph, _scope(best), graph, "--client")
+    other = open_graph(possible_path(run), graph, best, graph, "--client")
     clients = range(other.opened.store.clients) if client == "all" else [None if client is None else int(client)]
     write_table(table_of(other, clients), out)
     put(f"written: {out}")
@@ -562,7 +591,10 @@ def pretrain_command(
 
 @app.command("synthesize")
 def synthesize_command(
-    twin: Annotated[str, typer.Argument(metavar="TWIN", help="arxiv-like, products-like or papers100m-like.")],
+    twin: Annotated[
+        Literal["arxiv-like", "products-like", "papers100m-like"],
+        typer.Argument(metavar="TWIN", case_sensitive=False, help="The graph that it resembles."),
+    ],
     root: Annotated[Path, typer.Option("--root", help="Data root that gets the files, for data.root.")],
     scale: Annotated[float, typer.Option("--scale", help="Counts over those of the original.")] = 1.0,
     homophily: Annotated[float | None, typer.Option("--homophily", help="Share of edges within a class.")] = None,
@@ -574,16 +606,12 @@ def synthesize_command(
     from shoal.engine.screen.progress import watch
     from shoal.storage.datasets.sources.source import DataSource
     from shoal.storage.datasets.synthetic.ogb_layout import write_ogb_layout
-    from shoal.storage.datasets.synthetic.twin import ORIGINALS, Twin
+    from shoal.storage.datasets.synthetic.twin import Twin
     from shoal.storage.progress import watched_by
 
-    if twin.lower() not in ORIGINALS:
-        raise ShoalError(twin, f"there is no such twin; known are {', '.join(ORIGINALS)}")
     options = DataSource(twin, scale=scale, homophily=homophily, signal=signal, seed=seed)
     with watched_by(watch):
-        folder = write_ogb_layout(
-            possible_path(str(root)).expanduser().resolve(), Twin.of(twin.lower(), options), compress
-        )
+        folder = write_ogb_layout(possible_path(str(root)).expanduser().resolve(), Twin.of(twin, options), compress)
     put(f"written: {folder}")
 
 

@@ -100,12 +100,12 @@ def explanation(asked: str | None) -> list[str]:
         return list(_by_owner(name, owners, "algorithm.name"))
     if section == "model" and (owners := _with_option(_options_of_models(), option)):
         return list(_by_owner(name, owners, "model.name"))
-    if name.startswith("data.options.") and (described := _options_of_datasets().get(name)):
+    if name.startswith("data.options.") and (described := options_of_datasets().get(name)):
         return list(_about(described))
     if name in METHODS:
-        return list(_describe_class("algorithm", name, _options_of_methods()[name].values()))
+        return list(_describe_class("algorithm", name, options_of_method(name).values()))
     if name in (*BACKBONES, *OF_GRAPHS):
-        return list(_describe_class("model", name, _options_of_models()[name].values()))
+        return list(_describe_class("model", name, options_of_model(name).values()))
     if name in DATASETS:
         return list(_describe_dataset(name))
     if name in PARTITIONERS:
@@ -159,7 +159,7 @@ def _describe_dataset(name: str) -> Iterator[str]:
     from shoal.storage.datasets.registry import record
 
     yield from _wrap(f"data.dataset={name}: {describe_dataset(name)}; docs/formats.md says more")
-    options = _options_of_datasets()
+    options = options_of_datasets()
     yield from _list_keys(options[f"data.options.{option}"] for option in record(name).options)
 
 
@@ -190,41 +190,45 @@ def _with_option(options: Mapping[str, Mapping[str, Key]], option: str) -> dict[
     return {owner: keys[option] for owner, keys in options.items() if option in keys}
 
 
-def _options_of_methods() -> dict[str, dict[str, Key]]:
-    """Returns the options of every method, by its name and theirs."""
-    options = {}
-    for name in METHODS:
-        cls = class_of_method(name)
-        options[name] = {key.name.partition(".")[2]: key for key in keys_of("algorithm", cls)}
-        if cls.forms:
-            hint, meaning = Literal[RECOMMENDED, *cls.forms], attributes(cls)["forms"]
-            options[name]["form"] = Key("algorithm.form", RECOMMENDED, meaning, hint)
+def options_of_method(name: str) -> dict[str, Key]:
+    """Returns the options of a method of ours, by name."""
+    cls = class_of_method(name)
+    options = {key.name.partition(".")[2]: key for key in keys_of("algorithm", cls)}
+    if cls.forms:
+        hint, meaning = Literal[RECOMMENDED, *cls.forms], attributes(cls)["forms"]
+        options["form"] = Key("algorithm.form", RECOMMENDED, meaning, hint)
     return options
 
 
-def _options_of_models() -> dict[str, dict[str, Key]]:
-    """Returns the options of every model, by its name and theirs."""
+def options_of_model(name: str) -> dict[str, Key]:
+    """Returns the options of a model of ours, by name."""
     from shoal.algorithms.models.build import keywords
 
-    options: dict[str, dict[str, Key]] = {}
-    for name in (*BACKBONES, *OF_GRAPHS):
-        cls = class_of_model(name)
-        meanings = arguments(cls)
-        options[name] = dict(OF_EVERY_MODEL)
-        for option, word in keywords(cls).items():
-            options[name][option] = Key(f"model.{option}", in_yaml(word.default), meanings[option], word.annotation)
+    cls, options = class_of_model(name), dict(OF_EVERY_MODEL)
+    meanings = arguments(cls)
+    for option, word in keywords(cls).items():
+        options[option] = Key(f"model.{option}", in_yaml(word.default), meanings[option], word.annotation)
     return options
 
 
-def _options_of_datasets() -> dict[str, Key]:
+def options_of_datasets() -> dict[str, Key]:
+    """Returns the options of all datasets of ours, by their keys."""
     from shoal.storage.datasets.sources.source import DataSource
 
     return {key.name: key for key in keys_of("data.options", DataSource)}
 
 
+def _options_of_methods() -> dict[str, dict[str, Key]]:
+    return {name: options_of_method(name) for name in METHODS}
+
+
+def _options_of_models() -> dict[str, dict[str, Key]]:
+    return {name: options_of_model(name) for name in (*BACKBONES, *OF_GRAPHS)}
+
+
 def _meant(name: str, keys: Mapping[str, Key]) -> list[str]:
     """Explains a name without its section. Raises ShoalError: no key has it, or several have."""
-    every = {**keys, **_options_of_datasets()}
+    every = {**keys, **options_of_datasets()}
     for options in (_options_of_methods(), _options_of_models()):
         every |= {key.name: key for of_name in options.values() for key in of_name.values()}
     last = name.rpartition(".")[2]

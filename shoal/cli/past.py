@@ -5,15 +5,12 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.completion import KEPT, complete_override, complete_reader, complete_run
 from shoal.cli.readers import options_in, read_run, show_reading
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address, path_fault
 
-OVERRIDES = typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")
-
-
-# Runs and sweeps are here, below the working directory, unless a config says otherwise.
-KEPT = (Path("runs"), Path("runs") / "sweeps")
+OVERRIDES = typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.", autocompletion=complete_override)
 
 
 def possible_path(place: str) -> Path:
@@ -37,7 +34,7 @@ def possible_path(place: str) -> Path:
 
 
 def replay_command(
-    run: Annotated[str, typer.Argument(metavar="RUN")],
+    run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
     round_number: Annotated[int, typer.Option("--round", min=1, help="The round.")],
     client: Annotated[int, typer.Option("--client", min=0, help="A client of its cohort.")],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
@@ -49,7 +46,7 @@ def replay_command(
 
 
 def fork_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The parent.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run, help="The parent.")],
     round_number: Annotated[int, typer.Option("--round", min=1, help="The last round that both share.")],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     without: Annotated[str, typer.Option(metavar="I,J,…", help="Clients that take no part any more.")] = "",
@@ -71,7 +68,7 @@ def read_clients(option: str, text: str) -> list[int]:
 
 
 def privacy_command(
-    run: Annotated[str, typer.Argument(metavar="RUN")],
+    run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
     round_number: Annotated[int, typer.Option("--round", min=1, help="The round that is made again.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder for tables of all clients, as CSV.")] = None,
 ) -> None:
@@ -80,8 +77,10 @@ def privacy_command(
 
 
 def read_command(
-    run: Annotated[str, typer.Argument(metavar="RUN")],
-    reader: Annotated[str, typer.Argument(metavar="READER", help="Its name, or my_file.py:MyReader.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
+    reader: Annotated[
+        str, typer.Argument(metavar="READER", help="Its name, or my_file.py:MyReader.", autocompletion=complete_reader)
+    ],
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[--OPTION VALUE]...", help="Options of the reader.")
     ] = None,

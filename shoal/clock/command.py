@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.completion import complete_run
 from shoal.cli.past import possible_path
 from shoal.engine.screen.output import put, put_json
 
 
 def clock_command(
-    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
+    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...", autocompletion=complete_run)],
     devices: Annotated[str, typer.Option(help="CSV of classes of devices; ours: phones, hospital.")] = "phones",
     network: Annotated[str, typer.Option(help="CSV of classes of links; ours: consumer, institutions.")] = "consumer",
     deadline: Annotated[float | None, typer.Option(help="Seconds that a round waits; says who is late.")] = None,

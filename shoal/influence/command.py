@@ -2,18 +2,21 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from shoal.cli.completion import complete_run
 from shoal.cli.past import possible_path, read_clients
 from shoal.cli.readers import read_run, show_reading
 
 
 def influence_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run, help="A finished run.")],
     clients: Annotated[str, typer.Option(metavar="I,J,…", help="Some clients; by default all.")] = "",
-    scope: Annotated[str | None, typer.Option(help="global, deployed or trained models.")] = None,
+    scope: Annotated[
+        Literal["global", "deployed", "trained"] | None, typer.Option(help="The models that are scored.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
 ) -> None:
     """Make a run again without each of its clients: what it changes of the scores; interrupted, it goes on."""

@@ -25,6 +25,11 @@ Refused = Callable[..., str]
         ("run x --until", "--until: needs a value; see shoal run --help"),
         ("run x --until soon", "--until: expected a whole number, found 'soon'; see shoal run --help"),
         ("sweep x --at-once 0", "--at-once: expected at least 1, found '0'; see shoal sweep --help"),
+        ("table x --mean all", "--mean: must be one of nodes, rows, clients, found 'all'; see shoal table --help"),
+        (
+            "attack x --kind all",
+            "--kind: must be one of membership, properties, inversion, found 'all'; see shoal attack --help",
+        ),
         ("run x --resume=3", "--resume: takes no value; see shoal run --help"),
         ("run x --dryrun", "--dryrun: did you mean --dry-run? shoal run has no such option; see shoal run --help"),
         ("table x --output y", "--output: did you mean --out? shoal table has no such option; see shoal table --help"),
