@@ -6,6 +6,7 @@ Modules that write into a folder ask here for its place, so that a link in anoth
 from pathlib import Path
 
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import output
 from shoal.storage.files.names import place_in, require_name
 
 EXPORT, REPORT, CLOCK, PROCESSES = "export", "report", "clock", "said"
@@ -43,9 +44,10 @@ def export_folder(run: Path, best: str | None) -> Path:
 
 
 def require_form(out: Path) -> None:
-    """Raises a ShoalError for a file whose ending is none of `FORMS`."""
+    """Raises a ShoalError for a file whose ending is none of `FORMS`, or that cannot be one."""
     if out.suffix.lower() not in FORMS:
         raise ShoalError(out, f"expected a file that ends in {', '.join(FORMS)}")
+    output(out)
 
 
 def page_folder(path: Path, kind: str = REPORT) -> Path:

@@ -22,6 +22,7 @@ from shoal.cli.completion import (
 )
 from shoal.cli.names import KINDS, describe_names, table_of_names
 from shoal.cli.past import (
+    AsJson,
     fork_command,
     possible_path,
     privacy_command,
@@ -64,7 +65,6 @@ ConfigPath = Annotated[
         metavar="CONFIG", help="A YAML config, one of Shoal's by name, or a run.", autocompletion=complete_config
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Labels = Annotated[
     list[str] | None, typer.Option(help="Show a value, key or figure as, for one, mine.py:X=Ours; can be repeated.")
 ]
@@ -317,8 +317,9 @@ def table_command(
     ] = None,
     label: Labels = None,
     form: Annotated[
-        Literal["terminal", "markdown", "latex", "html", "csv"], typer.Option("--format", help="What is written.")
-    ] = "terminal",
+        Literal["terminal", "markdown", "latex", "html", "csv"] | None,
+        typer.Option("--format", help="By default as --out ends: .md, .tex, .html, .csv; else terminal."),
+    ] = None,
     caption: Annotated[str, typer.Option(help="Title of the table; with latex, in LaTeX.")] = "",
     latex_label: Annotated[str, typer.Option(help="Label of a LaTeX table, as tab:cora.")] = "",
     out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
@@ -328,18 +329,21 @@ def table_command(
     from shoal.tables.table_output import layout_of, write_table
 
     layout = layout_of(figure or (), rows, columns, statistic, against, mean, ties, not_worse, wide, label or ())
+    folders = [possible_path(path) for path in paths]
+    if out is not None or not as_json:
+        write_table(folders, layout, form, out, caption, latex_label, silent=as_json)
     if as_json:
         from shoal.study.sweep_folder import rows_of, table_of_runs
 
-        put_json(table_of_runs(rows_of([possible_path(path) for path in paths])).to_pylist())
-        return
-    write_table([possible_path(path) for path in paths], layout, form, out, caption, latex_label)
+        put_json(table_of_runs(rows_of(folders)).to_pylist())
 
 
 @app.command("report")
 def report_command(
     paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...", autocompletion=complete_run)],
-    out: Annotated[Path | None, typer.Option(help="Folder to write; by default `report` in the first.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write, or an .html file; by default `report` in the first.")
+    ] = None,
     label: Labels = None,
     against: Annotated[
         str, typer.Option(help="The reference of the headline, as `shoal table` has it; by default FedAvg, else Local.")
@@ -357,12 +361,18 @@ def report_command(
 def compare_command(
     left: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
     right: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
+    as_json: AsJson = False,
 ) -> None:
     """Show what differs between two runs: config, inputs, environment, results."""
     from shoal.kept.listing import compare
-    from shoal.tables.table_output import on_screen
+    from shoal.tables.table_output import on_screen, plain_rows
 
-    put("\n".join(on_screen(table) for table in compare(possible_path(left), possible_path(right))), end="")
+    tables = compare(possible_path(left), possible_path(right))
+    if as_json:
+        notes = [note for table in tables for note in table.notes]
+        put_json({**{table.heads[0]: plain_rows(table.csv()) for table in tables}, "notes": notes})
+    else:
+        put("\n".join(map(on_screen, tables)), end="")
 
 
 @app.command("list")
@@ -567,7 +577,7 @@ def predict_command(
 def pretrain_command(
     config: ConfigPath,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", help="The file, for model.pretrained.")] = Path("gnn.safetensors"),
+    out: Annotated[Path, typer.Option("--out", help="File to write, for model.pretrained.")] = Path("gnn.safetensors"),
     epochs: Annotated[int, typer.Option("--epochs", help="Passes over all graphs.")] = 100,
     batch: Annotated[int, typer.Option("--batch", help="Graphs a step, at most.")] = 16,
     lr: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 1e-3,

@@ -35,6 +35,7 @@ def sweep_command(
         list[str] | None,
         typer.Argument(metavar="[KEY=A,B,C]...", help="Keys and their values.", autocompletion=complete_override),
     ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of each combination: the axis seeds=N.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show all runs and the time to expect, and stop.")] = False,
     choose: Annotated[
         str | None,
@@ -77,7 +78,8 @@ def sweep_command(
     from shoal.study.study import read_study
 
     config = str(possible_path(config)) if is_address(config) else config
-    study = read_study(config, axes or (), choose, choose_seeds, choose_by, search is not None)
+    axes = [*(axes or ()), *([] if seeds is None else [f"seeds={seeds}"])]
+    study = read_study(config, axes, choose, choose_seeds, choose_by, search is not None)
     study = replace(study, fork_at=fork_at or study.fork_at)
     if forecast and (search is not None or dry_run):
         raise ShoalError("--forecast", "is for a sweep of axes alone, without --search and --dry-run")

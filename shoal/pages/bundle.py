@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from shoal.engine.records.metrics import METRICS
+from shoal.engine.records.outputs import PAGE
 from shoal.engine.records.run_folder import CONFIG, SUMMARY, read_summary
 from shoal.pages.report import report
 from shoal.storage.errors import ShoalError
@@ -29,7 +30,7 @@ def write_bundle(run: Path, exported: Path, out: Path) -> None:
     """
     versions = {"shoal": importlib.metadata.version("shoal"), "environment": read_summary(run)["environment"]}
     with TemporaryDirectory() as folder, replacing(output(out)) as unfinished:
-        page = report([run], Path(folder), kinds=())
+        page = report([run], Path(folder) / PAGE)
         files = [page, *(run / name for name in (CONFIG, SUMMARY, METRICS))]
         files += sorted(file for file in exported.iterdir() if file.is_file())
         with ZipFile(unfinished, "w", ZIP_DEFLATED) as archive:

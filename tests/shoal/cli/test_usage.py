@@ -52,7 +52,7 @@ def test_wrong_use_is_one_line(words: str, line: str, refused: Refused) -> None:
         ("run quickstart --seed 3", "seed=3"),
         ("run quickstart --seeds 3", "seed=0,1,2 with shoal sweep quickstart"),
         ("run --seeds 20 quickstart", "seeds=20 with shoal sweep quickstart"),
-        ("sweep quickstart --seeds 2", "seed=0,1"),
+        ("sweep quickstart --repeat 2", "seed=0,1"),
     ],
 )
 def test_options_that_are_keys_say_so(words: str, meant: str, refused: Refused) -> None:
