@@ -37,12 +37,24 @@ MEANT = {
 OF_KEYS = ("overrides", "axes")
 # Repetitions are values of one key; more than so many are shorter by their number.
 SEEDS, MOST_SHOWN = ("seeds", "repeat", "repeats", "repetitions", "runs"), 5
+SHORT = {
+    "install_completion": "Add completion to the shell.",
+    "show_completion": "Print what the shell needs for it.",
+}
 # Every wrong use is an error of this class, which typer itself does not export.
 UsageError: Any = typer.BadParameter.__base__
 
 
 class OneLineGroup(TyperGroup):
     """The commands, whose wrong use ends as every error that a user can cause: in one line that says the way out."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Lists the options; typer's own have short texts, so that all help fits a screen."""
+        parameters: list[Any] = super().get_params(ctx)
+        for parameter in parameters:
+            if parameter.name in SHORT:
+                parameter.help = SHORT[parameter.name]
+        return parameters
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Reads the options before the command."""
