@@ -420,20 +420,20 @@ def _kept(places: Sequence[str]) -> "list[Kept]":
     if not places:
         usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
         return [kept for folder in usual for kept in kept_in(folder)]
-    found: list[Kept] = []
+    folders: list[Kept] = []
     for place in places:
         if is_address(place):
             from shoal.kept.at_address import kept_at
 
-            found += kept_at(place)
+            folders += kept_at(place)
         elif (folder := possible_path(place)).is_dir():
-            found += kept_in(folder)
+            folders += kept_in(folder)
         else:
             raise ShoalError(
                 folder,
                 f"{did_you_mean(place, KINDS)}no such folder; shoal list shows runs and stores, or {', '.join(KINDS)}",
             )
-    return found
+    return folders
 
 
 @app.command("remove")

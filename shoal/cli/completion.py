@@ -1,4 +1,4 @@
-"""What the shell completes: configs, runs, keys of a config with their values, and names that commands take."""
+"""Completion in a shell: configs, runs, keys of a config with their values, and names that commands take."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +22,8 @@ KEPT = (Path("runs"), Path("runs") / "sweeps")
 def complete_run(incomplete: str) -> list[str]:
     """Lists the runs and sweeps of `runs` by name; for paths the shell has its own completion."""
     with suppress(OSError):
-        found = [path for folder in KEPT if folder.is_dir() for path in sorted(folder.iterdir())]
-        return [path.name for path in found if path.name.startswith(incomplete) and (path / "config.yaml").exists()]
+        folders = [path for folder in KEPT if folder.is_dir() for path in sorted(folder.iterdir())]
+        return [path.name for path in folders if path.name.startswith(incomplete) and (path / "config.yaml").exists()]
     return []
 
 
@@ -104,8 +104,8 @@ def _values(key: "Key", start: str) -> Iterator[str]:
     from shoal.cli.explain import NAMES
 
     before, comma, last = start.rpartition(",")
-    known = NAMES.get(key.name) or closed_values(key.hint) or [key.default] * bool(key.default)
-    for value in known:
+    values = NAMES.get(key.name) or closed_values(key.hint) or [key.default] * bool(key.default)
+    for value in values:
         if value.startswith(last) and value not in before.split(","):
             yield f"{before}{comma}{value}"
 
@@ -126,11 +126,11 @@ def _keys(begin: str, config: str | None, given: Sequence[str]) -> "dict[str, Ke
         if short in keys:
             keys[section] = keys[short]
     # These load what trains, which takes seconds.
-    for section, known, options_of in (
+    for section, names, options_of in (
         ("algorithm", NAMES["algorithm"], options_of_method),
         ("model", NAMES["model.name"], options_of_model),
     ):
-        if begin.startswith(f"{section}.") and (name := _chosen(section, config, given)) in known:
+        if begin.startswith(f"{section}.") and (name := _chosen(section, config, given)) in names:
             keys |= {key.name: key for key in options_of(str(name)).values()}
     keys |= options_of_datasets() if begin.startswith("data.options.") else {}
     return {name: key for name, key in keys.items() if name.startswith(begin)}

@@ -76,8 +76,8 @@ def class_of_model(name: str) -> type:
     """Returns the class of a model of ours."""
     from shoal.algorithms.models.build import backbone
 
-    found: type = backbone(name, task="graph")
-    return found
+    cls: type = backbone(name, task="graph")
+    return cls
 
 
 def _first(documented: object) -> str:

@@ -117,9 +117,9 @@ def _in_words(error: Any, path: str, words: Sequence[str]) -> tuple[str, ...]:
         example = f", as in {path} quickstart" if name.startswith("CONFIG") else ""
         return path, f"{name} is missing{example}; {more}"
     if isinstance(error.__cause__, ValidationError) and error.param is not None:
-        what, _, known = message_of(error.__cause__).partition(" is not one of ")
-        if known:
-            what = f"must be one of {known.replace(chr(39), '').rstrip('.')}"
+        what, _, names = message_of(error.__cause__).partition(" is not one of ")
+        if names:
+            what = f"must be one of {names.replace(chr(39), '').rstrip('.')}"
         value = error.__cause__.errors()[0].get("input")
         return error.param.opts[0], f"{what}, found {quoted(value)}; {more}"
     if hasattr(error, "option_name"):
