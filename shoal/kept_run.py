@@ -215,9 +215,10 @@ class Run:
         """The predictions of the nodes of another graph, which need be in no store, by a model of the run.
 
         Args:
-            graph: A `shoal.Graph`, or a `torch_geometric` `Data` with `x` and `edge_index`, or `adj_t`, and maybe
-                `edge_weight`; labels and masks are not read. It has as many features as the run's graph, with the same
-                meaning, and is prepared by the same config (hops, `data.row_normalize`, features of degrees).
+            graph: A path of files, as `data.path` takes it, a `shoal.Graph`, or a `torch_geometric` `Data` with `x` and
+                `edge_index`, or `adj_t`, and maybe `edge_weight`; labels and masks are not read. It has as many
+                features as the run's graph, with the same meaning, and is prepared by the same config (hops,
+                `data.row_normalize`, features of degrees).
             client: Number of the client whose model predicts, as it would be deployed now; None: the server's model
                 (scope `global`). Methods that have none, as `local` or `fedproto`, need a client.
             best: As `predictions` takes it.
@@ -231,13 +232,13 @@ class Run:
             ShoalError: As `predictions`, or another number of features, a client that is missing or is none, a graph
                 that cannot be read, or a task other than `node`.
         """
-        from shoal.engine.runs.predict import predict
+        from shoal.engine.runs.predict import open_graph
 
-        scores_NC, names = predict(self.path, graph, client, best)
-        p_NC = scores_NC.softmax(1)
+        other = open_graph(self.path, graph, best)
+        names, p_NC = other.label_names, other.scores(client).softmax(1)
         columns = {
             "node": pa.array(range(len(p_NC)), pa.int64()),
-            "predicted": pa.array(scores_NC.argmax(1).numpy(), pa.int32()),
+            "predicted": pa.array(p_NC.argmax(1).numpy(), pa.int32()),
             "probability": pa.FixedSizeListArray.from_arrays(pa.array(p_NC.numpy().ravel()), p_NC.shape[1]),
         }
         return pa.table(columns, metadata=None if names is None else {"label_names": json.dumps(names)})

@@ -98,13 +98,14 @@ def raylet_fault() -> str:
     return f"{why_ended(_folder)}, and use --resume"
 
 
-# The folder of the Ray that this process started last.
+# The folder of the Ray that this process started last, and the processes that this process started for it.
 _folder: Path | None = None
+_started: list[psutil.Process] = []
 
 
 def _start(always: Mapping[str, Any]) -> None:
     """Starts a Ray on this machine, a second time if its raylet ends meanwhile. Raises NotStarted: both have failed."""
-    global _folder
+    global _folder, _started
     for number in range(1, TRIES + 1):
         earlier = {child.pid for child in psutil.Process().children()}
         _folder = short_folder("ray-", LONGEST_FOLDER)
@@ -131,6 +132,7 @@ def _start(always: Mapping[str, Any]) -> None:
                 patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
             ):
                 ray.init(address="local", **private, **always)
+            _started = [child for child in psutil.Process().children() if child.pid not in earlier]
             return
         except RayletEnded:
             fault = why_ended(_folder)
@@ -143,10 +145,14 @@ def _start(always: Mapping[str, Any]) -> None:
 
 def disconnect(config: Config) -> None:
     """Leaves the cluster of `ray.address`, or ends the Ray that `connect` started."""
-    started = psutil.Process().children(recursive=True) if config.ray.address is None else []
+    # Other children, as the service of Weights & Biases, work to the end of the command.
+    of_ray = []
+    for process in _started if config.ray.address is None else ():
+        with suppress(psutil.Error):
+            of_ray += [*process.children(recursive=True), process]
     ray.shutdown()
     # Ray ends its processes, but if some of them were killed it leaves others behind.
-    for process in started:
+    for process in of_ray:
         with suppress(psutil.Error):
             process.kill()
     remove_temporary()

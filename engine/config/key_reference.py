@@ -63,8 +63,8 @@ def keys_of(section: str, options: type) -> Iterator[Key]:
     hints = get_type_hints(options, include_extras=True)
     for name, value in values_of(options).items():
         hint = hints[name]
-        # A section of one key may say what it is in its first line.
-        meaning = meanings.get(name, options.__doc__ or "")
+        # A section of one key may say what it is in its first paragraph.
+        meaning = meanings.get(name, (options.__doc__ or "").split("\n\n")[0])
         yield Key(f"{section}.{name}", in_yaml(value), " ".join(meaning.split()), hint)
         inner = get_args(hint)[0] if get_args(hint) else hint
         if dataclasses.is_dataclass(inner):
@@ -91,13 +91,14 @@ def arguments(cls: type) -> dict[str, str]:
 
 
 def entries(text: str | None, heading: str) -> dict[str, str]:
-    """Reads the names below a heading of a docstring, and what is said of each."""
+    """Reads the names below a heading of a docstring, and what is said of each; several may share a text."""
     part = re.search(rf"(?m)^( *){heading}:\n(.*?)(?:\n\s*\n|\Z)", text or "", flags=re.DOTALL)
     if part is None:
         return {}
     indent = part[1] + " " * 4
-    texts = re.findall(rf"(?ms)^{indent}(\w+): (.*?)(?=^{indent}\w+: |\Z)", part[2] + "\n")
-    return {name: " ".join(words.split()) for name, words in texts}
+    names = r"\w+(?:, \w+)*"
+    texts = re.findall(rf"(?ms)^{indent}({names}): (.*?)(?=^{indent}{names}: |\Z)", part[2] + "\n")
+    return {name: " ".join(words.split()) for several, words in texts for name in several.split(", ")}
 
 
 def in_yaml(value: Any) -> str:

@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from shoal.algorithms.models.names import WIDEST
 from shoal.engine.sections.sections import SECTIONS
+from shoal.engine.sections.words import word_or_own
 from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.sources.source import EdgeWeights
 from shoal.storage.options.masking import Sparsity
@@ -117,12 +118,7 @@ def metric_key(metric: str) -> str:
     return MACRO_F1 if metric == F1 else metric.rpartition(":")[2]
 
 
-def _metric(name: str) -> str:
-    metrics = (ACCURACY, F1, *RANKINGS)
-    if name == "auc":
-        return ROC_AUC
-    if name not in metrics and not is_own(name):
-        raise ValueError(f"expected {', '.join(metrics)} or my_file.py:my_metric")
+def _no_other_number(name: str) -> str:
     if is_own(name) and metric_key(name) in TAKEN:
         raise ValueError(f"{metric_key(name)} is the name of another number; give the function another one")
     return name
@@ -141,8 +137,14 @@ def _as_list(value: Any) -> Any:
 
 
 MOST_METRICS = 100
+Metric = Annotated[
+    Name,
+    BeforeValidator(lambda name: ROC_AUC if name == "auc" else name),
+    word_or_own(ACCURACY, F1, *RANKINGS, own="my_metric"),
+    AfterValidator(_no_other_number),
+]
 Metrics = Annotated[
-    tuple[Annotated[Name, AfterValidator(_metric)], ...],
+    tuple[Metric, ...],
     Field(min_length=1, max_length=MOST_METRICS),
     AfterValidator(_different),
     BeforeValidator(_as_list),

@@ -5,12 +5,16 @@ Modules that write into a folder ask here for its place, so that a link in anoth
 
 from pathlib import Path
 
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import output
 from shoal.storage.files.names import place_in, require_name
 
 EXPORT, REPORT, CLOCK, PROCESSES = "export", "report", "clock", "said"
 MODELS, BESIDE = "models.safetensors", "beside.safetensors"
 PREDICTIONS, OF_DOMAINS = "predictions.arrow", "predictions-domains.arrow"
 BEST = r"best-\w+"
+# Predictions of another graph are written in a form by the ending of their file.
+FORMS = (".csv", ".parquet", ".npz")
 # A page has these names in its folder.
 PAGE, FIGURES, KINDS = "index.html", "figures", ("svg", "png", "pdf")
 # Callbacks have these names in the folder of a run.
@@ -37,6 +41,13 @@ def export_folder(run: Path, best: str | None) -> Path:
     """
     names = [] if best is None else [require_name("best", f"best-{best}", BEST)]
     return place_in(run, EXPORT, *names)
+
+
+def require_form(out: Path) -> None:
+    """Raises a ShoalError for a file whose ending is none of `FORMS`, or that cannot be one."""
+    if out.suffix.lower() not in FORMS:
+        raise ShoalError(out, f"expected a file that ends in {', '.join(FORMS)}")
+    output(out)
 
 
 def page_folder(path: Path, kind: str = REPORT) -> Path:

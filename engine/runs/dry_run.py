@@ -90,12 +90,14 @@ class _Disk(NamedTuple):
 class _Sizes:
     """The sizes of a dataset, from its store or, if there is none yet, from its graph.
 
-    `items` have labels, and `what` says what they are: nodes, graphs or pairs. `entries` are directed edges, `values`
+    `items` may have labels, and `what` says what they are: nodes, graphs or pairs; `train` of them, at most, are for
+    training, those masked by `data.sparsity` left out. `entries` are directed edges, `values`
     the stored values of sparse features, None of dense ones; `graphs_of_node` is as in `ClientInfo`. Of a graph
     `untrained` are the fewest clients that can be without a training item; None: that is not known.
     """
 
     items: int
+    train: int
     what: str
     nodes: int
     features: int
@@ -125,8 +127,13 @@ def _sizes_of_store(path: Path, config: Config, absent: Sequence[int]) -> _Sizes
     else:
         of_hops, exchange = hops.total, 0
     disk = _Disk(0, shards, of_hops, exchange)
+    if split is not None:
+        train = int(split.counts[:, 0].sum())
+    else:
+        labelled = manifest.items if config.task == "edge" else int(manifest.clients.count("labelled").sum())
+        train = _drawn(config, labelled)
     return _Sizes(
-        manifest.items, manifest.item_name, manifest.nodes, manifest.features, manifest.classes,
+        manifest.items, train, manifest.item_name, manifest.nodes, manifest.features, manifest.classes,
         int(manifest.clients.count("entries").sum()), manifest.weighted, manifest.feature_bytes, values,
         disk, None if (copies := manifest.copies.get(config.data.split_name)) is None else copies.most,
         None if split is None else untrained_of(manifest, config.data.split_name, absent),
@@ -141,9 +148,10 @@ def _sizes_of_graph(config: Config, absent: Sequence[int]) -> _Sizes:
     codes = given_codes(data, graph.name, graph.items, lambda: graph.split, graph.item_name)
     layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
     items, what, classes = graph.items, graph.item_name, graph.classes
+    labelled = int((graph.y >= 0).sum())
     # Drawn shares are rounded down, so that there are as many training items at most.
-    drawn = data.fractions[0] * int((graph.y >= 0).sum())
-    train_items = int(drawn + 1e-9) if codes is None else int((codes == TRAIN).sum())
+    train_items = int(data.fractions[0] * labelled + 1e-9) if codes is None else int((codes == TRAIN).sum())
+    train = _drawn(config, labelled) if codes is None else int(train_items * (1 - data.sparsity.labels))
     untrained: Untrained | None = fewest_untrained(config.partition.clients - len(absent), train_items)
     most = None
     if graph.copy_of is not None and graph.split is not None and data.split == "public":
@@ -151,6 +159,7 @@ def _sizes_of_graph(config: Config, absent: Sequence[int]) -> _Sizes:
     if config.task == "edge":
         # At most all edges are items, if none joins two clients, and as many pairs without an edge.
         items, what, classes, untrained = graph.entries, "pair", LABELS, None
+        train = _drawn(config, items)
     rows = rows_to_keep(graph.indptr, graph.indices, graph.of_nodes(graph.y), config.propagation)
     disk = _Disk(
         scratch_bytes(config.partition.method, graph.nodes, graph.entries),
@@ -159,10 +168,15 @@ def _sizes_of_graph(config: Config, absent: Sequence[int]) -> _Sizes:
         _exchange(config, graph.nodes, graph.features, data.dtype),
     )
     return _Sizes(
-        items, what, graph.nodes, graph.features, classes, graph.entries, graph.edge_weight is not None,
+        items, train, what, graph.nodes, graph.features, classes, graph.entries, graph.edge_weight is not None,
         stored_bytes(graph.x, layout, data.dtype), None if layout == "dense" else entries_of(graph.x),
         disk, most, untrained,
     )  # fmt: skip
+
+
+def _drawn(config: Config, labelled: int) -> int:
+    """Counts the items that train of those with a label, where their parts are drawn and some are masked."""
+    return int(config.data.fractions[0] * (1 - config.data.sparsity.labels) * labelled)
 
 
 def _exchange(config: Config, nodes: int, features: int, dtype: str) -> int:
@@ -212,10 +226,9 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
         untrained = plan.require_trainable(total.untrained, total.what)
 
     clients = 1 if algorithm.centralized else config.partition.clients
-    share = config.data.fractions[0] * (1 - config.data.sparsity.labels)
     model_of = assign_models(config, clients)
     graphs, pairs = (total.items // clients if total.what == kind else None for kind in ("graph", "pair"))
-    train_items = int(share * total.items / clients)
+    train_items = total.train // clients
     infos = [
         ClientInfo(i, total.nodes // clients, train_items, total.classes, model_of[i], graphs, pairs)
         for i in range(clients)

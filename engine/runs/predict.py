@@ -1,12 +1,15 @@
 """Predicts the nodes of a graph that no store has, by a model of a finished run."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
+from pyarrow import csv, parquet
 from torch import Tensor
 
 from shoal.engine.config.config import Config, load_config
@@ -16,7 +19,10 @@ from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.runs.export import Reopened, reopen
 from shoal.engine.scores.counts import scores_of
 from shoal.storage.datasets.features.features import check_finite, made_features, row_normalized
+from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.datasets.user.files import load_files
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import output, replacing
 from shoal.storage.graph.edge_weights import weights_among
 from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph
@@ -31,39 +37,122 @@ from shoal.storage.shards.view import View
 GRAPH = "graph"
 
 
-def predict(run: Path, graph: Any, client: int | None, best: str | None) -> tuple[Tensor, list[str] | None]:
-    """Predicts a graph: scores of every node, float `[N, C]`, and names of the classes; see `shoal.Run.predict`."""
+@dataclass(frozen=True)
+class OtherGraph:
+    """A graph that no store has, in the form that models of a run read.
+
+    Attributes:
+        config: That of the run.
+        opened: The run at one round.
+        graph: The graph, with features and weights as the run's store would have them.
+        asks: What names a client, in messages.
+    """
+
+    config: Config
+    opened: Reopened
+    graph: Graph
+    asks: str
+
+    @property
+    def label_names(self) -> list[str] | None:
+        """Names of the classes, or None."""
+        return self.opened.store.manifest.label_names
+
+    def scores(self, client: int | None) -> Tensor:
+        """Predicts by the server's model, or by a client's deployed one: scores, float `[N, C]`, in the graph's order.
+
+        Raises ShoalError: the server has no model, or there is no such client.
+        """
+        opened, last = self.opened, self.opened.store.clients - 1
+        by_server = client is None and bool(opened.global_model)
+        if client is None and not by_server and last:
+            raise ShoalError(self.asks, f"{self.config.algorithm.name} has no global model; name a client, 0 to {last}")
+        number = 0 if client is None else client
+        if not isinstance(number, int | np.integer) or not 0 <= number <= last:
+            raise ShoalError(self.asks, f"expected 0 to {last}, got {number!r}")
+        with TemporaryDirectory() as folder:
+            view = _view_of(self.graph, number, self.config, opened, Path(folder))
+            visit = _visit(opened, view, number, by_server)
+            scores_NC = scores_of(opened.algorithm, visit.scored, visit.received, "all", view.nodes).detach().float()
+            # A shard has its nodes in another order than the graph.
+            in_order_NC = torch.empty_like(scores_NC)
+            in_order_NC[torch.from_numpy(view.node.copy())] = scores_NC
+        return in_order_NC
+
+
+def open_graph(run: Path, graph: Any, best: str | None, called: str = GRAPH, asks: str = "client") -> OtherGraph:
+    """Opens a run, and a graph for its models; see `shoal.Run.predict`.
+
+    Args:
+        run: Folder of a finished run.
+        graph: The graph, or a text: a path of files, as `data.path` takes it.
+        best: As `export` takes it.
+        called: The graph in messages.
+        asks: As `OtherGraph` has it.
+
+    Raises:
+        ShoalError: As `export`, or the graph cannot be read, or has another number of features than the run's.
+    """
     config = load_config(run)
     if config.task != "node":
-        raise ShoalError("task", f"{config.task}, and only nodes of another graph are predicted; see predictions()")
+        raise ShoalError("task", f"{config.task}, and only nodes of another graph are predicted; see shoal export")
+    if isinstance(graph, str):
+        data = config.data
+        files = DataSource("files", path=graph, made=data.features, edge_weights=data.edge_weights, labels=False)
+        graph = load_files("files", files)
     opened = reopen(run, best)
-    manifest = opened.store.manifest
-    clean = _as_prepared(_graph_of(graph, config.data.features.made), config)
-    if clean.features != manifest.features:
-        raise ShoalError(GRAPH, f"expected {manifest.features} features a node, as in {run}, got {clean.features}")
-    by_server = client is None and bool(opened.global_model)
-    if client is None and not by_server and opened.store.clients > 1:
-        raise ShoalError(
-            "client", f"{config.algorithm.name} has no global model; name a client, 0 to {opened.store.clients - 1}"
-        )
-    number = 0 if client is None else client
-    if not isinstance(number, int | np.integer) or not 0 <= number < opened.store.clients:
-        raise ShoalError("client", f"expected 0 to {opened.store.clients - 1}, got {number!r}")
-    with TemporaryDirectory() as folder:
-        view = _view_of(clean, number, config, opened, Path(folder))
-        visit = _visit(opened, view, number, by_server)
-        scores_NC = scores_of(opened.algorithm, visit.scored, visit.received, "all", view.nodes).detach().float()
-        # A shard has its nodes in another order than the graph.
-        in_order_NC = torch.empty_like(scores_NC)
-        in_order_NC[torch.from_numpy(view.node.copy())] = scores_NC
-    return in_order_NC, manifest.label_names
+    features = opened.store.manifest.features
+    clean = _as_prepared(_graph_of(graph, config.data.features.made, called), config, called)
+    if clean.features != features:
+        raise ShoalError(called, f"expected {features} features a node, as in {run}, got {clean.features}")
+    return OtherGraph(config, opened, clean, asks)
 
 
-def _graph_of(graph: Any, made: bool) -> Graph:
+def table_of(other: OtherGraph, clients: Sequence[int | None]) -> pa.Table:
+    """Predicts by one model or several, None for the server's, one after another.
+
+    Returns:
+        A row a node: `client` int32, where several are asked; `node`, its id if the graph has ids, else its number,
+        int64; `predicted`, the class, int32, or its name; `probability` float32, that of the class by the softmax of
+        scores.
+    """
+    ids = pa.array(range(other.graph.nodes), pa.int64()) if other.graph.ids is None else other.graph.ids
+    tables = []
+    for client in clients:
+        p_N, class_N = other.scores(client).softmax(1).max(1)
+        predicted = pa.array(class_N.int().numpy())
+        if other.label_names is not None:
+            predicted = pa.array(other.label_names).take(predicted)
+        columns = {"node": ids, "predicted": predicted, "probability": pa.array(p_N.numpy())}
+        if len(clients) > 1:
+            columns = {"client": pa.array(np.full(len(p_N), client, dtype=np.int32)), **columns}
+        tables.append(pa.table(columns))
+    return pa.concat_tables(tables)
+
+
+def write_table(table: pa.Table, out: Path) -> None:
+    """Writes a table in the form that the ending of the file asks for, `.npz` an array a column, texts as numpy's."""
+    with replacing(output(out)) as unfinished, unfinished.open("wb") as sink:
+        if out.suffix.lower() == ".npz":
+            arrays: dict[str, Any] = {name: _to_numpy(table[name]) for name in table.column_names}
+            np.savez(sink, **arrays)
+        elif out.suffix.lower() == ".parquet":
+            parquet.write_table(table, sink)
+        else:
+            csv.write_csv(table, sink)
+
+
+def _to_numpy(column: pa.ChunkedArray) -> np.ndarray:
+    """Converts a column; texts without objects, which nobody could read without unpickling."""
+    array: np.ndarray = column.to_numpy()
+    return array.astype(np.str_) if array.dtype == np.object_ else array
+
+
+def _graph_of(graph: Any, made: bool, called: str) -> Graph:
     """Makes a clean graph of edges and features; its labels are not read."""
     if isinstance(graph, Graph):
         clean = graph
-        check_finite(clean.x, f"{GRAPH}.x")
+        check_finite(clean.x, f"{called}.x")
     else:
         # PyG takes a second to import, and need not be installed.
         from torch_geometric.data import Data
@@ -76,13 +165,13 @@ def _graph_of(graph: Any, made: bool) -> Graph:
             if made:
                 given["x"] = torch.zeros(int(graph.num_nodes or 0), 1)
             graph = Data(**given, y=torch.zeros(len(given["x"]) if "x" in given else 0, dtype=torch.int64))
-        clean = from_pyg(graph, called=GRAPH)
+        clean = from_pyg(graph, called=called)
     if clean.graph_of is not None:
-        raise ShoalError(GRAPH, "many small graphs; give one graph, whose nodes are predicted")
+        raise ShoalError(called, "many small graphs; give one graph, whose nodes are predicted")
     return clean
 
 
-def _as_prepared(graph: Graph, config: Config) -> Graph:
+def _as_prepared(graph: Graph, config: Config, called: str) -> Graph:
     """Converts features and weights to those that a store of the config would have."""
     data = config.data
     if data.features.made:
@@ -90,7 +179,7 @@ def _as_prepared(graph: Graph, config: Config) -> Graph:
             raise ShoalError("data.features", f"{data.features.kind} says nothing of the nodes of another graph")
         graph = replace(graph, x=made_features(graph.indptr, graph.indices, data.features, config.memory_limit()))
     if data.row_normalize:
-        graph = replace(graph, x=row_normalized(graph.x, f"{GRAPH}.x"))
+        graph = replace(graph, x=row_normalized(graph.x, f"{called}.x"))
     if data.edge_weights == "drop":
         graph = replace(graph, edge_weight=None)
     require_weights_used(config, graph.name, graph.edge_weight is not None)

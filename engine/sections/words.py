@@ -1,21 +1,39 @@
 """Options that are one of some words, or a name of the user's own: a function in a file, or a table."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function
 
 from shoal.storage.options.types import absolute, is_own
 
 
-def word_or_own(*words: str, table: bool = False, own: str = "my_function") -> AfterValidator:
-    """Returns a check for one of some words, or a function or class of the user's, or as a `table` a CSV."""
+@dataclass(frozen=True)
+class Words:
+    """A check for one of some words, or the user's own, `form`, as `is_form` tells; schemas of the type have both."""
 
-    def check(name: str) -> str:
-        if name not in words and not (is_csv if table else is_own)(name):
-            raise ValueError(f"expected {', '.join(words)} or {'my_file.csv' if table else f'my_file.py:{own}'}")
+    words: tuple[str, ...]
+    form: str
+    is_form: Callable[[str], bool]
+
+    def check(self, name: str) -> str:
+        """Returns a name. Raises ValueError: it is neither."""
+        if name not in self.words and not self.is_form(name):
+            raise ValueError(f"expected {', '.join(self.words)} or {self.form}")
         return name
 
-    return AfterValidator(check)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string", "enum": [*self.words]}, {"type": self.form}]}
+
+
+def word_or_own(*words: str, table: bool = False, own: str = "my_function") -> Words:
+    """Returns a check for one of some words, or a function or class of the user's, or as a `table` a CSV."""
+    return Words(words, "my_file.csv", is_csv) if table else Words(words, f"my_file.py:{own}", is_own)
 
 
 def is_csv(name: Any) -> bool:

@@ -5,13 +5,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from shoal.cli.past import possible_path
+from shoal.cli.completion import complete_run
+from shoal.cli.past import AsJson, possible_path
 from shoal.cli.readers import read_run, show_reading
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import output
 
 
 def attack_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run; for membership a finished one.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", autocompletion=complete_run, help="A run; for membership a finished one.")
+    ],
     kind: Annotated[
         Literal["membership", "properties", "inversion"],
         typer.Option(
@@ -25,13 +29,23 @@ def attack_command(
     client: Annotated[
         int | None, typer.Option(min=0, help="Of inversion; by default that of the fewest training nodes.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="CSV file: clients one by one, of inversion the table.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file to write: clients one by one, of inversion the table.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Attack a run: what its models, or the uploads of a round, tell of clients, beside chance."""
     path = possible_path(run)
+    if out is not None:
+        # A reading takes long.
+        output(out)
     options = {"round": round_number, "client": client}
     takes = {"membership": (), "properties": ("round",), "inversion": ("round", "client")}[kind]
     for option, value in options.items():
         if value is not None and option not in takes:
             raise ShoalError(f"--{option}", f"is not of --kind {kind}; leave it out")
-    show_reading(read_run(kind, {name: value for name, value in options.items() if value is not None}, path), out)
+    show_reading(
+        read_run(kind, {name: value for name, value in options.items() if value is not None}, path),
+        out,
+        as_json=as_json,
+    )

@@ -4,12 +4,25 @@ import importlib.metadata
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shoal.cli.completion import (
+    complete_config,
+    complete_explained,
+    complete_key,
+    complete_listed,
+    complete_override,
+    complete_paper,
+    complete_project,
+    complete_run,
+)
+from shoal.cli.names import KINDS, describe_names, table_of_names
 from shoal.cli.past import (
+    AsJson,
     fork_command,
     possible_path,
     privacy_command,
@@ -24,16 +37,17 @@ from shoal.features.feature import Feature
 from shoal.features.features import FEATURES
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address
-from shoal.storage.options.types import one_of as _one_of
+from shoal.storage.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from shoal.engine.config.config import Config
+    from shoal.kept.listing import Kept
 
 # Groups of `shoal --help`, and how long its lines may be.
 GROUPS = {
     "Run": ("init", "run", "submit", "sweep", "reproduce", "scale", "pretrain"),
     "Look": ("explain", "table", "report", "compare", "list", "inspect", "doctor"),
-    "Data": ("prepare", "synthesize", "verify", "remove", "export"),
+    "Data": ("prepare", "synthesize", "verify", "remove", "export", "predict"),
     "Look back": ("replay", "fork", "privacy", "read"),
 }
 WIDEST_HELP = 64
@@ -45,12 +59,23 @@ app = typer.Typer(
     help="Federated graph learning at scale: real partitions, hundreds of clients, Ray.",
 )
 
-ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config, one of Shoal's by name, or a run.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ConfigPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG", help="A YAML config, one of Shoal's by name, or a run.", autocompletion=complete_config
+    ),
+]
 Labels = Annotated[
     list[str] | None, typer.Option(help="Show a value, key or figure as, for one, mine.py:X=Ours; can be repeated.")
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
+Best = Annotated[
+    Literal["deployed", "global"] | None,
+    typer.Option(help="A scope whose best validation round is meant, not the last."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.", autocompletion=complete_override),
+]
 
 
 def _config(path: str, overrides: list[str] | None) -> "Config":
@@ -80,7 +105,10 @@ def _options(
 
 @app.command("init")
 def init_command(
-    project: Annotated[str | None, typer.Argument(metavar="[PROJECT]", help="Its name; without it, a list.")] = None,
+    project: Annotated[
+        str | None,
+        typer.Argument(metavar="[PROJECT]", help="Its name; without it, a list.", autocompletion=complete_project),
+    ] = None,
     folder: Annotated[str | None, typer.Argument(metavar="[FOLDER]", help="New or empty; by default PROJECT.")] = None,
 ) -> None:
     """Write a small commented project: a config, code where it needs some, and what to run next."""
@@ -93,7 +121,12 @@ def init_command(
 @app.command("explain")
 def explain_command(
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="As train.lr, a section, a method, a model, or scores.")
+        str | None,
+        typer.Argument(
+            metavar="[KEY]",
+            help="As train.lr, a section, a method, a model, or scores.",
+            autocompletion=complete_explained,
+        ),
     ] = None,
 ) -> None:
     """Say what a key of a config does: type, bounds, default, meaning, and with what else it has an effect."""
@@ -182,9 +215,15 @@ app.command("sweep")(sweep_command)
 
 @app.command("reproduce")
 def reproduce_command(
-    paper: Annotated[str | None, typer.Argument(metavar="[PAPER]", help="Name of a paper; without it, a list.")] = None,
+    paper: Annotated[
+        str | None,
+        typer.Argument(metavar="[PAPER]", help="Name of a paper; without it, a list.", autocompletion=complete_paper),
+    ] = None,
     tables: Annotated[
-        list[str] | None, typer.Argument(metavar="[TABLE|KEY=VALUE]...", help="Some tables; keys over all configs.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[TABLE|KEY=VALUE]...", help="Some tables; keys over all configs.", autocompletion=complete_override
+        ),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Blocks, columns and rows by name, as Cora,GCN,FedAvg; can be repeated.")
@@ -251,7 +290,7 @@ def scale_command(
 
 @app.command("table")
 def table_command(
-    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
+    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...", autocompletion=complete_run)],
     figure: Annotated[
         list[str] | None, typer.Option(help="As deployed.best.test, the default, or any number of a summary.")
     ] = None,
@@ -259,20 +298,28 @@ def table_command(
         bool, typer.Option("--wide", help="Test and validation of trained, deployed and global models, and costs.")
     ] = False,
     rows: Annotated[str | None, typer.Option(help="Keys that name a row, with commas; by default the method.")] = None,
-    columns: Annotated[str | None, typer.Option(help="A key whose values are the columns.")] = None,
-    statistic: Annotated[str, typer.Option(help="Over seeds: mean or median.")] = "mean",
+    columns: Annotated[
+        str | None, typer.Option(help="A key whose values are the columns.", autocompletion=complete_key)
+    ] = None,
+    statistic: Annotated[Literal["mean", "median"], typer.Option(help="Over seeds.")] = "mean",
     against: Annotated[
         str, typer.Option(help="Show differences from this method, or from values as train.lr=0.1, with p.")
     ] = "",
     mean: Annotated[
-        str | None, typer.Option(help="Of scores over clients: nodes, rows or clients; by default as the table says.")
+        Literal["nodes", "rows", "clients"] | None,
+        typer.Option(help="Of scores over clients; by default as the table says."),
     ] = None,
-    ties: Annotated[str, typer.Option(help="What shares a mark: equal as shown, or exact.")] = "shown",
+    ties: Annotated[
+        Literal["shown", "exact"], typer.Option(help="What shares a mark: equal as shown, or exact.")
+    ] = "shown",
     not_worse: Annotated[
         float | None, typer.Option(help="Mark with the best what a paired test at this level finds not worse, as 0.05.")
     ] = None,
     label: Labels = None,
-    form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex, html or csv.")] = "terminal",
+    form: Annotated[
+        Literal["terminal", "markdown", "latex", "html", "csv"] | None,
+        typer.Option("--format", help="By default as --out ends: .md, .tex, .html, .csv; else terminal."),
+    ] = None,
     caption: Annotated[str, typer.Option(help="Title of the table; with latex, in LaTeX.")] = "",
     latex_label: Annotated[str, typer.Option(help="Label of a LaTeX table, as tab:cora.")] = "",
     out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
@@ -281,25 +328,22 @@ def table_command(
     """Put any runs into a table of methods and settings: spreads over seeds, the best two marked, paired tests."""
     from shoal.tables.table_output import layout_of, write_table
 
-    of_seeds = _one_of("--statistic", statistic, "mean", "median")
-    by = None if mean is None else _one_of("--mean", mean, "nodes", "rows", "clients")
-    tie = _one_of("--ties", ties, "shown", "exact")
-    layout = layout_of(
-        figure or (), rows, columns, of_seeds, against, by, tie, not_worse, wide, label or ()  # type: ignore[arg-type]
-    )  # fmt: skip
-    chosen = _one_of("--format", form, "terminal", "markdown", "latex", "html", "csv")
+    layout = layout_of(figure or (), rows, columns, statistic, against, mean, ties, not_worse, wide, label or ())
+    folders = [possible_path(path) for path in paths]
+    if out is not None or not as_json:
+        write_table(folders, layout, form, out, caption, latex_label, silent=as_json)
     if as_json:
         from shoal.study.sweep_folder import rows_of, table_of_runs
 
-        put_json(table_of_runs(rows_of([possible_path(path) for path in paths])).to_pylist())
-        return
-    write_table([possible_path(path) for path in paths], layout, chosen, out, caption, latex_label)  # type: ignore[arg-type]
+        put_json(table_of_runs(rows_of(folders)).to_pylist())
 
 
 @app.command("report")
 def report_command(
-    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write; by default `report` in the first.")] = None,
+    paths: Annotated[list[str], typer.Argument(metavar="RUN|SWEEP...", autocompletion=complete_run)],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write, or an .html file; by default `report` in the first.")
+    ] = None,
     label: Labels = None,
     against: Annotated[
         str, typer.Option(help="The reference of the headline, as `shoal table` has it; by default FedAvg, else Local.")
@@ -315,44 +359,86 @@ def report_command(
 
 @app.command("compare")
 def compare_command(
-    left: Annotated[str, typer.Argument(metavar="RUN")], right: Annotated[str, typer.Argument(metavar="RUN")]
+    left: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
+    right: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
+    as_json: AsJson = False,
 ) -> None:
     """Show what differs between two runs: config, inputs, environment, results."""
     from shoal.kept.listing import compare
-    from shoal.tables.table_output import on_screen
+    from shoal.tables.table_output import on_screen, plain_rows
 
-    put("\n".join(on_screen(table) for table in compare(possible_path(left), possible_path(right))), end="")
+    tables = compare(possible_path(left), possible_path(right))
+    if as_json:
+        notes = [note for table in tables for note in table.notes]
+        put_json({**{table.heads[0]: plain_rows(table.csv()) for table in tables}, "notes": notes})
+    else:
+        put("\n".join(map(on_screen, tables)), end="")
 
 
 @app.command("list")
 def list_command(
-    folders: Annotated[
-        list[str] | None, typer.Argument(metavar="[FOLDER]...", help="By default runs, and stores.")
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KIND|FOLDER]...",
+            help=f"{', '.join(KINDS)}; or folders, by default runs, and stores.",
+            autocompletion=complete_listed,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List stores, runs and sweeps by time, the newest last: what differs between them, their state and accuracy."""
-    from shoal.engine.preparing.overlay import ROOT
-    from shoal.kept.listing import kept_in, make_tables, plain_list
-
-    if any(map(is_address, folders or ())):
-        from shoal.kept.at_address import kept_at
-    from shoal.storage.datasets.sources.source import data_root
+    """List stores, runs and sweeps, with results, the newest last; or what a config can name, as methods."""
     from shoal.tables.table_output import on_screen
 
-    usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
-    folders_found = [kept for folder in ([] if folders else usual) for kept in kept_in(folder)]
-    for place in folders or ():
-        folders_found += kept_at(place) if is_address(place) else kept_in(possible_path(place))
-    if as_json:
-        put_json(plain_list(folders_found))
+    asked = what or []
+    if kinds := [word for word in asked if word in KINDS]:
+        if other := [word for word in asked if word not in KINDS]:
+            raise ShoalError(other[0], f"is none of {', '.join(KINDS)}; list folders alone")
+        if as_json:
+            put_json({kind: describe_names(kind) for kind in kinds})
+        else:
+            put("\n".join(on_screen(table_of_names(kind)) for kind in kinds), end="")
         return
-    put("\n".join(map(on_screen, make_tables(folders_found))), end="")
+    from shoal.kept.listing import make_tables, plain_list
+
+    folders = _kept(asked)
+    if as_json:
+        put_json(plain_list(folders))
+        return
+    put("\n".join(map(on_screen, make_tables(folders))), end="")
+
+
+def _kept(places: Sequence[str]) -> "list[Kept]":
+    """Lists what Shoal wrote in folders and at addresses; without any, where runs and stores usually are.
+
+    Raises ShoalError: a place is no folder.
+    """
+    from shoal.engine.preparing.overlay import ROOT
+    from shoal.kept.listing import kept_in
+    from shoal.storage.datasets.sources.source import data_root
+
+    if not places:
+        usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
+        return [kept for folder in usual for kept in kept_in(folder)]
+    folders: list[Kept] = []
+    for place in places:
+        if is_address(place):
+            from shoal.kept.at_address import kept_at
+
+            folders += kept_at(place)
+        elif (folder := possible_path(place)).is_dir():
+            folders += kept_in(folder)
+        else:
+            raise ShoalError(
+                folder,
+                f"{did_you_mean(place, KINDS)}no such folder; shoal list shows runs and stores, or {', '.join(KINDS)}",
+            )
+    return folders
 
 
 @app.command("remove")
 def remove_command(
-    paths: Annotated[list[str], typer.Argument(metavar="STORE|RUN|SWEEP...")],
+    paths: Annotated[list[str], typer.Argument(metavar="STORE|RUN|SWEEP...", autocompletion=complete_run)],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove stores, runs and sweeps, after saying what they are and what else uses them."""
@@ -373,7 +459,7 @@ def remove_command(
 
 @app.command("inspect")
 def inspect_command(
-    place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEEP")],
+    place: Annotated[str, typer.Argument(metavar="STORE|RUN|SWEEP", autocompletion=complete_run)],
     edges: Annotated[bool, typer.Option("--edges", help="Count a store's edges by classes of their ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -415,7 +501,7 @@ def inspect_command(
 
 
 @app.command("verify")
-def verify_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN")]) -> None:
+def verify_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN", autocompletion=complete_run)]) -> None:
     """Check every byte of a store against its manifest and its journal, or every file of a run."""
     from shoal.engine.runs.verify import verify_folder
 
@@ -435,28 +521,63 @@ app.command("read", context_settings={"ignore_unknown_options": True})(read_comm
 
 @app.command("export")
 def export_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    best: Annotated[
-        str | None, typer.Option(help="deployed or global: the best validation round of that scope, not the last.")
-    ] = None,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.", autocompletion=complete_run)],
+    best: Best = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Beside every predicted class the probabilities of all.")
     ] = False,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Also a .zip file of them, and of config, scores, page and versions.")
+    ] = None,
 ) -> None:
     """Write final models and the prediction of every item: safetensors and Arrow."""
-    from shoal.engine.config.sections import current_name
+    if bundle is not None:
+        from shoal.pages.bundle import require_zip
+
+        require_zip(bundle)
     from shoal.engine.runs.export import export
     from shoal.engine.screen.tables import console
 
-    scope = None if best is None else _one_of("--best", current_name(best), "deployed", "global")
-    console.print(f"written: {export(possible_path(run), scope, probabilities)}", soft_wrap=True)
+    path = possible_path(run)
+    written = export(path, best, probabilities)
+    if bundle is not None:
+        from shoal.pages.bundle import write_bundle
+
+        write_bundle(path, written, bundle)
+        written = bundle
+    console.print(f"written: {written}", soft_wrap=True)
+
+
+@app.command("predict")
+def predict_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A finished run.", autocompletion=complete_run)],
+    graph: Annotated[str, typer.Argument(metavar="GRAPH", help="Files of a graph, as data.path takes them.")],
+    client: Annotated[
+        str | None, typer.Option(help="A client whose model predicts, or all; by default the server's does.")
+    ] = None,
+    best: Best = None,
+    out: Annotated[Path, typer.Option(help="File to write: .csv, .parquet or .npz.")] = Path("predictions.csv"),
+) -> None:
+    """Predict the nodes of a graph of yours by a run's model: node, class and its probability."""
+    from shoal.engine.records.outputs import require_form
+
+    require_form(out)
+    if client not in (None, "all") and not client.isdecimal():
+        raise ShoalError("--client", f"expected the number of a client, or all, got {client!r}")
+    # It loads what trains, which takes seconds.
+    from shoal.engine.runs.predict import open_graph, table_of, write_table
+
+    other = open_graph(possible_path(run), graph, best, graph, "--client")
+    clients = range(other.opened.store.clients) if client == "all" else [None if client is None else int(client)]
+    write_table(table_of(other, clients), out)
+    put(f"written: {out}")
 
 
 @app.command("pretrain")
 def pretrain_command(
     config: ConfigPath,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", help="The file, for model.pretrained.")] = Path("gnn.safetensors"),
+    out: Annotated[Path, typer.Option("--out", help="File to write, for model.pretrained.")] = Path("gnn.safetensors"),
     epochs: Annotated[int, typer.Option("--epochs", help="Passes over all graphs.")] = 100,
     batch: Annotated[int, typer.Option("--batch", help="Graphs a step, at most.")] = 16,
     lr: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 1e-3,
@@ -480,7 +601,10 @@ def pretrain_command(
 
 @app.command("synthesize")
 def synthesize_command(
-    twin: Annotated[str, typer.Argument(metavar="TWIN", help="arxiv-like, products-like or papers100m-like.")],
+    twin: Annotated[
+        Literal["arxiv-like", "products-like", "papers100m-like"],
+        typer.Argument(metavar="TWIN", case_sensitive=False, help="The graph that it resembles."),
+    ],
     root: Annotated[Path, typer.Option("--root", help="Data root that gets the files, for data.root.")],
     scale: Annotated[float, typer.Option("--scale", help="Counts over those of the original.")] = 1.0,
     homophily: Annotated[float | None, typer.Option("--homophily", help="Share of edges within a class.")] = None,
@@ -492,16 +616,12 @@ def synthesize_command(
     from shoal.engine.screen.progress import watch
     from shoal.storage.datasets.sources.source import DataSource
     from shoal.storage.datasets.synthetic.ogb_layout import write_ogb_layout
-    from shoal.storage.datasets.synthetic.twin import ORIGINALS, Twin
+    from shoal.storage.datasets.synthetic.twin import Twin
     from shoal.storage.progress import watched_by
 
-    if twin.lower() not in ORIGINALS:
-        raise ShoalError(twin, f"there is no such twin; known are {', '.join(ORIGINALS)}")
     options = DataSource(twin, scale=scale, homophily=homophily, signal=signal, seed=seed)
     with watched_by(watch):
-        folder = write_ogb_layout(
-            possible_path(str(root)).expanduser().resolve(), Twin.of(twin.lower(), options), compress
-        )
+        folder = write_ogb_layout(possible_path(str(root)).expanduser().resolve(), Twin.of(twin, options), compress)
     put(f"written: {folder}")
 
 

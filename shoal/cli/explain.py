@@ -4,12 +4,22 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS
 from shoal.algorithms.train_options import SCHEDULES
+from shoal.cli.names import (
+    PARTITIONERS,
+    class_of_method,
+    class_of_model,
+    describe_dataset,
+    describe_method,
+    describe_model,
+    describe_partitioner,
+)
 from shoal.engine.callbacks.calls import CALLBACKS
+from shoal.engine.config.config import SHIPPED
 from shoal.engine.config.faults import OTHER_NAMES
 from shoal.engine.config.key_reference import (
     Key,
@@ -26,9 +36,6 @@ from shoal.engine.config.key_reference import (
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.dataset_names import DATASETS
 from shoal.storage.suggestions import did_you_mean, did_you_mean_name
-
-if TYPE_CHECKING:
-    from shoal.algorithms.base import Algorithm
 
 SCORES, RECOMMENDED = "scores", "recommended"
 # docs/scores.md has the same text.
@@ -93,14 +100,18 @@ def explanation(asked: str | None) -> list[str]:
         return list(_by_owner(name, owners, "algorithm.name"))
     if section == "model" and (owners := _with_option(_options_of_models(), option)):
         return list(_by_owner(name, owners, "model.name"))
-    if name.startswith("data.options.") and (described := _options_of_datasets().get(name)):
+    if name.startswith("data.options.") and (described := options_of_datasets().get(name)):
         return list(_about(described))
     if name in METHODS:
-        return list(_describe_class("algorithm", name, _options_of_methods()[name].values()))
+        return list(_describe_class("algorithm", name, options_of_method(name).values()))
     if name in (*BACKBONES, *OF_GRAPHS):
-        return list(_describe_class("model", name, _options_of_models()[name].values()))
+        return list(_describe_class("model", name, options_of_model(name).values()))
     if name in DATASETS:
-        return [f"{name}: a dataset, data.dataset={name}; docs/formats.md says where its files are"]
+        return list(_describe_dataset(name))
+    if name in PARTITIONERS:
+        return list(_describe_partitioner(name, keys))
+    if (config := SHIPPED / f"{name}.yaml").is_file():
+        return _wrap(f"{name}: a config of Shoal's, {config}; shoal run {name} --dry-run")
     return _meant(name, keys)
 
 
@@ -138,9 +149,27 @@ def _list_keys(keys: Iterable[Key]) -> Iterator[str]:
 
 def _describe_class(section: str, name: str, options: Iterable[Key]) -> Iterator[str]:
     """Yields the docstring of a method or a model, and its options."""
-    cls = _class_of_method(name) if section == "algorithm" else _class_of_model(name)
-    yield from _wrap(f"{section}.name={name}: {_first_paragraph(cls)}")
+    about = describe_method(name) if section == "algorithm" else describe_model(name)
+    yield from _wrap(f"{section}.name={name}: {about}")
     yield from _list_keys(options)
+
+
+def _describe_dataset(name: str) -> Iterator[str]:
+    """Yields what a dataset is, and its options."""
+    from shoal.storage.datasets.registry import record
+
+    yield from _wrap(f"data.dataset={name}: {describe_dataset(name)}; docs/formats.md says more")
+    options = options_of_datasets()
+    yield from _list_keys(options[f"data.options.{option}"] for option in record(name).options)
+
+
+def _describe_partitioner(name: str, keys: Mapping[str, Key]) -> Iterator[str]:
+    """Yields what a partition method does, and the keys whose meanings name it."""
+    yield from _wrap(f"partition.method={name}: {describe_partitioner(name)}")
+    named = re.compile(rf"\b{re.escape(name)}\b(?!\.)", re.IGNORECASE)
+    yield from _list_keys(
+        key for key in keys.values() if key.name.startswith("partition.") and named.search(key.meaning)
+    )
 
 
 def _by_owner(name: str, key_of: Mapping[str, Key], owner: str) -> Iterator[str]:
@@ -161,57 +190,45 @@ def _with_option(options: Mapping[str, Mapping[str, Key]], option: str) -> dict[
     return {owner: keys[option] for owner, keys in options.items() if option in keys}
 
 
-def _options_of_methods() -> dict[str, dict[str, Key]]:
-    """Returns the options of every method, by its name and theirs."""
-    options = {}
-    for name in METHODS:
-        cls = _class_of_method(name)
-        options[name] = {key.name.partition(".")[2]: key for key in keys_of("algorithm", cls)}
-        if cls.forms:
-            hint, meaning = Literal[RECOMMENDED, *cls.forms], attributes(cls)["forms"]
-            options[name]["form"] = Key("algorithm.form", RECOMMENDED, meaning, hint)
+def options_of_method(name: str) -> dict[str, Key]:
+    """Returns the options of a method of ours, by name."""
+    cls = class_of_method(name)
+    options = {key.name.partition(".")[2]: key for key in keys_of("algorithm", cls)}
+    if cls.forms:
+        hint, meaning = Literal[RECOMMENDED, *cls.forms], attributes(cls)["forms"]
+        options["form"] = Key("algorithm.form", RECOMMENDED, meaning, hint)
     return options
 
 
-def _options_of_models() -> dict[str, dict[str, Key]]:
-    """Returns the options of every model, by its name and theirs."""
+def options_of_model(name: str) -> dict[str, Key]:
+    """Returns the options of a model of ours, by name."""
     from shoal.algorithms.models.build import keywords
 
-    options: dict[str, dict[str, Key]] = {}
-    for name in (*BACKBONES, *OF_GRAPHS):
-        cls = _class_of_model(name)
-        meanings = arguments(cls)
-        options[name] = dict(OF_EVERY_MODEL)
-        for option, word in keywords(cls).items():
-            options[name][option] = Key(f"model.{option}", in_yaml(word.default), meanings[option], word.annotation)
+    cls, options = class_of_model(name), dict(OF_EVERY_MODEL)
+    meanings = arguments(cls)
+    for option, word in keywords(cls).items():
+        options[option] = Key(f"model.{option}", in_yaml(word.default), meanings[option], word.annotation)
     return options
 
 
-def _options_of_datasets() -> dict[str, Key]:
+def options_of_datasets() -> dict[str, Key]:
+    """Returns the options of all datasets of ours, by their keys."""
     from shoal.storage.datasets.sources.source import DataSource
 
     return {key.name: key for key in keys_of("data.options", DataSource)}
 
 
-def _class_of_method(name: str) -> "type[Algorithm]":
-    from shoal.algorithms.methods.registry.load import describe, load
-
-    return type(load(describe(name, {})))
+def _options_of_methods() -> dict[str, dict[str, Key]]:
+    return {name: options_of_method(name) for name in METHODS}
 
 
-def _class_of_model(name: str) -> type:
-    from shoal.algorithms.models.build import backbone
-
-    return backbone(name, task="graph")
-
-
-def _first_paragraph(cls: type) -> str:
-    return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+def _options_of_models() -> dict[str, dict[str, Key]]:
+    return {name: options_of_model(name) for name in (*BACKBONES, *OF_GRAPHS)}
 
 
 def _meant(name: str, keys: Mapping[str, Key]) -> list[str]:
     """Explains a name without its section. Raises ShoalError: no key has it, or several have."""
-    every = {**keys, **_options_of_datasets()}
+    every = {**keys, **options_of_datasets()}
     for options in (_options_of_methods(), _options_of_models()):
         every |= {key.name: key for of_name in options.values() for key in of_name.values()}
     last = name.rpartition(".")[2]

@@ -5,15 +5,16 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.completion import KEPT, complete_override, complete_reader, complete_run
 from shoal.cli.readers import options_in, read_run, show_reading
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_address, path_fault
 
-OVERRIDES = typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")
+OVERRIDES = typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.", autocompletion=complete_override)
 
 
-# Runs and sweeps are here, below the working directory, unless a config says otherwise.
-KEPT = (Path("runs"), Path("runs") / "sweeps")
+# Every command has it with one meaning: the result as JSON on standard output, and nothing else there.
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def possible_path(place: str) -> Path:
@@ -37,19 +38,20 @@ def possible_path(place: str) -> Path:
 
 
 def replay_command(
-    run: Annotated[str, typer.Argument(metavar="RUN")],
+    run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
     round_number: Annotated[int, typer.Option("--round", min=1, help="The round.")],
     client: Annotated[int, typer.Option("--client", min=0, help="A client of its cohort.")],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     debug: Annotated[bool, typer.Option("--pdb", help="Stop where the method's code of the client begins.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make one client's visit of a round again, alone in this process, and compare its upload with the record."""
     options = {"round": round_number, "client": client, "changes": [*(overrides or ())], "pdb": debug}
-    show_reading(read_run("replay", options, possible_path(run)))
+    show_reading(read_run("replay", options, possible_path(run)), as_json=as_json)
 
 
 def fork_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The parent.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run, help="The parent.")],
     round_number: Annotated[int, typer.Option("--round", min=1, help="The last round that both share.")],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     without: Annotated[str, typer.Option(metavar="I,J,…", help="Clients that take no part any more.")] = "",
@@ -71,23 +73,25 @@ def read_clients(option: str, text: str) -> list[int]:
 
 
 def privacy_command(
-    run: Annotated[str, typer.Argument(metavar="RUN")],
+    run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
     round_number: Annotated[int, typer.Option("--round", min=1, help="The round that is made again.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder for tables of all clients, as CSV.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write: tables of all clients, as CSV.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say what left each client of a run, what hid in a mean, and epsilon of its unit after rounds."""
-    show_reading(read_run("ledger", {"round": round_number}, possible_path(run)), out)
+    show_reading(read_run("ledger", {"round": round_number}, possible_path(run)), out, as_json=as_json)
 
 
 def read_command(
-    run: Annotated[str, typer.Argument(metavar="RUN")],
-    reader: Annotated[str, typer.Argument(metavar="READER", help="Its name, or my_file.py:MyReader.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
+    reader: Annotated[
+        str, typer.Argument(metavar="READER", help="Its name, or my_file.py:MyReader.", autocompletion=complete_reader)
+    ],
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[--OPTION VALUE]...", help="Options of the reader.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="CSV file to write; of a reader with several tables a folder.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write, or with several tables a folder.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a reader tells of a run: one of ours, or a class of your file."""
-    show_reading(read_run(reader, options_in(options or ()), possible_path(run)), out)
+    show_reading(read_run(reader, options_in(options or ()), possible_path(run)), out, as_json=as_json)

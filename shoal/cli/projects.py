@@ -18,7 +18,7 @@ README = "README.md"
 
 def list_projects() -> list[str]:
     """Returns a line for each project: its name, and what it is."""
-    names = _names()
+    names = project_names()
     width = max(map(len, names))
     return [*(f"{name:{width}}  {_readme(name).splitlines()[0].lstrip('# ')}" for name in names), "shoal init PROJECT"]
 
@@ -28,7 +28,7 @@ def start_project(name: str, folder: Path) -> list[str]:
 
     Raises ShoalError: there is no such project, or the folder is not empty or cannot be written.
     """
-    names = _names()
+    names = project_names()
     if name not in names:
         raise ShoalError(name, f"{did_you_mean(name, names)}there is no such project; choose one of {', '.join(names)}")
     try:
@@ -46,7 +46,8 @@ def start_project(name: str, folder: Path) -> list[str]:
     return [written, "next:", *(f"  {line}" for line in (f"cd {shlex.quote(str(folder))}", *commands))]
 
 
-def _names() -> list[str]:
+def project_names() -> list[str]:
+    """Returns the names of all projects."""
     return sorted(path.parent.name for path in PROJECTS.glob(f"*/{README}"))
 
 

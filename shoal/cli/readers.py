@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from shoal.engine.screen.output import put
+from shoal.engine.screen.output import put, put_json
 from shoal.engine.sections.section import load
 from shoal.features.features import FEATURES
 from shoal.storage.errors import ShoalError
@@ -48,20 +48,25 @@ def read_run(name: str, options: Mapping[str, Any], run: Path) -> "Reading":
     return Reading.of(result)
 
 
-def show_reading(reading: "Reading", out: Path | None = None, below: str = "") -> None:
-    """Shows tables and lines, and writes what `--out` asks for: a CSV file, or a folder of them.
+def show_reading(reading: "Reading", out: Path | None = None, below: str = "", as_json: bool = False) -> None:
+    """Shows tables and lines, or as JSON the rows that `--out` writes: a CSV file, or a folder of them.
 
-    Raises typer.Exit: what was made again is not what the run recorded; the status is 1.
+    Raises ShoalError: `out` is a file where a folder is needed. Raises typer.Exit: what was made again is not what the
+    run recorded; the status is 1.
     """
-    from shoal.tables.table_output import on_screen
+    from shoal.tables.table_output import on_screen, plain_rows
 
-    put("\n".join(map(on_screen, reading.tables)), end="")
-    for line in (reading.verdict, below):
-        if line:
-            put(line)
     if out is not None:
         _write(reading.csv, out)
-        put(f"written: {out}")
+    if as_json:
+        csv = reading.csv
+        rows = plain_rows(csv) if isinstance(csv, str) else {name: plain_rows(text) for name, text in csv.items()}
+        put_json({"rows": rows, "verdict": reading.verdict, "as_recorded": reading.as_recorded})
+    else:
+        put("\n".join(map(on_screen, reading.tables)), end="")
+        for line in (reading.verdict, below, "" if out is None else f"written: {out}"):
+            if line:
+                put(line)
     if not reading.as_recorded:
         raise typer.Exit(1)
 
@@ -105,6 +110,8 @@ def _write(csv: str | Mapping[str, str], out: Path) -> None:
         with replacing(output(out)) as unfinished:
             unfinished.write_text(csv)
         return
+    if out.suffix.lower() == ".csv" or out.is_file():
+        raise ShoalError(out, f"expected a folder, for {', '.join(f'{name}.csv' for name in csv)}")
     out.mkdir(parents=True, exist_ok=True)
     for name, text in csv.items():
         (out / f"{name}.csv").write_text(text)

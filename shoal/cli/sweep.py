@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shoal.cli.completion import complete_config, complete_key, complete_override
 from shoal.cli.past import possible_path
 from shoal.engine.screen.output import put
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import is_address, one_of
+from shoal.storage.options.types import is_address
+from shoal.sweeps.searching import Pruner, Sampler, list_searches
 
 if TYPE_CHECKING:
     from shoal.study.study import Study
@@ -22,22 +24,40 @@ if TYPE_CHECKING:
 
 def sweep_command(
     config: Annotated[
-        str, typer.Argument(metavar="CONFIG|STUDY", help="A config, or a file with the keys config, axes.")
+        str,
+        typer.Argument(
+            metavar="CONFIG|STUDY",
+            help="A config, or a file with the keys config, axes.",
+            autocompletion=complete_config,
+        ),
     ],
-    axes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=A,B,C]...", help="Keys and their values.")] = None,
+    axes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=A,B,C]...", help="Keys and their values.", autocompletion=complete_override),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of each combination: the axis seeds=N.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show all runs and the time to expect, and stop.")] = False,
     choose: Annotated[
-        str | None, typer.Option(help="A key whose value validation chooses, with the first seeds.")
+        str | None,
+        typer.Option(help="A key whose value validation chooses, with the first seeds.", autocompletion=complete_key),
     ] = None,
     choose_seeds: Annotated[int, typer.Option(min=1, help="How many seeds choose.")] = 2,
     choose_by: Annotated[
-        str, typer.Option(help="The scope whose validation chooses; `shoal explain main` says which main is.")
+        Literal["main", "trained", "deployed", "global", "domains"],
+        typer.Option(help="The scope whose validation chooses; `shoal explain main` says which main is."),
     ] = "main",
     fork_at: Annotated[
         int | None, typer.Option(min=1, help="Train so many first rounds once a seed; combinations are forks of them.")
     ] = None,
     at_once: Annotated[int, typer.Option(min=1, help="Runs at a time; several do not share hosts.")] = 1,
-    search: Annotated[str | None, typer.Option(help="optuna: draw options from --space, and report the best.")] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            metavar="optuna",
+            autocompletion=list_searches,
+            help="optuna: draw options from --space, and report the best.",
+        ),
+    ] = None,
     space: Annotated[
         list[str] | None, typer.Option(help="KEY=LOW:HIGH, KEY=LOW:HIGH:log, KEY=A,B,C, or a file; can be repeated.")
     ] = None,
@@ -45,8 +65,8 @@ def sweep_command(
     rounds_budget: Annotated[
         int | None, typer.Option(min=1, help="Of a search: rounds of all trials and seeds, for each combination.")
     ] = None,
-    sampler: Annotated[str, typer.Option(help="Of a search: tpe, cma, random or grid.")] = "tpe",
-    prune: Annotated[str, typer.Option(help="Of a search: none, halving, hyperband or median.")] = "none",
+    sampler: Annotated[Sampler, typer.Option(help="Of a search: what draws.")] = "tpe",
+    prune: Annotated[Pruner, typer.Option(help="Of a search: what stops trials early.")] = "none",
     forecast: Annotated[
         bool,
         typer.Option("--forecast", help="Train the first rounds of each combination, say what all take, and stop."),
@@ -55,12 +75,11 @@ def sweep_command(
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write the page of the sweep at its end.")] = True,
 ) -> None:
     """Run a grid or a search on warm hosts; finished runs are skipped, unfinished resumed, a failed one is a row."""
-    from shoal.engine.config.sections import current_name
     from shoal.study.study import read_study
 
-    scope = one_of("--choose-by", current_name(choose_by), "main", "trained", "deployed", "global", "domains")
     config = str(possible_path(config)) if is_address(config) else config
-    study = read_study(config, axes or (), choose, choose_seeds, scope, search is not None)  # type: ignore[arg-type]
+    axes = [*(axes or ()), *([] if seeds is None else [f"seeds={seeds}"])]
+    study = read_study(config, axes, choose, choose_seeds, choose_by, search is not None)
     study = replace(study, fork_at=fork_at or study.fork_at)
     if forecast and (search is not None or dry_run):
         raise ShoalError("--forecast", "is for a sweep of axes alone, without --search and --dry-run")

@@ -27,7 +27,7 @@ MEANT = {
     **dict.fromkeys(("diff",), ("compare {}", "RUN RUN")),
     **dict.fromkeys(("new", "create"), ("init {}", "PROJECT")),
     **dict.fromkeys(("download", "partition", "preprocess"), ("prepare {}", "CONFIG")),
-    **dict.fromkeys(("predict",), ("export {}", "RUN")),
+    **dict.fromkeys(("infer", "inference", "apply"), ("predict {} GRAPH", "RUN")),
     **dict.fromkeys(("keys", "config", "options", "docs", "man"), ("explain", "")),
     **dict.fromkeys(("check",), ("doctor", "")),
     "version": ("--version", ""),
@@ -37,12 +37,24 @@ MEANT = {
 OF_KEYS = ("overrides", "axes")
 # Repetitions are values of one key; more than so many are shorter by their number.
 SEEDS, MOST_SHOWN = ("seeds", "repeat", "repeats", "repetitions", "runs"), 5
+SHORT = {
+    "install_completion": "Add completion to the shell.",
+    "show_completion": "Print what the shell needs for it.",
+}
 # Every wrong use is an error of this class, which typer itself does not export.
 UsageError: Any = typer.BadParameter.__base__
 
 
 class OneLineGroup(TyperGroup):
     """The commands, whose wrong use ends as every error that a user can cause: in one line that says the way out."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Lists the options; typer's own have short texts, so that all help fits a screen."""
+        parameters: list[Any] = super().get_params(ctx)
+        for parameter in parameters:
+            if parameter.name in SHORT:
+                parameter.help = SHORT[parameter.name]
+        return parameters
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Reads the options before the command."""
@@ -105,8 +117,11 @@ def _in_words(error: Any, path: str, words: Sequence[str]) -> tuple[str, ...]:
         example = f", as in {path} quickstart" if name.startswith("CONFIG") else ""
         return path, f"{name} is missing{example}; {more}"
     if isinstance(error.__cause__, ValidationError) and error.param is not None:
+        what, _, names = message_of(error.__cause__).partition(" is not one of ")
+        if names:
+            what = f"must be one of {names.replace(chr(39), '').rstrip('.')}"
         value = error.__cause__.errors()[0].get("input")
-        return error.param.opts[0], f"{message_of(error.__cause__)}, found {quoted(value)}; {more}"
+        return error.param.opts[0], f"{what}, found {quoted(value)}; {more}"
     if hasattr(error, "option_name"):
         return error.option_name, f"{'takes no' if 'not take' in error.message else 'needs a'} value; {more}"
     text = " ".join(error.format_message().split()).rstrip(".")

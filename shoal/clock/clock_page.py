@@ -15,7 +15,7 @@ from shoal.pages import figures as drawings
 from shoal.pages.figures import Drawing
 from shoal.pages.head import head_of
 from shoal.pages.headline import Headline
-from shoal.pages.page import Head, Section, write_page
+from shoal.pages.page import Head, Section, is_alone, write_page
 from shoal.storage.files.atomic import replacing
 from shoal.study.figure_data import Curve, curve_of
 from shoal.study.plain_names import MODELS
@@ -26,20 +26,24 @@ OF_THE_MACHINE = ("Duration", "Hosts")
 MOST_OTHERS = 3
 
 
-def write_clock(made: Clocked, folder: Path) -> Path:
-    """Writes the page, `target.csv` and `rounds.csv`, a row for every run and round; returns the page."""
-    rounds = [{"run": [str(run.path)] * len(run.lines), **run.columns()} for runs in made.runs for run in runs]
-    with replacing(folder / "rounds.csv") as unfinished:
-        pa.csv.write_csv(pa.concat_tables(map(pa.table, rounds), promote_options="permissive"), unfinished)
-    with replacing(folder / "target.csv") as unfinished:
-        unfinished.write_text(made.tables(for_programs=True)[0].csv())
+def write_clock(made: Clocked, place: Path) -> Path:
+    """Writes the page, and to a folder `target.csv` and `rounds.csv`, a row for every run and round; returns the page.
+
+    The place is as `write_page` takes it.
+    """
+    if not is_alone(place):
+        rounds = [{"run": [str(run.path)] * len(run.lines), **run.columns()} for runs in made.runs for run in runs]
+        with replacing(place / "rounds.csv") as unfinished:
+            pa.csv.write_csv(pa.concat_tables(map(pa.table, rounds), promote_options="permissive"), unfinished)
+        with replacing(place / "target.csv") as unfinished:
+            unfinished.write_text(made.tables(for_programs=True)[0].csv())
     figures: list[Drawing] = []
     curves = [(group, _curve(made, runs)) for group, runs in zip(made.looks.groups, made.runs)]
     if panels := made.looks.panels([(group, curve) for group, curve in curves if curve is not None]):
         title = f"{made.score[:1].upper()}{made.score[1:]} {MODELS[made.scope]} by simulated time"
         drawings.curves(figures, "score-by-simulated-time", title, panels, "simulated", f"{made.score} (%)")
     sections = [Section("", figures), Section("Costs", tables=made.tables())]
-    return write_page(folder, _head(made), sections)
+    return write_page(place, _head(made), sections)
 
 
 def _head(made: Clocked) -> Head:

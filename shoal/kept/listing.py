@@ -101,11 +101,12 @@ def kind_of(path: Path) -> str | None:
 
 
 def kept_in(root: Path) -> Iterator[Kept]:
-    """Yields folders of Shoal in a folder, and in its `sweeps` and `stores`; in the order of names."""
+    """Yields folders of Shoal: a folder itself, those in it, and those in its `sweeps` and `stores`; by names."""
+    if (kind := kind_of(root)) is not None:
+        yield Kept(kind, root)
     for folder in (root, root / SWEEPS, root / "stores"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            kind = kind_of(path) if path.is_dir() else None
-            if kind is not None:
+            if path.is_dir() and (kind := kind_of(path)) is not None:
                 yield Kept(kind, path)
 
 

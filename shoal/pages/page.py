@@ -14,7 +14,8 @@ from markupsafe import Markup
 from shoal.engine.records.outputs import FIGURES, KINDS, PAGE
 from shoal.engine.screen.progress import progress
 from shoal.pages.figures import COLOURS, Drawing
-from shoal.storage.files.atomic import replacing
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import output, replacing
 from shoal.storage.files.names import place_in
 from shoal.storage.plain_text import plain_text
 from shoal.tables.text_table import TextTable
@@ -86,21 +87,41 @@ class Head:
     badge: str = ""
 
 
-def write_page(folder: Path, head: Head, sections: Sequence[Section], kinds: Sequence[str] = KINDS) -> Path:
-    """Writes a page of sections that are not empty, and figures beside it in files of some kinds; returns its path."""
+def is_alone(place: Path) -> bool:
+    """Returns whether a place is that of a page alone, an `.html` file, and not a folder for it and its files."""
+    return place.suffix.lower() == ".html"
+
+
+def require_place(place: Path | None) -> None:
+    """Raises ShoalError: at the place of a page lies a file where a folder is needed, or a folder instead of a file."""
+    if place is not None and not is_alone(place) and place.is_file():
+        raise ShoalError(place, "is a file; a page goes into a folder, or alone into a file that ends in .html")
+    if place is not None and is_alone(place):
+        output(place)
+
+
+def write_page(place: Path, head: Head, sections: Sequence[Section], kinds: Sequence[str] = KINDS) -> Path:
+    """Writes a page of sections that are not empty; returns its path.
+
+    The place is a folder, which also gets the figures in files of some kinds, or the `.html` file of a page alone.
+    """
+    if is_alone(place):
+        page, kinds = output(place), ()
+    else:
+        page = place / PAGE
     shown = [section for section in sections if section.note or not section.empty]
     # A warning comes before everything, and stays there if another section leads.
     shown.sort(key=lambda section: 0 if section.alarm else 1 if section.leads else 2)
     files = [(drawing, kind) for section in shown for drawing in section.drawings for kind in kinds]
     with nullcontext() if len(files) < FEW_FILES else progress("writing the page", len(files), "files") as step:
         for drawing, kind in files:
-            with replacing(place_in(folder, FIGURES, f"{drawing.name}.{kind}")) as unfinished:
+            with replacing(place_in(place, FIGURES, f"{drawing.name}.{kind}")) as unfinished:
                 unfinished.write_bytes(drawing.file(kind))
             if step is not None:
                 step.advance()
-    with replacing(folder / PAGE) as unfinished:
+    with replacing(page) as unfinished:
         unfinished.write_text(_page(head, shown, kinds))
-    return folder / PAGE
+    return page
 
 
 def _page(head: Head, sections: Sequence[Section], kinds: Sequence[str]) -> str:

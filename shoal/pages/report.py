@@ -26,7 +26,7 @@ from shoal.pages.figures import Drawing
 from shoal.pages.head import head_of
 from shoal.pages.headline import Headline, make_headline
 from shoal.pages.looks import MOST_LINES, Look, Looks, Panels
-from shoal.pages.page import Section, write_page
+from shoal.pages.page import Section, is_alone, require_place, write_page
 from shoal.pages.scaling_figures import is_scaling, scaling_sections
 from shoal.scaling.scaling import scaling_groups, scaling_headline
 from shoal.storage.errors import ShoalError
@@ -77,18 +77,20 @@ def report(
     """Writes the page of runs and sweeps to a folder, by default `report` in the first of them; returns its path.
 
     Args:
+        out: The folder; or an `.html` file, for the page alone.
         labels: Display names of values, keys and figures, which come before the usual ones.
         kinds: Files of each figure beside the page.
         against: The reference of the headline, as `Layout` has it; empty: FedAvg, else Local.
     """
+    require_place(out)
     read = [row for row in rows_of(paths) if row.state != "not chosen"]
     rows, mean = by_one_mean(read)
     groups = [group for group in group_runs(rows) if any(row.figures for row in group.rows)]
     if not groups:
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
-    if kinds == KINDS:
-        say("writing the page: drawing its figures")
     folder = out or page_folder(paths[0])
+    if kinds == KINDS and not is_alone(folder):
+        say("writing the page: drawing its figures")
     alone = display_name(load_config(_runs_of(groups[0])[0]).algorithm.name)
     main = MainScore(groups)
     looks = Looks(groups, PlainNames(groups, main.figures, labels), alone)
@@ -440,15 +442,16 @@ def _costs(looks: Looks) -> Section:
 
 
 def _runs(rows: Sequence[Row], folder: Path, looks: Looks) -> Section:
-    """Makes the section of runs, each with its state, and a link to its page, or to its folder."""
+    """Makes the section of runs, each with its state, and from a folder with a link to its page, or to its folder."""
     keys = list(dict.fromkeys(key for row in rows for key in row.columns))
     keys = [key for key in keys if len({row.columns.get(key) for row in rows}) > 1]
     cells, links = [], {}
     for row in rows:
         place = row.path / REPORT / PAGE if (row.path / REPORT / PAGE).exists() else row.path
-        links[row.path.name] = os.path.relpath(place.absolute(), folder.absolute())
+        if not is_alone(folder):
+            links[row.path.name] = os.path.relpath(place.absolute(), folder.absolute())
         cells.append((*(looks.names.value(key, row.columns.get(key, "-")) for key in keys), row.state, row.path.name))
-    heads = (*map(looks.names.key, keys), "state", "page or folder")
+    heads = (*map(looks.names.key, keys), "state", "page or folder" if links else "run")
     failed = tuple(f"{row.state}: {row.label}: {row.error}" for row in rows if row.error)
     table = TextTable(heads, tuple(cells), len(heads), notes=failed)
     return Section(f"Runs ({len(rows)})", tables=[table], links=links, folded=not failed)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 from shoal.engine.config.config import load_config, sections
 from shoal.engine.config.run_identity import fingerprint_of
@@ -31,12 +31,11 @@ from shoal.study.groups import Row, varied_in
 from shoal.study.main_score import GLOBAL, MAIN
 from shoal.study.study import Scope, Selected, Selection, Study, is_seed
 from shoal.study.sweep_folder import SEARCH, SWEEPS, lock_study, root_of, row_of
-from shoal.sweeps.searching import SearchOptions
+from shoal.sweeps.searching import Pruner, Sampler, SearchOptions
 from shoal.sweeps.sweep import Hosts, Sweep
 from shoal.sweeps.sweep_view import FAILED, NOT_CHOSEN
 from shoal.tables.text_table import TextTable
 
-SAMPLERS, PRUNERS = ("tpe", "cma", "random", "grid"), ("none", "halving", "hyperband", "median")
 # So many trials are asked for before the first of them is judged.
 BATCH = 8
 # A pruner lets a third go on from a ninth and from a third of the rounds.
@@ -183,8 +182,8 @@ class Search:
 
 def make_search(study: Study, options: SearchOptions, at_once: int) -> Search:
     """Makes a search. Raises ShoalError: the sampler or the pruner is unknown, or as `read_space`, or as `Search`."""
-    sampler = one_of("--sampler", options.sampler, *SAMPLERS)
-    pruner = one_of("--prune", options.prune, *PRUNERS)
+    sampler = one_of("--sampler", options.sampler, *get_args(Sampler))
+    pruner = one_of("--prune", options.prune, *get_args(Pruner))
     space = read_space(options.space)
     asked = Asked(space, options.trials, options.budget, sampler, pruner, study.choose_seeds, study.choose_by)
     return Search(study, asked, at_once)

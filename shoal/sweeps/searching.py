@@ -3,13 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from shoal.engine.sections.section import load
 from shoal.features.features import FEATURES
-from shoal.study.groups import Row
-from shoal.study.study import Study
-from shoal.tables.text_table import TextTable
+
+if TYPE_CHECKING:
+    # The command line reads the options, and must not wait for these.
+    from shoal.study.groups import Row
+    from shoal.study.study import Study
+    from shoal.tables.text_table import TextTable
+
+Sampler = Literal["tpe", "cma", "random", "grid"]
+Pruner = Literal["none", "halving", "hyperband", "median"]
 
 
 @dataclass(frozen=True)
@@ -37,10 +43,10 @@ NOTHING_ASKED = SearchOptions()
 class Searching(Protocol):
     """A search of options for each combination of the axes of a study; it runs the best with the seeds that report."""
 
-    study: Study
+    study: "Study"
     folder: Path
     command: str
-    rows: Sequence[Row]
+    rows: "Sequence[Row]"
 
     def go(self) -> bool:
         """Searches, and runs what it chose; returns whether all runs finished."""
@@ -50,7 +56,7 @@ class Searching(Protocol):
         """Returns lines that say what the search would do."""
         ...
 
-    def chosen(self) -> TextTable:
+    def chosen(self) -> "TextTable":
         """Makes the table of what it chose so far."""
         ...
 
@@ -60,7 +66,7 @@ def list_searches() -> dict[str, str]:
     return {name: place for feature in FEATURES for name, place in feature.searches.items()}
 
 
-def read_chosen(folder: Path) -> TextTable | None:
+def read_chosen(folder: Path) -> "TextTable | None":
     """Reads what the search in the folder of a sweep chose; None: there is none.
 
     Raises ShoalError: its file is damaged.

@@ -1,11 +1,14 @@
 """Tables of studies on the screen and in files, with what was chosen in them."""
 
+import csv
+import io
+import re
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from shoal.engine.config.sections import current_name
 from shoal.engine.screen.output import put
@@ -20,6 +23,9 @@ from shoal.tables.study_table import Layout, Ties, long_table_of, table_of
 from shoal.tables.text_table import TextTable
 
 Format = Literal["terminal", "markdown", "latex", "html", "csv"]
+ENDINGS: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".html": "html", ".csv": "csv"}
+# Cells with leading zeros are no numbers.
+NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")
 
 
 def layout_of(
@@ -78,9 +84,15 @@ def show_sweep(folder: Path) -> None:
 
 
 def write_table(
-    paths: Sequence[Path], layout: Layout, form: Format, out: Path | None, caption: str = "", label: str = ""
-) -> None:
-    """Writes the table of runs and sweeps to a file, or prints it."""
+    paths: Sequence[Path], layout: Layout, form: Format | None, out: Path | None, caption: str = "", label: str = "",
+    silent: bool = False,
+) -> None:  # fmt: skip
+    """Writes the table of runs and sweeps to a file, and says so, unless `silent`, or prints it.
+
+    Without a form that of the file's ending is taken, or that of the terminal.
+    """
+    if form is None:
+        form = "terminal" if out is None else ENDINGS.get(out.suffix.lower(), "terminal")
     if label and form != "latex":
         raise ShoalError("--latex-label", f"is for --format latex, found {form}; change that, or leave it out")
     rows = rows_of(paths)
@@ -100,7 +112,19 @@ def write_table(
         return
     with replacing(output(out)) as unfinished:
         unfinished.write_text(text)
-    put(f"written: {out}")
+    if not silent:
+        put(f"written: {out}")
+
+
+def plain_rows(text: str) -> list[dict[str, Any]]:
+    """Reads the rows of a CSV by its heads: numbers as numbers, nothing as None."""
+    return [{head: _plain(cell) for head, cell in row.items()} for row in csv.DictReader(io.StringIO(text))]
+
+
+def _plain(cell: str) -> int | float | str | None:
+    if NUMBER.fullmatch(cell):
+        return int(cell) if cell.lstrip("-").isdecimal() else float(cell)
+    return cell or None
 
 
 def on_screen(table: TextTable) -> str:

@@ -68,7 +68,7 @@ def require_replaceable(path: Path) -> None:
 def output(path: Path) -> Path:
     """Finds the file that is written where a user names a path: that to which a link leads.
 
-    Raises ShoalError: it is none, as `/dev/stdout`.
+    Raises ShoalError: it is none, as `/dev/stdout`, or a folder.
     """
     target = Path(os.path.realpath(path))
     for folder in (Path(os.path.realpath(path.parent)), target.parent):
@@ -76,6 +76,8 @@ def output(path: Path) -> Path:
         if of_devices or folder.is_relative_to("/proc"):
             raise ShoalError(path, NO_FILE)
     require_replaceable(target)
+    if target.is_dir():
+        raise ShoalError(path, "is a folder; name a file in it")
     return target
 
 

@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISREG
 from typing import TextIO
@@ -62,10 +62,21 @@ def open_lock(path: Path) -> TextIO:
 
 @contextmanager
 def writing(path: Path, key: str = "data.store") -> Iterator[None]:
-    """Holds the lock of a store folder, as `locked` does; `key` of a config says where it lies."""
+    """Holds the lock of a store folder, as `locked` does; `key` of a config says where it lies.
+
+    A folder that is made for it, and in which nothing is written, as that of a graph that is refused, is removed again.
+    """
     busy = BusyError(path, f"another prepare is writing this store; wait for it or set {key}")
+    made = [folder for folder in (path, *path.parents) if not os.path.exists(folder)]
     with locked(path, key, busy):
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                if made and os.listdir(path) == [LOCK]:
+                    (path / LOCK).unlink()
+                    for folder in made:
+                        folder.rmdir()
 
 
 def require_disk(folder: Path, needed: int, what: str) -> None:

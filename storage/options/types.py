@@ -169,7 +169,9 @@ FilePath = Annotated[str, AfterValidator(_path), BeforeValidator(absolute), Show
 Place = Annotated[str, AfterValidator(_place), BeforeValidator(absolute), Shown({"type": "path or address"})]
 # A name that may be one of a user's file, and one that must be.
 Name = Annotated[str, BeforeValidator(absolute_user_path)]
-UserName = Annotated[str, AfterValidator(_user_name), BeforeValidator(absolute_user_path)]
+UserName = Annotated[
+    str, AfterValidator(_user_name), BeforeValidator(absolute_user_path), Shown({"type": "my_file.py:Name"})
+]
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Flag = Annotated[bool, Strict()]

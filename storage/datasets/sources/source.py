@@ -39,8 +39,9 @@ class DataSource:
             for ogbn-papers100m, else float32.
         scale: Counts of a twin over those of the original.
         neighbors: Nearest neighbours of an image; dataset `digits` only.
-        blocks: Number of communities, each of one class; None means as many as classes. Dataset `sbm` only, as the
-            numbers of nodes, classes and features, and the average degree.
+        nodes, classes, features: How many there are; dataset `sbm` only, as the next two.
+        blocks: Number of communities, each of one class; None means as many as classes.
+        degree: Edges of a node, on average.
         homophily: Share of edges that join nodes of one class, 0 to 1; `sbm` and twins. None: 0.8, or the twin's.
         signal: Norm of what a class adds to features, in standard deviations of the noise of one; `sbm` and twins.
             None: 1, or the twin's.

@@ -159,16 +159,21 @@ def records_of(file: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("closes", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_wandb_has_all_rounds_at_the_end_of_the_command(tmp_path: Path, closes: bool) -> None:
-    """Its own process writes them, also those of a run that is left to its exit hook."""
+@pytest.mark.parametrize(
+    ("closes", "backend"),
+    [(False, "local"), *(pytest.param(closes, "ray", marks=pytest.mark.slow) for closes in (0, 1))],
+)
+def test_wandb_has_all_rounds_at_the_end_of_the_command(tmp_path: Path, closes: bool, backend: str) -> None:
+    """Its own process writes them, also those of a run that is left to its exit hook, which says nothing."""
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
     (tmp_path / "own.py").write_text(LEFT_OPEN)
     name = "wandb" if closes else f"{tmp_path / 'own.py'}:LeftOpen"
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(small_run(tmp_path, callbacks=[{"name": name}])))
+    config = small_run(tmp_path, callbacks=[{"name": name}], engine={"backend": backend})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "shoal", "run", str(tmp_path / "config.yaml")]
     env = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
-    subprocess.run(command, check=True, capture_output=True, env=env)
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+    assert "Traceback" not in ended.stderr
     (run,) = (tmp_path / "runs").iterdir()
     (file,) = (run / "wandb").glob(f"offline-run-*/run-{run.name}.wandb")
     records = records_of(file)

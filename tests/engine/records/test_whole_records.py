@@ -21,7 +21,7 @@ from shoal.engine.records.client_scores import mean_scores, read_upload_digests
 from shoal.engine.records.metrics import METRICS, read_log, read_metrics, read_records
 from shoal.engine.records.run_folder import SUMMARY, read_summary
 from shoal.engine.runs.export import export
-from shoal.engine.runs.predict import predict
+from shoal.engine.runs.predict import open_graph
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_run
 from shoal.engine.screen.tables import show_rounds, show_run
@@ -71,7 +71,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "records": lambda run: read_records(run, 1),
     "fork": lambda run: fork(run, 2, ["train.lr=0.2"]),
     "export": export,
-    "predict": lambda run: predict(run, None, 0, None),
+    "predict": lambda run: open_graph(run, None, None),
     "report": lambda run: report([run], None, kinds=("svg",)),
     "rows of tables": lambda run: rows_of([run]),
     "table": lambda run: shoal.table(str(run)),

@@ -11,6 +11,7 @@ import torch
 import yaml
 from support.errors import refused
 from support.needs import needs
+from support.small_runs import small_config
 from support.user_graph import user_graph
 
 import shoal
@@ -185,6 +186,22 @@ def test_dry_run_sizes_by_hand(tiny: Path) -> None:
     rounded = shown(load_config(tiny, ["engine.precision=bfloat16"]))["precision"]
     assert rounded.endswith(f"a layer has {6 * 24} multiplications a step, fewer than {2**24:,}")
     assert sorted(path.name for path in tiny.parent.iterdir()) == ["config.yaml"]
+
+
+def test_a_mean_client_trains_on_labelled_nodes_alone(tmp_path: Path) -> None:
+    """Before and after the graph is prepared; the row of the precision says how many there are."""
+    y = np.where(np.arange(200) < 40, np.arange(200) % 3, -1)
+    path = user_graph(tmp_path, 200, y=y)
+    data = {"dataset": "files", "path": path, "options": {}, "store": str(tmp_path / "store")}
+    config = small_config(tmp_path, data=data, partition={"clients": 2, "method": "random"})
+    for masked, train in ((0.0, 4), (0.5, 2)):
+        asked = load_config(config, [f"data.sparsity.labels={masked}", "engine.precision=bfloat16"])
+        # A layer of four features and three classes.
+        assert f"a layer has {train * 12} multiplications a step" in shown(asked)["precision"]
+        store = RunPlan.of(asked, trains=False).prepare()
+        drawn = sum(len(store.split(asked.data.split_name, client).train) for client in range(2))
+        assert 0 < drawn <= 2 * train
+        assert f"a layer has {drawn // 2 * 12} multiplications a step" in shown(asked)["precision"]
 
 
 @needs("selection")

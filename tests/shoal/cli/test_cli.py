@@ -295,7 +295,7 @@ def test_store_is_called_synthetic(tmp_path: Path, shoal: Shoal, capfd: Capture)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("products",), "products: there is no such twin; known are arxiv-like"),
+        (("products",), "twin: must be one of arxiv-like, products-like, papers100m-like, found 'products'"),
         (("arxiv-like", "--scale", "0"), "scale: 0.0 must be more than 0"),
         (("arxiv-like", "--scale", "1e-6"), "scale: 1e-06 must be at least"),
         (("arxiv-like", "--homophily", "1.5"), "homophily: 1.5 must be in 0..1"),

@@ -1,22 +1,28 @@
 """Finding a command or a key: help that fits a screen, and a search over keys, meanings, options and scores."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.errors import refused
+from support.errors import refused as says_why
 from typer.testing import CliRunner
 
 from shoal.algorithms.methods.registry.names import METHODS
-from shoal.cli.cli import GROUPS, app
+from shoal.cli.cli import GROUPS, app, list_command
 from shoal.cli.explain import explanation
+from shoal.cli.names import KINDS, describe_names
 from shoal.cli.past import possible_path
+from shoal.engine.config.config import config_from
+
+Refused, Shoal = Callable[..., str], Callable[..., None]
 
 
 def test_help_fits_a_screen_in_four_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).stdout
-    assert len(text.splitlines()) <= 56
+    assert len(text.splitlines()) <= 50
     assert [name for name in re.findall(r"─ ([A-Z][\w ]+?) ─", text) if name != "Options"] == list(GROUPS)
     # Every command is in it once, with a line of its own.
     listed = re.findall(r"^│ ([a-z]\w+)  +\S", text, flags=re.MULTILINE)
@@ -42,7 +48,7 @@ def test_a_part_of_a_name_finds_methods() -> None:
 
 
 def test_a_word_of_nothing_is_refused() -> None:
-    with refused("zzzz", says="no such key, method or model; shoal explain lists all"):
+    with says_why("zzzz", says="no such key, method or model; shoal explain lists all"):
         explanation("zzzz")
 
 
@@ -52,3 +58,39 @@ def test_a_run_is_found_by_the_name_that_list_shows(tmp_path: Path, monkeypatch:
         (tmp_path / name).mkdir(parents=True)
     found = [str(possible_path(name)) for name in ("mine-1", "mine-2", "here", "runs/mine-1", "other", "../mine-1")]
     assert found == ["runs/mine-1", "runs/sweeps/mine-2", "here", "runs/mine-1", "other", "../mine-1"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_name_of_a_list_is_explained(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a config takes it under the key that the list names."""
+    list_command([kind])
+    table, note = capsys.readouterr().out.rsplit("\nshoal explain NAME says more; ", 1)
+    names = [line.split()[0] for line in table.splitlines()[1:] if not line.startswith(" ")]
+    assert names == list(describe_names(kind))
+    key = note.partition("=")[0]
+    for name in names:
+        first = explanation(name)[0]
+        assert first.startswith((f"{key}={name}: ", f"{key}.name={name}: ", f"{key}.method={name}: ")), first
+        section, _, option = key.partition(".")
+        plain: dict[str, Any] = {"name": "a", "data": {"dataset": "digits"}, "algorithm": "fedavg"}
+        plain |= {section: {option: name} if option else name}
+        config_from({**plain, **({"task": "graph"} if name == "star" else {})})
+
+
+def test_a_list_of_a_folder_that_is_not_there_is_refused(tmp_path: Path, refused: Refused, shoal: Shoal) -> None:
+    there = "shoal list shows runs and stores, or datasets, methods, models, partitioners"
+    for words, line in (
+        ([str(tmp_path / "no")], f"{tmp_path}/no: no such folder; {there}"),
+        (["method"], f"method: did you mean 'methods'? no such folder; {there}"),
+        (
+            ["methods", str(tmp_path)],
+            f"{tmp_path}: is none of datasets, methods, models, partitioners; list folders alone",
+        ),
+    ):
+        assert refused("list", *words) == f"shoal: {line}"
+    shoal("list", tmp_path)
+
+
+def test_options_that_share_a_text_have_it() -> None:
+    assert explanation("data.options.nodes")[1] == "    How many there are; dataset sbm only, as the next two."
+    assert "algorithm.strong ([0.8, 0.5]): Shares of the edges" in "\n".join(explanation("fgssl"))

@@ -25,6 +25,11 @@ Refused = Callable[..., str]
         ("run x --until", "--until: needs a value; see shoal run --help"),
         ("run x --until soon", "--until: expected a whole number, found 'soon'; see shoal run --help"),
         ("sweep x --at-once 0", "--at-once: expected at least 1, found '0'; see shoal sweep --help"),
+        ("table x --mean all", "--mean: must be one of nodes, rows, clients, found 'all'; see shoal table --help"),
+        (
+            "attack x --kind all",
+            "--kind: must be one of membership, properties, inversion, found 'all'; see shoal attack --help",
+        ),
         ("run x --resume=3", "--resume: takes no value; see shoal run --help"),
         ("run x --dryrun", "--dryrun: did you mean --dry-run? shoal run has no such option; see shoal run --help"),
         ("table x --output y", "--output: did you mean --out? shoal table has no such option; see shoal table --help"),
@@ -47,7 +52,7 @@ def test_wrong_use_is_one_line(words: str, line: str, refused: Refused) -> None:
         ("run quickstart --seed 3", "seed=3"),
         ("run quickstart --seeds 3", "seed=0,1,2 with shoal sweep quickstart"),
         ("run --seeds 20 quickstart", "seeds=20 with shoal sweep quickstart"),
-        ("sweep quickstart --seeds 2", "seed=0,1"),
+        ("sweep quickstart --repeat 2", "seed=0,1"),
     ],
 )
 def test_options_that_are_keys_say_so(words: str, meant: str, refused: Refused) -> None:

@@ -344,3 +344,14 @@ def test_every_format_comes_back(tmp_path: Path, fmt: str) -> None:
 def test_pieces_that_do_not_fit(tmp_path: Path, fmt: str, changes: dict[str, np.ndarray], says: str) -> None:
     with open_npz(saved(tmp_path / "x.npz", fmt, **changes)) as npz, pytest.raises(ValueError, match=says):
         matrix_of(npz, 4)
+
+
+def test_a_folder_in_which_nothing_is_written_is_removed(tmp_path: Path) -> None:
+    """With those above it that were made; one that was there stays, and what is in it."""
+    for there, written, left in (("", [], []), ("a", [], ["a"]), ("", ["x"], ["a", "a/b", "a/b/.lock", "a/b/x"])):
+        root = tmp_path / f"{there}-{len(written)}"
+        (root / there).mkdir(parents=True)
+        with writing(root / "a" / "b"):
+            for name in written:
+                (root / "a" / "b" / name).touch()
+        assert sorted(str(path.relative_to(root)) for path in root.rglob("*")) == left
