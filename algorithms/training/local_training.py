@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Loss, Pull, Received, Term
 from shoal.algorithms.client import Client, ClientModel, FlatModel
-from shoal.algorithms.method_errors import code_of, fault, kind
+from shoal.algorithms.method_errors import fault, kind, raise_named
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood, sample_neighbourhood
 from shoal.algorithms.protocol import MODEL, Tree, moments_key
 from shoal.algorithms.rng import seed_default
@@ -164,8 +164,10 @@ class LocalTrainer:
 
 def pull_of(method: Algorithm, client: Client, received: Received, options: TrainOptions) -> Pull | None:
     """Returns the pull of a method on a client that trains; a ShoalError if it does not fit the client's model."""
-    with code_of(method, "pull"):
+    try:
         pull: Any = method.pull(client, received, options)
+    except BaseException as error:
+        raise_named(method, "pull", error)
     if pull is None:
         return None
     w = client.model.flat.w

@@ -46,6 +46,7 @@ from shoal.engine.config.sections import (
     RunConfig,
 )
 from shoal.engine.config.sizes import machine_memory
+from shoal.engine.sections.rules import reads_hops
 from shoal.engine.sections.sections import SECTIONS, add_options
 from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
@@ -137,9 +138,13 @@ class Config(ConfigOfFeatures):
         return (self.model,) if isinstance(self.model, ModelSpec) else self.model
 
     def kernel(self) -> PropagationOptions:
-        """Reads how hops are computed: section `propagation`, and over which edges between clients."""
+        """Reads how hops are computed: section `propagation`, and over which edges between clients.
+
+        Where neither model nor method reads hops, there are none.
+        """
         crossing = (section.kernel(self) for section in SECTIONS if section.kernel and section.is_on(self))
-        return next(crossing, self.propagation)
+        none = replace(self.propagation, hops=0, keep="all")
+        return next(crossing, self.propagation if reads_hops(self) else none)
 
     def memory_limit(self) -> int:
         """Returns the bytes the run may use: `engine.memory_limit`, else the memory of the machine or container."""

@@ -87,6 +87,18 @@ def test_another_split_or_kernel_leaves_the_rest_alone(make_ring: Make, monkeypa
     assert verify(last) == []
 
 
+@pytest.mark.parametrize(
+    ("model", "method", "hops"),
+    [("gcn", "fedavg", 0), ("mlp", "fedavg", 0), ("sgc", "fedavg", 2), ("gcn", "class_means", 2), ("gcn", "fml", 2)],
+)
+def test_hops_are_computed_where_something_reads_them(make_ring: Make, model: str, method: str, hops: int) -> None:
+    config = make_ring([0, 1] * 30, clients=3, model__name=model, algorithm__name=method, propagation__hops=2)
+    assert config.kernel().hops == hops
+    manifest = prepare(config).manifest
+    assert list(manifest.hops) == ([HOPS] if hops else [])
+    assert prepare(config, repair=False).manifest == manifest
+
+
 IN_PAIRS = """
 from shoal.cli.main import main
 from shoal.storage.store import client_table
