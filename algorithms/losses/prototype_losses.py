@@ -3,11 +3,16 @@
 Axes: Q queries with a class each, B entries of a bank with a class each, G items in two views, C classes.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.losses.prototypes import EPS, class_means, direction, unit
+
+# Queries of a block of `margin_cross_entropy`: its matrices stay in a processor's cache.
+QUERIES = 2048
 
 
 def distances(a_QH: Tensor, b_BH: Tensor) -> Tensor:
@@ -49,11 +54,52 @@ def margin_cross_entropy(
     """Averages the cross-entropy of logits -(|q - a_c'| + margin 1[c' = c]) over the anchors (FedTGP).
 
     The own class has to win by the margin. Of the anchors, trainable prototypes, those in `known_C` take part, those of
-    the queries among them.
+    the queries among them. Distances are of products in float64, which keep the digits of near pairs.
     """
-    distance_QC = distances(query_QH, anchor_CH)
-    distance_QC = distance_QC + margin * F.one_hot(class_Q, len(anchor_CH))
-    return F.cross_entropy((-distance_QC).masked_fill(~known_C, -torch.inf), class_Q)
+    loss: Tensor = _MarginCrossEntropy.apply(query_QH, anchor_CH, class_Q, known_C, margin)
+    return loss
+
+
+class _MarginCrossEntropy(torch.autograd.Function):
+    """The loss and its gradients in one pass over blocks of queries: no matrix of all queries and anchors is held.
+
+    With p the softmax and e the one-hot vector of the own class, W_qc = (e_qc - p_qc) / |q - a_c| is the gradient at
+    the square of a distance, twice. Anchors get diag(W' 1) a - W' q, queries diag(W 1) q - W a.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query_QH: Tensor, anchor_CH: Tensor, class_Q: Tensor, known_C: Tensor, margin: float
+    ) -> Tensor:
+        anchor = anchor_CH.double()
+        square_C, unknown = anchor.square().sum(1), (~known_C).nonzero()[:, 0]
+        of_query = torch.empty_like(query_QH) if ctx.needs_input_grad[0] else None
+        of_anchor, mass_C = torch.zeros_like(anchor), torch.zeros_like(square_C)
+        loss = anchor.new_zeros(())
+        for start in range(0, len(query_QH), QUERIES):
+            query, own = query_QH[start : start + QUERIES].double(), class_Q[start : start + QUERIES, None]
+            distance = torch.addmm(square_C, query, anchor.t(), alpha=-2).add_(query.square().sum(1, keepdim=True))
+            distance = distance.clamp_min_(0).sqrt_().to(query_QH.dtype)
+            logits = distance.neg().scatter_add_(1, own, distance.new_full((1, 1), -margin).expand(own.shape))
+            score = logits.index_fill_(1, unknown, -torch.inf).log_softmax(1)
+            loss -= score.gather(1, own).sum(dtype=torch.float64)
+            weight = score.exp_().neg_().scatter_add_(1, own, distance.new_ones(1, 1).expand(own.shape))
+            # The gradient of a distance of zero is zero.
+            weight = weight.div_(distance).masked_fill_(distance == 0, 0).double()
+            mass_C += weight.sum(0)
+            of_anchor.addmm_(weight.t(), query, alpha=-1)
+            if of_query is not None:
+                of_query[start : start + QUERIES] = weight.sum(1, keepdim=True) * query - weight @ anchor
+        of_anchor.addcmul_(mass_C[:, None], anchor)
+        ctx.of_anchor = (of_anchor / len(query_QH)).to(anchor_CH.dtype)
+        ctx.of_query = None if of_query is None else of_query.div_(len(query_QH))
+        return (loss / len(query_QH)).to(anchor_CH.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (scale,) = gradients
+        of_query = None if ctx.of_query is None else scale * ctx.of_query
+        return of_query, scale * ctx.of_anchor, None, None, None
 
 
 def contrast(

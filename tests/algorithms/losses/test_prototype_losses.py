@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shoal.algorithms.losses import prototype_losses
 from shoal.algorithms.losses.prototype_losses import (
     NodeAlignment,
     class_margin,
@@ -94,6 +95,30 @@ def test_cross_entropy_on_distances_of_a_loop(margin: float) -> None:
     assert float(found) == pytest.approx(np.mean(values), rel=1e-5)
     inputs = [t.double().requires_grad_() for t in (query, anchor)]
     assert torch.autograd.gradcheck(lambda q, a: margin_cross_entropy(q, own, a, known, margin), inputs)
+
+
+def test_cross_entropy_on_distances_keeps_the_digits_of_near_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries at their anchors, and 1e-6 to 1e-2 away, by differences in float64; blocks add up to the whole."""
+    generator = torch.Generator().manual_seed(3)
+    anchor = torch.randn(6, 32, generator=generator)
+    own = torch.arange(60) % 6
+    away = 10.0 ** (-2 - torch.arange(60) % 5)[:, None] * torch.randn(60, 32, generator=generator)
+    away[:6] = 0
+    query, known = anchor[own] + away, torch.arange(6) != 4
+    query, own = query[known[own]], own[known[own]]
+    exact, moved = query.double(), anchor.double().requires_grad_()
+    square = (exact[:, None] - moved).square().sum(2)
+    distance = torch.where(square == 0, 0, torch.where(square == 0, 1, square).sqrt())
+    logits = -(distance + 0.3 * torch.nn.functional.one_hot(own, 6))
+    expected = torch.nn.functional.cross_entropy(logits.masked_fill(~known, -torch.inf), own)
+    expected.backward()
+    for block in (2048, 7):
+        monkeypatch.setattr(prototype_losses, "QUERIES", block)
+        leaf = anchor.clone().requires_grad_()
+        found = margin_cross_entropy(query, own, leaf, known, 0.3)
+        found.backward()
+        assert float(found.detach()) == pytest.approx(float(expected.detach()), abs=1e-7)
+        torch.testing.assert_close(leaf.grad.double(), moved.grad, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("temperature", "margin"), [(0.3, 0.1), (1.5, 0.0), (0.7, 0.6)])
