@@ -193,6 +193,11 @@ def overrides(method: Algorithm | type[Algorithm], hook: str) -> bool:
     return getattr(cls, hook) is not getattr(Algorithm, hook)
 
 
-def trains_plainly(method: Algorithm | type[Algorithm]) -> bool:
-    """Whether clients train by `trainer.fit` on cross-entropy alone, as batches and analytic gradients do."""
+def fits_cross_entropy(method: Algorithm | type[Algorithm]) -> bool:
+    """Whether clients train by `trainer.fit` on cross-entropy, and perhaps a pull, as batches and formulas do."""
     return not (overrides(method, "train") or overrides(method, "loss"))
+
+
+def trains_plainly(method: Algorithm | type[Algorithm]) -> bool:
+    """Whether clients train by `trainer.fit` on cross-entropy alone."""
+    return fits_cross_entropy(method) and not overrides(method, "pull")

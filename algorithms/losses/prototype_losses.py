@@ -77,13 +77,13 @@ class _MarginCrossEntropy(torch.autograd.Function):
         of_anchor, mass_C = torch.zeros_like(anchor), torch.zeros_like(square_C)
         loss = anchor.new_zeros(())
         for start in range(0, len(query_QH), QUERIES):
-            query, own = query_QH[start : start + QUERIES].double(), class_Q[start : start + QUERIES, None]
+            query, true = query_QH[start : start + QUERIES].double(), class_Q[start : start + QUERIES, None]
             distance = torch.addmm(square_C, query, anchor.t(), alpha=-2).add_(query.square().sum(1, keepdim=True))
             distance = distance.clamp_min_(0).sqrt_().to(query_QH.dtype)
-            logits = distance.neg().scatter_add_(1, own, distance.new_full((1, 1), -margin).expand(own.shape))
+            logits = distance.neg().scatter_add_(1, true, distance.new_full((1, 1), -margin).expand(true.shape))
             score = logits.index_fill_(1, unknown, -torch.inf).log_softmax(1)
-            loss -= score.gather(1, own).sum(dtype=torch.float64)
-            weight = score.exp_().neg_().scatter_add_(1, own, distance.new_ones(1, 1).expand(own.shape))
+            loss -= score.gather(1, true).sum(dtype=torch.float64)
+            weight = score.exp_().neg_().scatter_add_(1, true, distance.new_ones(1, 1).expand(true.shape))
             # The gradient of a distance of zero is zero.
             weight = weight.div_(distance).masked_fill_(distance == 0, 0).double()
             mass_C += weight.sum(0)

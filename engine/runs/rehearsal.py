@@ -43,7 +43,7 @@ def rehearse_setup(config: Config, algorithm: Algorithm) -> None:
             # What the method prints, it prints in the run.
             with redirect_stdout(StringIO()):
                 algorithm.setup(context)
-        except Exception as error:
+        except BaseException as error:
             try:
                 raise_named(algorithm, "setup", error)
             except ShoalError as named:

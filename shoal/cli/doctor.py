@@ -18,7 +18,7 @@ from shoal.storage.datasets.sources.source import data_root
 REQUIRED = (
     "ray", "torch", "torch-geometric", "pyarrow", "numpy", "scipy", "numba", "pymetis", "kaminpar", "networkit",
     "faiss-cpu", "scikit-learn", "pydantic", "omegaconf", "pyyaml", "typer", "rich", "tabulate", "safetensors",
-    "tensorboard", "matplotlib", "psutil", "xxhash",
+    "tensorboard", "jinja2", "matplotlib", "psutil", "xxhash",
 )  # fmt: skip
 OPTIONAL = {
     "ogb": "download of OGB graphs and its official Evaluator (pip install --editable '.[ogb]')",

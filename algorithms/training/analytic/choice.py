@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, overrides, trains_plainly
+from shoal.algorithms.base import Algorithm, fits_cross_entropy, overrides
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.method_errors import OURS
 from shoal.algorithms.models.build import name_of
@@ -88,4 +88,4 @@ def fits_plainly(method: Algorithm) -> bool:
 
     A `train` of the user's own may look at gradients of the module, which formulas do not make.
     """
-    return trains_plainly(method) or (type(method).__module__.startswith(OURS) and not overrides(method, "loss"))
+    return fits_cross_entropy(method) or (type(method).__module__.startswith(OURS) and not overrides(method, "loss"))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from shoal.algorithms.base import Algorithm, Pull, trains_plainly
+from shoal.algorithms.base import Algorithm, Pull, fits_cross_entropy
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.dropout import fill_kept, masks
@@ -33,7 +33,7 @@ def needed_to_batch(method: Algorithm, model: FlatModel, options: TrainOptions) 
         return "a decoupled model (one that reads hops, such as sgc), or gcn, gin, sage or gcnii on the whole graph"
     if options.batch_size is not None:
         return "whole batches (train.batch_size: null)"
-    if not trains_plainly(method):
+    if not fits_cross_entropy(method):
         return f"a method of plain cross-entropy, which {type(method).__name__} is not"
     return None
 

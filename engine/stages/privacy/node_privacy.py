@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shoal.algorithms.base import Algorithm, overrides, trains_plainly
+from shoal.algorithms.base import Algorithm, trains_plainly
 from shoal.algorithms.methods.registry.names import AVERAGE_ONE_MODEL, TO_COMPARE
 from shoal.algorithms.models.names import READ_HOPS
 from shoal.engine.config.config import Config
@@ -49,7 +49,7 @@ def require_bounded(config: Config, method: Algorithm) -> None:
         ),
         (
             "algorithm.name",
-            name in AVERAGE_ONE_MODEL and trains_plainly(method) and not overrides(method, "pull"),
+            name in AVERAGE_ONE_MODEL and trains_plainly(method),
             f"{name} trains, or sends, with more than clipped rows; take {TO_COMPARE[-1]}",
         ),
         ("train.batch_size", config.train.batch_size is None, "all rows are read in every step; take null"),

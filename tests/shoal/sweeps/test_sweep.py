@@ -360,10 +360,9 @@ def test_the_model_of_the_server_chooses_where_some_clients_miss_rounds(
 
 
 def test_a_method_that_refuses_its_model_stops_all(config: str) -> None:
-    """It does so with the data, which is there before the first run begins."""
-    sweep = Sweep(Study(config, ("algorithm=fedavg,class_means", "seed=0,1")))
-    with refused("algorithm class_means, seed 0", says="algorithm.hops: 2 needs propagation.hops of at least as many"):
-        sweep.go()
+    """It does so before data is read, or with the data, which is there before the first run begins."""
+    with refused("algorithm.hops", says="algorithm.hops: 2 needs propagation.hops of at least as many"):
+        Sweep(Study(config, ("algorithm=fedavg,class_means", "seed=0,1")))
     assert not Path(config).with_name("runs").exists()
     # Data that cannot be had is the fault of its run alone.
     others = swept(config, "data.fractions=[0.2,0.4,0.4],[0.001,0.5,0.4]", "rounds=1")

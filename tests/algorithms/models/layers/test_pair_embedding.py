@@ -35,7 +35,7 @@ def view(
     folder, tmp_path = Path(edge_task["data.path"]), tmp_path_factory.mktemp("pairs")
     np.savez(tmp_path / "nodes.npz", **{file.stem: np.load(file) for file in folder.glob("*.npy")})
     place = {"data.path": str(tmp_path / "nodes.npz"), "data.store": str(tmp_path / "store")}
-    view = views(start({**edge_task, **place, "data.layout": request.param}))[1]
+    view = views(start({**edge_task, **place, "data.layout": request.param, "model.name": "sgc"}))[1]
     assert isinstance(view.x, SparseMatrix) == (request.param == "sparse")
     return view
 
