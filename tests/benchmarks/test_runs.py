@@ -56,6 +56,15 @@ def run_smallest(script: str, arguments: Sequence[str], folder: Path, seconds: f
     assert printed or script == "page_figures.py"
 
 
+def test_methods_beside_local(tmp_path: Path) -> None:
+    """A method that refuses the setting is left out."""
+    arguments = ["--graphs=digits", "--rounds=4", "--repeats=1", "--methods", "fedprox", "fedgcn"]
+    status, printed = run_benchmark("methods.py", arguments, tmp_path, 60)
+    assert status == 0, printed[-3000:]
+    assert "fedprox" in printed
+    assert "left out: fedgcn: data.cross_edges" in printed
+
+
 @pytest.mark.parametrize(
     "script", [pytest.param(script, marks=[pytest.mark.slow] * (script in LONG)) for script in SMALLEST]
 )
