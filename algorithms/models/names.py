@@ -8,8 +8,8 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import FilePath, Name, Named, absolute_user_path, is_own
 from shoal.storage.suggestions import did_you_mean_name, form_meant
 
-# Models are given by name: PyG takes seconds and 130 MiB of every process that imports it. These read powers of the
-# propagation, which were computed before.
+# Models are given by name: a process imports those that it trains. These read powers of the propagation, which were
+# computed before.
 READ_HOPS = {
     "gamlp": "shoal.algorithms.models.decoupled.gamlp:GAMLP",
     "gbp": "shoal.algorithms.models.decoupled.fixed_hops:GBP",

@@ -117,7 +117,7 @@ def _interruption(error: BaseException | None) -> int | None:
 # A name that is imported has a package that provides it, and a setting that does without.
 SPARED: dict[str, tuple[str, str]] = {
     "ray": ("ray", "engine.backend=local"),
-    "torch_geometric": ("torch-geometric", "models that read hops, on other data than cora, citeseer and pubmed"),
+    "torch_geometric": ("torch-geometric", "data of your own files, or the synthetic ones"),
     "pymetis": ("pymetis", "another partition.method"),
     "kaminpar": ("kaminpar", "another partition.method"),
     "networkit": ("networkit", "another partition.method"),

@@ -4,12 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv
-from torch_geometric.nn.inits import glorot
 
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
 from shoal.algorithms.models.layers.edge_attention import attend
+from shoal.algorithms.models.layers.message_layers import GATConv, glorot
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
@@ -44,12 +43,12 @@ class GAT(Coupled):
 
     def layer(self, number: int, width: int, out: int, last: bool) -> GATConv:
         heads = 1 if last else self.heads
-        return GATConv(width, out // heads, heads, add_self_loops=False)
+        return GATConv(width, out // heads, heads)
 
     def head_messages(self, hidden: int, classes: int) -> nn.Module:
         return _AttentionVectors(classes)
 
-    def convolve(self, conv: GATConv, operator: SparseMatrix, x: Features) -> Tensor:
+    def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
         return _attend(operator, transform(x, conv.lin.weight), conv) + conv.bias
 
     def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import GCNConv, JumpingKnowledge
 
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
+from shoal.algorithms.models.layers.message_layers import GCNConv, largest
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
@@ -49,7 +49,7 @@ class GCN(Coupled):
         if self.fanouts and norm != "none":
             raise ShoalError("model.fanouts", "norm: batch reads the whole graph; leave it out")
         self.norm = norm
-        self.jump = JumpingKnowledge(jumping) if jumping != "none" else None
+        self.jump = largest if jumping != "none" else None
 
     def layer(self, number: int, width: int, out: int, last: bool) -> GCNConv:
         return GCNConv(width, out)
@@ -71,7 +71,7 @@ class GCN(Coupled):
         # All rows, padded ones too, would have part in what a batch normalisation computes.
         return self.norm == "none"
 
-    def convolve(self, conv: GCNConv, operator: SparseMatrix, x: Features) -> Tensor:
+    def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
         return operator @ transform(x, conv.lin.weight) + conv.bias
 
     def activate(self, x: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import GCN2Conv
 
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
+from shoal.algorithms.models.layers.message_layers import GCN2Conv
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.options.types import AboveZero, Share
 
@@ -41,7 +41,7 @@ class GCNII(Coupled):
         super().__init__(*shape, **options)
 
     def layer(self, number: int, width: int, out: int, last: bool) -> GCN2Conv:
-        return GCN2Conv(out, self.alpha, self.theta, number + 1, normalize=False)
+        return GCN2Conv(out, self.alpha, self.theta, number + 1)
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         assert self.lift is not None

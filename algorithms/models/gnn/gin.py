@@ -3,10 +3,10 @@
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch_geometric.nn import GINConv
 
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
+from shoal.algorithms.models.layers.message_layers import GINConv
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 Norm = Literal["layer", "none"]
@@ -41,9 +41,9 @@ class GIN(Coupled):
         return gin_layer(width, out, self.norm)
 
     def head_messages(self, hidden: int, classes: int) -> GINConv:
-        return GINConv(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU()), train_eps=True)
+        return GINConv(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU()))
 
-    def convolve(self, conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
+    def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
         return gin_output(conv, operator, x)
 
     def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
@@ -54,12 +54,10 @@ class GIN(Coupled):
 def gin_layer(width: int, hidden: int, norm: Norm) -> GINConv:
     """Makes a layer from width `width` to width `hidden`."""
     scaled = [nn.LayerNorm(hidden)] if norm == "layer" else []
-    return GINConv(
-        nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), *scaled), train_eps=True
-    )
+    return GINConv(nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), *scaled))
 
 
-def gin_output(conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
+def gin_output(conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
     """Computes the output of such a layer, `[n_l, H]`; the operator sums."""
     first, *others = conv.nn
     messages = transform(x, first.weight)

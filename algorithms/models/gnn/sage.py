@@ -3,10 +3,10 @@
 from typing import Any
 
 from torch import Tensor, nn
-from torch_geometric.nn import SAGEConv
 
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
+from shoal.algorithms.models.layers.message_layers import SAGEConv
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
@@ -29,7 +29,7 @@ class GraphSAGE(Coupled):
     def head_messages(self, hidden: int, classes: int) -> nn.Linear:
         return nn.Linear(hidden, classes, bias=False)
 
-    def convolve(self, conv: SAGEConv, operator: SparseMatrix, x: Features) -> Tensor:
+    def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
         return _aggregate(operator, x, conv.lin_l.weight, conv.lin_r.weight, conv.lin_l.bias)
 
     def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import GCNConv, GINConv
 
 from shoal.algorithms.models.gnn.gin import Norm, gin_layer, gin_output
 from shoal.algorithms.models.inputs.structure_codes import CODES
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
+from shoal.algorithms.models.layers.message_layers import GCNConv, GINConv
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
@@ -56,7 +56,7 @@ class Star(Coupled):
             x = F.relu(self.convolve(conv, operator, torch.cat([x, s], dim=1)))
         return torch.cat([x, last], dim=1)
 
-    def convolve(self, conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
+    def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
         return gin_output(conv, operator, x)
 
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import TransformerConv
 
 from shoal.algorithms.models.gnn.gat import require_heads
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
 from shoal.algorithms.models.layers.edge_attention import attend_by_products
+from shoal.algorithms.models.layers.message_layers import TransformerConv
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
@@ -43,7 +43,7 @@ class Transformer(Coupled):
     def activate(self, x: Tensor) -> Tensor:
         return F.leaky_relu(x)
 
-    def convolve(self, conv: TransformerConv, operator: SparseMatrix, x: Features) -> Tensor:
+    def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
         # All nodes are transformed, senders that receive nothing, too: sparse rows are then read once a weight.
         query, key, value, of_node = (
             transform(x, linear.weight, linear.bias)

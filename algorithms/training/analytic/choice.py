@@ -34,7 +34,7 @@ def analytic(model: FlatModel) -> AnalyticGradient:
         from shoal.algorithms.training.analytic.gamlp import GAMLPGradients
 
         return GAMLPGradients(model)
-    # PyG takes seconds and 130 MiB of every process that imports it.
+    # Heads need none of it.
     from shoal.algorithms.training.analytic.graphs import GraphGradients
 
     return GraphGradients(model)

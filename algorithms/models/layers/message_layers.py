@@ -1,0 +1,143 @@
+"""Parameters of layers that pass messages: named, shaped and drawn as PyG's, whose import takes seconds.
+
+What a layer computes from them stands with its model. Axes: F inputs, H outputs, D outputs of one of several heads.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def glorot(weight: Tensor) -> None:
+    """Draws a weight `[…, rows, columns]` from the default generator (Glorot and Bengio, AISTATS 2010)."""
+    bound = math.sqrt(6 / (weight.shape[-2] + weight.shape[-1]))
+    weight.data.uniform_(-bound, bound)
+
+
+class Linear(nn.Module):
+    """A weight `[H, F]`, and perhaps a bias `[H]`."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, features: int, outputs: int, bias: bool = True, by_glorot: bool = False) -> None:
+        """Draws the weight by Glorot's rule, or as He et al. (ICCV 2015) with slope sqrt(5); the bias by its inputs."""
+        super().__init__()
+        self._by_glorot = by_glorot
+        self.weight = nn.Parameter(torch.empty(outputs, features))
+        self.register_parameter("bias", nn.Parameter(torch.empty(outputs)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator; so in all layers below."""
+        features = self.weight.shape[1]
+        if self._by_glorot:
+            glorot(self.weight)
+        else:
+            bound = math.sqrt(6 / ((1 + math.sqrt(5) ** 2) * features))
+            self.weight.data.uniform_(-bound, bound)
+        if self.bias is not None:
+            bound = 1 / math.sqrt(features)
+            self.bias.data.uniform_(-bound, bound)
+
+
+class GCNConv(nn.Module):
+    """W and b of GCN."""
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__()
+        self.lin = Linear(features, outputs, bias=False, by_glorot=True)
+        self.bias = nn.Parameter(torch.empty(outputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.lin.reset_parameters()
+        nn.init.zeros_(self.bias)
+
+
+class SAGEConv(nn.Module):
+    """W_1 and b of the neighbours' mean, and W_2 of the node itself."""
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__()
+        self.lin_l = Linear(features, outputs)
+        self.lin_r = Linear(features, outputs, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.lin_l.reset_parameters()
+        self.lin_r.reset_parameters()
+
+
+class GINConv(nn.Module):
+    """An MLP and a number e that is learnt, 0 at first."""
+
+    def __init__(self, mlp: nn.Sequential) -> None:
+        super().__init__()
+        self.nn = mlp
+        self.eps = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for module in self.nn:
+            if isinstance(module, nn.Linear | nn.LayerNorm):
+                module.reset_parameters()
+        nn.init.zeros_(self.eps)
+
+
+class GATConv(nn.Module):
+    """W, b and the attention vectors `[1, heads, D]` of GAT."""
+
+    negative_slope = 0.2
+
+    def __init__(self, features: int, outputs: int, heads: int) -> None:
+        """Takes the outputs D of a head."""
+        super().__init__()
+        self.heads, self.out_channels = heads, outputs
+        self.lin = Linear(features, heads * outputs, bias=False, by_glorot=True)
+        self.att_src = nn.Parameter(torch.empty(1, heads, outputs))
+        self.att_dst = nn.Parameter(torch.empty(1, heads, outputs))
+        self.bias = nn.Parameter(torch.empty(heads * outputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.lin.reset_parameters()
+        glorot(self.att_src)
+        glorot(self.att_dst)
+        nn.init.zeros_(self.bias)
+
+
+class GCN2Conv(nn.Module):
+    """W `[H, H]` of a layer of GCNII, by its number from 1, with alpha and beta = log(theta / number + 1)."""
+
+    def __init__(self, width: int, alpha: float, theta: float, number: int) -> None:
+        super().__init__()
+        self.alpha, self.beta = alpha, math.log(theta / number + 1)
+        self.weight1 = nn.Parameter(torch.empty(width, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        glorot(self.weight1)
+
+
+class TransformerConv(nn.Module):
+    """Keys, queries, values and the node's own part, each a linear layer to all heads."""
+
+    def __init__(self, features: int, outputs: int, heads: int) -> None:
+        """Takes the outputs D of a head."""
+        super().__init__()
+        self.heads, self.out_channels = heads, outputs
+        self.lin_key = Linear(features, heads * outputs)
+        self.lin_query = Linear(features, heads * outputs)
+        self.lin_value = Linear(features, heads * outputs)
+        self.lin_skip = Linear(features, heads * outputs)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for linear in (self.lin_key, self.lin_query, self.lin_value, self.lin_skip):
+            linear.reset_parameters()
+
+
+def largest(outputs: list[Tensor]) -> Tensor:
+    """Returns the largest of all layers' outputs, entry by entry, `[N, H]` (Xu et al., ICML 2018)."""
+    return torch.stack(outputs, dim=-1).max(dim=-1)[0]
