@@ -122,7 +122,7 @@ def _sizes_of_store(path: Path, config: Config, absent: Sequence[int]) -> _Sizes
     shards = manifest.clients.files.total + (0 if split is None else split.files.total)
     if hops is None:
         rows = _rows_of_store(Store(path, manifest=manifest), config)
-        of_hops = hops_bytes(rows, manifest.features, config.propagation)
+        of_hops = hops_bytes(rows, manifest.features, config.kernel())
         exchange = _exchange(config, manifest.nodes, manifest.features, manifest.dtype)
     else:
         of_hops, exchange = hops.total, 0
@@ -160,11 +160,11 @@ def _sizes_of_graph(config: Config, absent: Sequence[int]) -> _Sizes:
         # At most all edges are items, if none joins two clients, and as many pairs without an edge.
         items, what, classes, untrained = graph.entries, "pair", LABELS, None
         train = _drawn(config, items)
-    rows = rows_to_keep(graph.indptr, graph.indices, graph.of_nodes(graph.y), config.propagation)
+    rows = rows_to_keep(graph.indptr, graph.indices, graph.of_nodes(graph.y), config.kernel())
     disk = _Disk(
         scratch_bytes(config.partition.method, graph.nodes, graph.entries),
         shards_bytes(graph, layout, data.dtype, config.task == "edge"),
-        hops_bytes(rows, graph.features, config.propagation),
+        hops_bytes(rows, graph.features, config.kernel()),
         _exchange(config, graph.nodes, graph.features, data.dtype),
     )
     return _Sizes(
@@ -212,7 +212,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     A process of the run takes `load` seconds until it is ready.
     """
     config, algorithm = plan.config, plan.algorithm
-    train, hops, limit = config.train, config.propagation.hops, config.memory_limit()
+    train, hops, limit = config.train, config.kernel().hops, config.memory_limit()
     path = store_or_overlay(config)
     prepared = (path / NAME).exists()
     absent = plan.rounds.never_train
@@ -265,7 +265,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     fewer = None if pairs is None else int(pairs * part)
     measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part), graphs=few, pairs=fewer)
     a_row = None if total.values is None else total.values // total.nodes
-    mean_client = _mean_client(measured, total.features, int(edges * part), config.propagation, a_row)
+    mean_client = _mean_client(measured, total.features, int(edges * part), config.kernel(), a_row)
     torch.set_num_threads(config.engine.threads)
     times = [_measure(*pair, mean_client, measured, train) for pair in zip(models, trainers)]
     epoch, forward = np.array(times).T / part
@@ -321,7 +321,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
         + (f", {size(scratch)} or less before it while nodes are divided" if scratch else "")
         + (f", {size(exchange)} beside it while hops run over edges between clients" if exchange else "")
         + f", {size(kept)} a checkpoint, {config.run.keep} kept",
-        "hops": _computed_hops(config, mean.nodes, total, limit // 2 // hosts) if config.propagation.computed else "",
+        "hops": _computed_hops(config, mean.nodes, total, limit // 2 // hosts) if config.kernel().computed else "",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
         "train": untrained and ("" if prepared else "at least ") + untrained,
         **by_subject(describe_done(config, sizes_of_models, config.rounds)),
@@ -357,9 +357,9 @@ def _bfloat16(models: Sequence[FlatModel], rows: int, sparse: bool) -> str:
 def _computed_hops(config: Config, nodes: int, of: _Sizes, cached: int) -> str:
     """Says what a visit computes; refuses, as a host does, a cache that is too small for a client of so many nodes."""
     if of.values is None:
-        require_room_for_hops(config.propagation, nodes, of.features, cached)
-    most = hops_bytes(nodes, of.features, replace(config.propagation, rows="all"))
-    others = "" if config.propagation.keep == "none" else "of unlabelled nodes "
+        require_room_for_hops(config.kernel(), nodes, of.features, cached)
+    most = hops_bytes(nodes, of.features, replace(config.kernel(), rows="all"))
+    others = "" if config.kernel().keep == "none" else "of unlabelled nodes "
     return f"{others}computed at visits that read them: {size(most)} of a mean client, {size(cached)} of a host's cache"
 
 

@@ -221,6 +221,17 @@ def test_compression_of_nothing_is_said(tiny: Path, capsys: pytest.CaptureFixtur
         show_plan(load_config(tiny, ["participation.selection=oort"]))
 
 
+def test_dry_run_counts_no_hops_that_nothing_reads(tiny: Path) -> None:
+    """Before the store is prepared and after; where hops are not kept, no cache has to hold them."""
+    for keys in (["model.name=gcn"], ["model.name=gcn", "propagation.keep=none"]):
+        for _ in range(2):
+            plan = RunPlan.of(load_config(tiny, keys))
+            rows = expected(plan).rows
+            assert " of shards, 0 B of hops)" in rows["disk"]
+            assert "hops" not in rows
+            plan.prepare()
+
+
 def test_dry_run_of_sparse_features(tmp_path: Path, tiny: Path, status: Callable[..., int]) -> None:
     nodes = np.arange(120)
     edges = np.stack([nodes, np.roll(nodes, 1)])
