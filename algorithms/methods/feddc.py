@@ -68,7 +68,7 @@ class FedDC(FedAvg):
             return Pull(origin=origin, mu=alpha) if alpha else None
         by_gradient = form_for(self.variate, options) == "gradient"
         received["steps"] = steps_of(client, options)
-        received["total"] = torch.zeros_like(w, requires_grad=False) if by_gradient else None
+        received["total"] = torch.zeros_like(w) if by_gradient else None
         scale = 1.0 if by_gradient else 1 / (options.lr * received["steps"])
         return Pull(scale * (client.state.get(UPDATE, 0) - received["g"]), origin, alpha, received["total"])
 

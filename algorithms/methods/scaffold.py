@@ -68,7 +68,7 @@ class SCAFFOLD(FedAvg):
             return None
         before, w = client.state.get(VARIATE), client.model.flat.w
         by_gradient = form_for(self.variate, options) == "gradient"
-        received["total"] = torch.zeros_like(w, requires_grad=False) if by_gradient else None
+        received["total"] = torch.zeros_like(w) if by_gradient else None
         received["steps"], received["lr"] = steps_of(client, options), options.lr
         return Pull(received["c"] if before is None else received["c"] - before, total=received["total"])
 

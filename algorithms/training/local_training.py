@@ -178,6 +178,8 @@ def pull_of(method: Algorithm, client: Client, received: Received, options: Trai
         if t is not None and not (isinstance(t, Tensor) and t.shape == w.shape and t.dtype == w.dtype):
             got = f"{kind(t)} {list(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
             raise fault(method, "pull", f"gives {name} as {got}, expected float32 {list(w.shape)}")
+        if t is not None and t.requires_grad:
+            raise fault(method, "pull", f"gives {name} with a gradient, expected values alone, as .detach() gives")
     if pull.mu and pull.origin is None:
         raise fault(method, "pull", f"gives mu {pull.mu:g} without an origin")
     return pull

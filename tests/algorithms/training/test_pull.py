@@ -139,6 +139,7 @@ def test_clients_of_a_batch_are_pulled_each(
         (Pull(origin=torch.zeros(3), mu=1.0), "gives origin as float32 [3]"),
         (Pull(total=np.zeros(24)), "gives total as ndarray"),  # type: ignore[arg-type]
         (Pull(torch.zeros(24, dtype=torch.float64)), "gives linear as float64 [24], expected float32 [24]"),
+        (Pull(origin=torch.zeros(24, requires_grad=True)), "gives origin with a gradient, expected values alone"),
         (Pull(mu=0.5), "gives mu 0.5 without an origin"),
     ],
 )
