@@ -10,8 +10,9 @@ from support.errors import refused as says_why
 from typer.testing import CliRunner
 
 from shoal.algorithms.methods.registry.names import METHODS
-from shoal.cli.cli import GROUPS, app, list_command
+from shoal.cli.cli import GROUPS, app
 from shoal.cli.explain import explanation
+from shoal.cli.kept import list_command
 from shoal.cli.names import KINDS, describe_names
 from shoal.cli.past import possible_path
 from shoal.engine.config.config import config_from
