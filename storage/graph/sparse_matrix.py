@@ -144,6 +144,16 @@ class SparseMatrix(FeatureMatrix):
         """The same of the transpose."""
         return self._transposed_factor.arrays
 
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """Addresses of `arrays`, which stay as long as the matrix; 0 for None."""
+        return self._factor.addresses
+
+    @property
+    def transposed_addresses(self) -> tuple[int, int, int]:
+        """The same of the transpose."""
+        return self._transposed_factor.addresses
+
     @cached_property
     def _factor(self) -> "_Factor":
         return _Factor(self.csr, self._ones)
@@ -241,6 +251,11 @@ class _Factor:
         if csr.dtype == torch.float16:
             values = values.view(torch.uint16) if converts_halves() else values.float()
         self.arrays = starts.numpy(), senders.numpy(), None if ones else values.numpy()
+
+    @cached_property
+    def addresses(self) -> tuple[int, int, int]:
+        starts, senders, values = (0 if part is None else part.ctypes.data for part in self.arrays)
+        return starts, senders, values
 
     def times(self, dense: Tensor, out: Tensor | None, alpha: float, beta: float) -> Tensor:
         """Computes alpha A X + beta Y; by torch, if not by the kernel, which also refuses what does not fit."""

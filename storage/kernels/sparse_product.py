@@ -89,7 +89,7 @@ def _sum_row(
             begin = builder.inttoptr(address, scalar.as_pointer())
             return builder.gep(begin, [builder.add(builder.mul(row, width), first)])
 
-        def add(code: _Tile, entry: Any, sums: Sequence[Any]) -> None:
+        def add(code: Tile, entry: Any, sums: Sequence[Any]) -> None:
             sender = builder.load(builder.gep(senders, [entry]))
             vectors = code.load(place(x, context.cast(builder, sender, signature.args[0].dtype, types.int64)))
             number = None
@@ -100,7 +100,7 @@ def _sum_row(
             for total, vector in zip(sums, code.add_scaled(vectors, number, loaded)):
                 builder.store(vector, total)
 
-        for code in _tiles(builder, scalar, tile, last):
+        for code in tiles(builder, scalar, tile, last):
             even, odd = ([cgutils.alloca_once(builder, code.vector) for _ in range(code.vectors)] for _ in range(2))
             for total in even + odd:
                 builder.store(code.zero, total)
@@ -123,7 +123,7 @@ def _sum_row(
     return types.void(indices, values, i, i, i, alpha, alpha, i, i, i, i, i, i), generate
 
 
-class _Tile:
+class Tile:
     """Code for the vectors of a tile, of which the last one may be used in part."""
 
     def __init__(self, builder: Any, scalar: Any, lanes: int, vectors: int, last: Any) -> None:
@@ -176,14 +176,14 @@ class _Tile:
         return [self._call("llvm.fma.*", self.vector, factors, vector, other) for vector, other in zip(vectors, to)]
 
 
-def _tiles(builder: Any, scalar: Any, tile: Any, last: Any) -> Iterator[_Tile]:
+def tiles(builder: Any, scalar: Any, tile: Any, last: Any, shapes: Sequence[tuple[int, int]] = TILES) -> Iterator[Tile]:
     """Begins the code of every tile in turn, of which that at place `tile` runs."""
     done = builder.append_basic_block("done")
     switch = builder.switch(tile, done)
-    for number, (lanes, vectors) in enumerate(TILES):
+    for number, (lanes, vectors) in enumerate(shapes):
         block = builder.append_basic_block(f"tile{number}")
         switch.add_case(INT64(number), block)
         builder.position_at_end(block)
-        yield _Tile(builder, scalar, lanes, vectors, last)
+        yield Tile(builder, scalar, lanes, vectors, last)
         builder.branch(done)
     builder.position_at_end(done)
