@@ -34,6 +34,7 @@ from shoal.storage.shards.view import View
 from shoal.storage.store.manifest import count_of_items
 
 if TYPE_CHECKING:
+    from shoal.algorithms.models.compiled.passes import Passes
     from shoal.algorithms.models.items.augmented_nodes import AugmentedNodes
     from shoal.algorithms.models.items.client_graphs import ClientGraphs, ClientPairs
 
@@ -180,9 +181,22 @@ class FlatModel:
         for p, view in zip(turned, views):
             p.data = view.copy_(p.data)
 
+    @cached_property
+    def passes(self) -> "Passes | None":
+        """Compiled passes of the model; None: its class has none, it reads dense rows, or it lies on a GPU."""
+        if not vars(type(self.module)).get("traced") or self.w.device.type != "cpu" or self.bfloat16:
+            return None
+        # Models of rows need no compiled loops.
+        from shoal.algorithms.models.compiled.passes import Passes
+
+        return Passes(self.module, self.w, self.parts)
+
     def __call__(self, inputs: Inputs) -> Output:
         if not self.bfloat16:
-            return self.module(inputs)
+            compiled = None
+            if self.passes is not None:
+                compiled = self.passes.output(inputs)
+            return self.module(inputs) if compiled is None else compiled
         with self.precision():
             return Output(*(x.float() for x in self.module(inputs)))
 

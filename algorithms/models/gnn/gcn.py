@@ -28,6 +28,7 @@ class GCN(Coupled):
 
     operator = "symmetric"
     has_gradient_formulas = True
+    traced = True
     weighs_edges = True
     in_batches = True
     papers_head = "conv"

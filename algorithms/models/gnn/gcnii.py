@@ -25,6 +25,7 @@ class GCNII(Coupled):
 
     operator = "symmetric"
     has_gradient_formulas = True
+    traced = True
     first = ("lift.weight",)
     weighs_edges = True
     in_batches = True

@@ -25,6 +25,7 @@ class GIN(Coupled):
 
     operator = "sum"
     has_gradient_formulas = True
+    traced = True
     first = ("convs.0.nn.0.weight",)
     in_batches = True
 
@@ -61,7 +62,8 @@ def gin_output(conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
     """Computes the output of such a layer, `[n_l, H]`; the operator sums."""
     first, *others = conv.nn
     messages = transform(x, first.weight)
-    out = operator @ messages + (1 + conv.eps) * messages[: len(operator)] + first.bias
+    received = messages[: len(operator)]
+    out = operator @ messages + (received + conv.eps * received) + first.bias
     for module in others:
         out = module(out)
     return out

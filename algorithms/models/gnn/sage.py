@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
 from shoal.algorithms.models.layers.message_layers import SAGEConv
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix
 
 
 class GraphSAGE(Coupled):
@@ -19,6 +19,7 @@ class GraphSAGE(Coupled):
 
     operator = "mean"
     has_gradient_formulas = True
+    traced = True
     first = ("convs.0.lin_l.weight", "convs.0.lin_r.weight")
     in_batches = True
     papers_head = "conv"
@@ -40,9 +41,9 @@ class GraphSAGE(Coupled):
 
 def _aggregate(operator: SparseMatrix, x: Features, neighbours_HF: Tensor, self_HF: Tensor, bias_H: Tensor) -> Tensor:
     """Computes the output of a layer with the weights W_1 and W_2, `[n_l, H]`."""
-    if isinstance(x, Tensor):
-        of_node = transform(x[: len(operator)], self_HF, bias_H)
-    else:
+    if isinstance(x, FeatureMatrix):
         # A sparse matrix without its last rows would have another transpose.
         of_node = transform(x, self_HF, bias_H)[: len(operator)]
+    else:
+        of_node = transform(x[: len(operator)], self_HF, bias_H)
     return operator @ transform(x, neighbours_HF) + of_node

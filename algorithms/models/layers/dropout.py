@@ -38,6 +38,11 @@ def masks(mask_of: MaskOf) -> Iterator[None]:
         _mask_of.reset(token)
 
 
+def masks_are_set() -> bool:
+    """Whether dropout applies masks that are drawn elsewhere."""
+    return _mask_of.get() is not None
+
+
 def fill_kept(out: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
     """Writes 1 where dropout keeps an entry and 0, with probability p in [0, 1), where it does not; returns `out`.
 

@@ -1,0 +1,1 @@
+"""Models whose passes, forward and backward, run as one compiled call each."""

@@ -1,0 +1,171 @@
+"""Passes of a model over the same inputs, forward and backward, each in one compiled call.
+
+Axes: N rows of the output, H width of the embedding, C classes, P parameters.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from shoal.algorithms.models.compiled.lowering import Drop, Lowering
+from shoal.algorithms.models.compiled.operations import ARRAYS, Base, execute
+from shoal.algorithms.models.compiled.trace import Untraceable, Value, signature_of, stand_in, tracing
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
+from shoal.algorithms.models.layers.dropout import fill_kept, masks_are_set
+from shoal.algorithms.models.layers.head import Output
+
+# Multiplications of a product up to which passes are compiled: larger ones may run in several threads.
+MOST_PRODUCTS = 2**27
+# Passes of a model that are kept, a few kilobytes each: clients differ in sizes.
+MOST_KEPT = 4096
+
+# Finds the parameters, or their gradients, in a vector of all.
+Parts = Callable[[Tensor], Iterator[Tensor]]
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Operations of a pass, and the memory that they need.
+
+    Attributes:
+        forward, backward: First arguments of `execute`.
+        work, kept: Numbers of the memory for values, and for what dropout keeps.
+        drops: The entries that dropout draws.
+        logits, embedding: Shapes of the outputs.
+        at: The place of the logits in the memory for values, in bytes.
+        widths: The largest width that a sparse input multiplies, by its number.
+    """
+
+    forward: Arrays
+    backward: Arrays
+    work: int
+    kept: int
+    drops: Sequence[Drop]
+    logits: torch.Size
+    embedding: torch.Size
+    at: int
+    widths: Mapping[int, int]
+
+    def draw(self, out: Tensor) -> None:
+        """Draws what dropout keeps in a step, from torch's default generator, as the model itself would."""
+        for drop in self.drops:
+            fill_kept(out[drop.first : drop.last], drop.p)
+
+
+def addresses(inputs: Sequence[Any], back: bool, **tensors: Tensor | None) -> np.ndarray:
+    """Lists the bases of operations: of tensors by their names in lower case, and of the arrays of inputs.
+
+    Those that are not given are 0, as are transposes unless it is for the way `back`.
+    """
+    bases = [0] * len(Base)
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            bases[Base[name.upper()]] = tensor.data_ptr()
+    for x in inputs:
+        if isinstance(x, Tensor):
+            bases += [x.data_ptr(), *[0] * (ARRAYS - 1)]
+        else:
+            bases += [*x.addresses, *(x.transposed_addresses if back else (0, 0, 0))]
+    return np.array(bases, dtype=np.int64)
+
+
+def parts_of(inputs: Inputs) -> Sequence[Any] | None:
+    """Lists the matrices of a model's inputs; None: they are more than matrices."""
+    if isinstance(inputs, Neighbourhood):
+        return None if inputs.rows is not None or not inputs.operators else [inputs.x_NF, *inputs.operators]
+    return None if isinstance(inputs, ItemBatch) else inputs
+
+
+class Passes:
+    """The passes of one model, made when they are first asked for: one for all inputs of the same shapes."""
+
+    def __init__(self, module: nn.Module, w: Tensor, parts: Parts) -> None:
+        """Takes a model whose class is `traced`, and the vector `[P]` that its parameters are `parts` of."""
+        self._module, self._w, self._parts = module, w, parts
+        self._parameters = list(module.parameters())
+        self._kept: dict[Any, Pass | None] = {}
+
+    def of(self, inputs: Inputs, embeds: bool = True) -> Pass | None:
+        """Finds the pass over inputs in the model's present mode; None: there is none.
+
+        One that does not embed has no output but logits in the memory for values, and is trained on their gradient,
+        which takes their place.
+        """
+        parts = parts_of(inputs)
+        # Neighbours that are drawn have other shapes in every step.
+        draws = self._module.training and bool(getattr(self._module, "fanouts", None))
+        if parts is None or masks_are_set() or draws:
+            return None
+        signature = signature_of(parts)
+        if signature is None:
+            return None
+        key = signature, self._module.training, embeds
+        if key not in self._kept:
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = self._make(parts, isinstance(inputs, Neighbourhood), embeds)
+        compiled = self._kept[key]
+        if compiled is None:
+            return None
+        large = (len(parts[number].arrays[1]) * width > MOST_PRODUCTS for number, width in compiled.widths.items())
+        return None if any(large) else compiled
+
+    def _make(self, parts: Sequence[Any], coupled: bool, embeds: bool) -> Pass | None:
+        try:
+            with torch.enable_grad(), tracing():
+                logits, embedding = (part for part in self._module(stand_in(parts, coupled)))
+            if not isinstance(logits, Value) or not isinstance(embedding, Value):
+                return None
+            lowered = Lowering(logits, embedding if embeds else None, self._w, gradients=True)
+        except Untraceable:
+            return None
+        if lowered.most > MOST_PRODUCTS:
+            return None
+        return Pass(
+            lowered.forward.arrays(), lowered.backward.arrays(), lowered.work, lowered.kept, lowered.drops,
+            logits.shape, embedding.shape, lowered.logits.offset, lowered.widths,
+        )  # fmt: skip
+
+    def output(self, inputs: Inputs) -> Output | None:
+        """Computes the output for inputs, with gradients where these are enabled; None: no pass does."""
+        compiled = self.of(inputs)
+        if compiled is None:
+            return None
+        return Output(*_Run.apply(compiled, parts_of(inputs), self._parts, self._w, *self._parameters))
+
+
+class _Run(torch.autograd.Function):
+    """One pass; the gradients are those of the parameters, which `parts` finds in a vector."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, compiled: Pass, inputs: Sequence[Any], parts: Parts, w: Tensor, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        work, kept = torch.empty(compiled.work), torch.empty(compiled.kept)
+        compiled.draw(kept)
+        logits_NC, embedding_NH = torch.empty(compiled.logits), torch.empty(compiled.embedding)
+        bases = addresses(inputs, False, weights=w, work=work, kept=kept, logits=logits_NC, embedding=embedding_NH)
+        execute(*compiled.forward, bases)
+        ctx.set_materialize_grads(False)
+        # Saved, so that torch refuses a way back through parameters that have changed.
+        ctx.save_for_backward(*parameters)
+        ctx.compiled, ctx.inputs, ctx.parts = compiled, inputs, parts
+        ctx.memory = {"weights": w.detach(), "work": work, "kept": kept}
+        return logits_NC, embedding_NH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        _ = ctx.saved_tensors
+        of_logits, of_embedding = (None if g is None else g.contiguous() for g in gradients)
+        gradient = torch.empty_like(ctx.memory["weights"])
+        memory = {**ctx.memory, "gradients": gradient, "of_logits": of_logits, "of_embedding": of_embedding}
+        bases = addresses(ctx.inputs, True, **memory)
+        execute(*ctx.compiled.backward, bases)
+        return None, None, None, None, *ctx.parts(gradient)

@@ -1,0 +1,211 @@
+"""The computations of a model as a graph, which is drawn by running its `forward` on stand-ins for its inputs.
+
+Axes: N rows, H width. A stand-in knows its shape and what made it, and has no numbers. A model's parameters stand for
+themselves: they are known by their memory.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
+from shoal.algorithms.models.layers.dropout import masks
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, SparseMatrix
+
+
+class Untraceable(Exception):
+    """A model computes something that no operation stands for."""
+
+
+class Value:
+    """A matrix `[N, H]` that a pass computes.
+
+    Attributes:
+        kind: What makes it, a name of `lowering.Lowering`; `of` are the values that it is made of.
+        uses: How many values, and outputs, read it.
+        with_: Whatever else it is made of: matrices, parameters, factors.
+    """
+
+    def __init__(self, kind: str, of: Sequence["Value"], rows: int, width: int, **with_: Any) -> None:
+        self.kind, self.of, self.rows, self.width, self.with_ = kind, tuple(of), rows, width, with_
+        self.uses = 0
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.rows, self.width))
+
+    @property
+    def numbers(self) -> int:
+        return self.rows * self.width
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def to(self, dtype: torch.dtype) -> "Value":
+        return self
+
+    def __getitem__(self, rows: slice) -> "Value":
+        if not isinstance(rows, slice) or rows.start or rows.step or rows.stop is None or rows.stop < 0:
+            raise Untraceable("rows that are not the first ones")
+        stop = min(rows.stop, self.rows)
+        return self if stop == self.rows else Value("rows", [self], stop, self.width)
+
+    def __add__(self, other: Any) -> "Value":
+        if isinstance(other, Value):
+            if self.shape != other.shape:
+                raise Untraceable("a sum of two shapes")
+            return Value("add", [self, other], self.rows, self.width)
+        if isinstance(other, Tensor) and other.dim() == 1 and len(other) == self.width:
+            return Value("bias", [self], self.rows, self.width, bias=other)
+        raise Untraceable(f"a sum with a {type(other).__name__}")
+
+    __radd__ = __add__
+
+    def __mul__(self, other: Any) -> "Value":
+        if isinstance(other, Dropped):
+            return Value("drop", [self], self.rows, self.width, p=other.p)
+        if isinstance(other, int | float):
+            return Value("scale", [self], self.rows, self.width, factor=float(other))
+        if isinstance(other, nn.Parameter) and other.numel() == 1:
+            return Value("scaled", [self], self.rows, self.width, factor=other)
+        raise Untraceable(f"a product with a {type(other).__name__}")
+
+    __rmul__ = __mul__
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = HANDLERS.get(function)
+        if handler is None:
+            raise Untraceable(getattr(function, "__name__", str(function)))
+        return handler(*args, **(kwargs or {}))
+
+
+class Dropped:
+    """The factors of dropout, 0 or 1 / (1 - p)."""
+
+    def __init__(self, p: float) -> None:
+        self.p = p
+
+
+class Operator:
+    """A sparse matrix `[N, M]` that multiplies a value: the input of this number."""
+
+    def __init__(self, number: int, matrix: SparseMatrix) -> None:
+        self.number, self.ones, self._rows = number, matrix.arrays[2] is None, len(matrix)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __matmul__(self, x: Any) -> Value:
+        if not isinstance(x, Value):
+            raise Untraceable(f"a product of an operator and a {type(x).__name__}")
+        return Value("times", [x], len(self), x.width, matrix=self)
+
+
+class SparseFeatures(FeatureMatrix):
+    """Sparse features `[N, F]`, which are multiplied by weights."""
+
+    def __init__(self, number: int, matrix: SparseMatrix) -> None:
+        self._operator, self._shape = Operator(number, matrix), matrix.shape
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._shape
+
+    def __matmul__(self, weight_FH: Tensor) -> Any:
+        return Value("features", [], len(self), weight_FH.shape[1], matrix=self._operator, weight=weight_FH)
+
+    def to_dense(self) -> Tensor:
+        raise Untraceable("sparse features written out")
+
+
+def _linear(x: Any, weight: Tensor, bias: Tensor | None = None) -> Value:
+    if not isinstance(x, Value):
+        raise Untraceable("a linear layer on something else than a value")
+    out = Value("linear", [x], x.rows, len(weight), weight=weight)
+    return out if bias is None else out + bias
+
+
+def _relu(x: Value, inplace: bool = False) -> Value:
+    return Value("relu", [x], x.rows, x.width)
+
+
+def _lerp(x: Value, y: Value, share: float) -> Value:
+    return x * (1 - share) + y * share
+
+
+def _addmm(to: Value, x: Value, weight_FH: Tensor, beta: float = 1, alpha: float = 1) -> Value:
+    return to * beta + _linear(x, weight_FH.t()) * alpha
+
+
+def _add(x: Value, y: Any, alpha: float = 1) -> Value:
+    return x + (y if alpha == 1 else y * alpha)
+
+
+def _layer_norm(
+    x: Value, shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Value:
+    if tuple(shape) != (x.width,) or weight is None or bias is None:
+        raise Untraceable("a layer norm of other shapes, or without parameters")
+    return Value("norm", [x], x.rows, x.width, weight=weight, bias=bias, epsilon=eps)
+
+
+HANDLERS: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    F.relu: _relu,
+    torch.relu: _relu,
+    torch.lerp: _lerp,
+    torch.addmm: _addmm,
+    torch.add: _add,
+    F.layer_norm: _layer_norm,
+    torch.Tensor.__mul__: lambda x, y: y * x,
+    torch.Tensor.mul: lambda x, y: y * x,
+    torch.Tensor.__rmul__: lambda x, y: y * x,
+    torch.Tensor.add: lambda x, y: y + x,
+    torch.Tensor.__add__: lambda x, y: y + x,
+}
+
+
+def signature_of(inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Describes inputs as far as a pass depends on them; None: no stand-ins exist for them."""
+    parts: list[Any] = []
+    for x in inputs:
+        if type(x) is SparseMatrix:
+            if x.dtype != torch.float32 or x.device.type != "cpu":
+                return None
+            starts, columns, values = x.arrays
+            if starts.dtype != np.int32 or columns.dtype != np.int32:
+                return None
+            parts.append((*x.shape, values is None))
+        elif isinstance(x, Tensor) and x.is_cpu and x.dtype == torch.float32 and not x.requires_grad:
+            if x.dim() != 2 or not x.is_contiguous():
+                return None
+            parts.append(tuple(x.shape))
+        else:
+            return None
+    return tuple(parts)
+
+
+def stand_in(inputs: Sequence[Any], coupled: bool) -> Any:
+    """Makes the stand-ins of inputs that have a signature: features and operators of a neighbourhood, or hops."""
+    features, *others = inputs
+    if not coupled:
+        return [_stand_in_features(number, hop) for number, hop in enumerate(inputs)]
+    operators: Any = tuple(Operator(number, matrix) for number, matrix in enumerate(others, start=1))
+    return Neighbourhood(_stand_in_features(0, features), operators)
+
+
+def _stand_in_features(number: int, x: Any) -> Any:
+    return SparseFeatures(number, x) if isinstance(x, SparseMatrix) else Value("input", [], *x.shape, number=number)
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Lets dropout stand for itself inside the block."""
+    with masks(lambda x, p: Dropped(p)):  # type: ignore[arg-type, return-value]
+        yield
