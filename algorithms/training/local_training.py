@@ -88,6 +88,8 @@ class LocalTrainer:
         with self.optimizer(client, model) as optimizer:
             y = client.data.train_label
             pull = pull_of(self._method, client, received, self.options) if model == MODEL else None
+            if not trained.module.training:
+                trained.module.train()
             if plain and self._small is not None and self._small.takes(trained.gathered("train"), self.options):
                 return bounded_loss(*self._small.fit(trained, y, optimizer.state[trained.flat.w], self.options, pull))
             form = self._analytic if plain else None
@@ -96,8 +98,6 @@ class LocalTrainer:
             inputs_of = batches(client, model, torch.bfloat16 if rounds else torch.float32)
             gradient_of: Gradient = self._by_autograd(trained, received, loss, term) if form is None else form.gradient
             seed_default(y.device, trained.random("train"))
-            if not trained.module.training:
-                trained.module.train()
             step, count = flat_step(optimizer, trained.flat.w), len(y)
             w, gradient = trained.flat.w.detach(), trained.flat.w.grad
             assert gradient is not None

@@ -44,11 +44,12 @@ def at_once(model: FlatModel) -> SmallModel | None:
     """Returns the object that trains small clients of such a model in one call; None: nothing does."""
     if is_small_head(model):
         return SmallHead(model)
-    if model.coupled is None or not model.sparse:
+    if model.coupled is None or (passes := model.passes) is None:
         return None
-    from shoal.algorithms.training.analytic.small_graphs import SmallGraph, is_small_graph
+    # Heads need none of it.
+    from shoal.algorithms.training.analytic.small_graphs import SmallGraph
 
-    return SmallGraph(model) if is_small_graph(model) else None
+    return SmallGraph(passes)
 
 
 def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:

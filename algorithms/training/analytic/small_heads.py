@@ -27,7 +27,7 @@ FAST = {"reassoc", "contract", "nsz"}
 MOST_PRODUCTS = 2**18
 # Constants of Adam, as torch has them by default.
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
-NO_STEP, NO_MOMENT = np.empty((0, 0, 0), dtype=np.float32), np.empty(0, dtype=np.float32)
+NO_MOMENT = np.empty(0, dtype=np.float32)
 
 
 class SmallModel(ABC):
@@ -36,26 +36,24 @@ class SmallModel(ABC):
     Whether it does depends on sizes and options alone, so that the numbers are the same on any hosts.
     """
 
-    hidden: int
-    classes: int
-
-    def __init__(self, dropout: float) -> None:
-        self._dropout = dropout
-
     @abstractmethod
     def takes(self, inputs: Inputs, options: TrainOptions) -> bool:
-        """Whether it trains a client that reads these inputs for its training rows."""
+        """Whether it trains a client that reads these inputs for its training rows, in training mode."""
 
     @abstractmethod
-    def dropped_rows(self, inputs: Inputs) -> int:
-        """Counts the hidden rows of which a step drops entries."""
+    def kept(self, inputs: Inputs) -> int:
+        """Counts the numbers that dropout draws in a step."""
+
+    @abstractmethod
+    def draw(self, inputs: Inputs, out: Tensor) -> None:
+        """Draws what dropout keeps in a step, 1 or 0, as many numbers."""
 
     @abstractmethod
     def train(self, inputs: Inputs, label_N: Tensor, *trained: Any) -> tuple[float, float]:
         """Makes the compiled call, see `fit`.
 
-        Behind labels come parameters, gradients, both moments `[P]`, empty for SGD, what dropout keeps `[E, N, H]`, of
-        no step where nothing is dropped, E, Adam's steps before, dropout, rate and decay, and what `pull` takes.
+        Behind labels come parameters, gradients, both moments `[P]`, empty for SGD, what dropout keeps in every step,
+        `[E, kept]`, E, Adam's steps before, rate and decay, and what `pull` takes.
         """
 
     def fit(
@@ -69,13 +67,13 @@ class SmallModel(ABC):
         inputs = own.gathered("train")
         if not own.module.training:
             own.module.train()
-        w, gradient, kept_ENH = own.flat.w.detach(), own.flat.w.grad, NO_STEP
+        w, gradient = own.flat.w.detach(), own.flat.w.grad
         assert gradient is not None
-        if self._dropout:
+        kept = torch.empty(options.epochs, self.kept(inputs))
+        if kept.numel():
             seed_default(w.device, own.random("train"))
-            kept_ENH = np.empty((options.epochs, self.dropped_rows(inputs), self.hidden), dtype=np.float32)
-            for kept_NH in torch.from_numpy(kept_ENH):
-                fill_kept(kept_NH, self._dropout)
+            for of_step in kept:
+                self.draw(inputs, of_step)
         adam = options.optimizer == "adam"
         if adam and not moments:
             moments |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(w), "exp_avg_sq": torch.zeros_like(w)}
@@ -86,8 +84,8 @@ class SmallModel(ABC):
         pull = pull or Pull()
         pulled = (NO_MOMENT if t is None else t.numpy() for t in (pull.total, pull.linear, pull.origin))
         losses = self.train(
-            inputs, label_N, w.numpy(), gradient.numpy(), mean_P, square_P, kept_ENH, options.epochs, before,
-            self._dropout, options.lr, options.weight_decay, *pulled, pull.mu,
+            inputs, label_N, w.numpy(), gradient.numpy(), mean_P, square_P, kept.numpy(), options.epochs, before,
+            options.lr, options.weight_decay, *pulled, pull.mu,
         )  # fmt: skip
         if adam:
             moments["step"] = moments["step"] + options.epochs
@@ -101,29 +99,36 @@ class SmallHead(SmallModel):
         """Takes a model for which `is_small_head` holds."""
         head: Any = model.module.head
         first, *others = head.linears
-        super().__init__(head.dropout if others else 0.0)
+        self._dropout = head.dropout if others else 0.0
         self._features, self.hidden = first.in_features, first.out_features if others else 0
         self.classes = head.linears[-1].out_features
 
     def takes(self, inputs: Inputs, options: TrainOptions) -> bool:
-        return self.takes_rows(self.dropped_rows(inputs), options)
+        return self.takes_rows(_rows(inputs), options)
 
     def takes_rows(self, rows: int, options: TrainOptions) -> bool:
         """Whether it trains a client of so many rows."""
         width = self.hidden * (self._features + self.classes) if self.hidden else self._features * self.classes
         return in_one_batch(rows, options) and rows * width <= MOST_PRODUCTS
 
-    def dropped_rows(self, inputs: Inputs) -> int:
-        assert not isinstance(inputs, Neighbourhood | ItemBatch)
-        return len(inputs[0])
+    def kept(self, inputs: Inputs) -> int:
+        return _rows(inputs) * self.hidden if self._dropout else 0
+
+    def draw(self, inputs: Inputs, out: Tensor) -> None:
+        fill_kept(out, self._dropout)
 
     def train(self, inputs: Inputs, label_N: Tensor, *trained: Any) -> tuple[float, float]:
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         (x_NF,) = inputs
         assert isinstance(x_NF, Tensor)
         x = x_NF.float().contiguous().numpy()
-        losses: tuple[float, float] = _train(x, label_N.numpy(), self.hidden, self.classes, *trained)
+        losses: tuple[float, float] = _train(x, label_N.numpy(), self.hidden, self.classes, self._dropout, *trained)
         return losses
+
+
+def _rows(inputs: Inputs) -> int:
+    assert not isinstance(inputs, Neighbourhood | ItemBatch)
+    return len(inputs[0])
 
 
 def in_one_batch(rows: int, options: TrainOptions) -> bool:
@@ -140,8 +145,8 @@ def is_small_head(model: FlatModel) -> bool:
 
 @numba.njit(cache=True, nogil=True)
 def _train(
-    x: np.ndarray, label: np.ndarray, hidden: int, classes: int, w: np.ndarray, gradient: np.ndarray, mean: np.ndarray,
-    square: np.ndarray, kept: np.ndarray, epochs: int, before: int, dropout: float, lr: float, weight_decay: float,
+    x: np.ndarray, label: np.ndarray, hidden: int, classes: int, dropout: float, w: np.ndarray, gradient: np.ndarray,
+    mean: np.ndarray, square: np.ndarray, kept: np.ndarray, epochs: int, before: int, lr: float, weight_decay: float,
     total: np.ndarray, linear: np.ndarray, origin: np.ndarray, mu: float,
 ) -> tuple[float, float]:  # fmt: skip
     """See `SmallModel.train`."""
@@ -159,8 +164,8 @@ def _train(
             for n in range(rows):
                 for h in range(hidden):
                     below[n, h] = max(below[n, h], np.float32(0))
-                    if len(kept):
-                        below[n, h] *= kept[epoch, n, h] * factor
+                    if dropout:
+                        below[n, h] *= kept[epoch, n * hidden + h] * factor
         _linear(read, last, logits)
         loss = cross_entropy(logits, label)
         if not epoch:
