@@ -1,0 +1,141 @@
+"""Losses of rows against constants, each with its gradient in one compiled call on a processor.
+
+Axes: N rows of width H, C classes, B entries of a bank.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+FAST = {"reassoc", "contract", "nsz"}
+ZERO = np.float32(0)
+# Lengths up to which a row has no direction.
+EPS = 1e-12
+
+
+def is_compiled(x_NH: Tensor, *constants: Tensor) -> bool:
+    """Whether rows are float32 on a processor, the only ones with a gradient, and no function maps over them."""
+    if not x_NH.is_cpu or x_NH.dtype != torch.float32 or torch._C._functorch.is_functorch_wrapped_tensor(x_NH):
+        return False
+    return not any(t.requires_grad for t in constants)
+
+
+def row_loss(kernel: Callable[..., float], x_NH: Tensor, *constants: Tensor | float) -> Tensor:
+    """Computes a scalar; `kernel` takes rows, constants and the memory of the gradient, which it writes."""
+    loss: Tensor = _RowLoss.apply(x_NH, kernel, *constants)
+    return loss
+
+
+class _RowLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NH: Tensor, kernel: Callable[..., float], *constants: Tensor | float) -> Tensor:
+        arrays = [t.detach().contiguous().numpy() if isinstance(t, Tensor) else t for t in (x_NH, *constants)]
+        ctx.gradient_NH = torch.empty(x_NH.shape)
+        return torch.tensor(kernel(*arrays, ctx.gradient_NH.numpy()), dtype=torch.float32)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        return ctx.gradient_NH * gradients[0], *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def squares(
+    x: np.ndarray, label: np.ndarray, target: np.ndarray, present: np.ndarray, weight: float, gradient: np.ndarray
+) -> float:
+    """Computes weight / H * mean of |x_n - t_{y_n}|^2 over the rows whose class is present, 0 without any."""
+    rows, width = x.shape
+    count, total = 0, 0.0
+    for n in range(rows):
+        count += label[n] >= 0 and present[label[n]]
+    scale = np.float32(2 * weight / (width * max(count, 1)))
+    for n in range(rows):
+        if label[n] < 0 or not present[label[n]]:
+            gradient[n, :] = ZERO
+            continue
+        row, of_class, square = x[n], target[label[n]], np.float32(0)
+        for h in range(width):
+            apart = row[h] - of_class[h]
+            square += apart * apart
+            gradient[n, h] = scale * apart
+        total += float(square)
+    return weight * total / (width * max(count, 1))
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def contrasts(
+    x: np.ndarray, label: np.ndarray, bank: np.ndarray, class_of: np.ndarray, temperature: float, margin: float,
+    gradient: np.ndarray,
+) -> float:  # fmt: skip
+    """Computes `prototype_losses.contrast` of rows with a bank of constants."""
+    (rows, width), entries = x.shape, len(bank)
+    direction, score = np.empty(bank.shape, np.float32), np.empty(entries, np.float64)
+    share, of_row = np.empty(entries, np.float32), np.empty(width, np.float32)
+    for b in range(entries):
+        _unit(bank[b], direction[b])
+    usable, total = 0, 0.0
+    for n in range(rows):
+        gradient[n, :] = ZERO
+        same = 0
+        for b in range(entries):
+            same += class_of[b] == label[n]
+        if same == 0 or same == entries:
+            continue
+        usable += 1
+        length = _unit(x[n], of_row)
+        highest = -math.inf
+        for b in range(entries):
+            cosine = ZERO
+            for h in range(width):
+                cosine += of_row[h] * direction[b, h]
+            score[b] = (cosine - (margin if class_of[b] == label[n] else 0.0)) / temperature
+            share[b] = cosine
+            highest = max(highest, score[b])
+        mass, positive, most = 0.0, 0.0, -math.inf
+        for b in range(entries):
+            mass += math.exp(score[b] - highest)
+            if class_of[b] == label[n]:
+                most = max(most, score[b])
+        for b in range(entries):
+            if class_of[b] == label[n]:
+                positive += math.exp(score[b] - most)
+        total += highest + math.log(mass) - most - math.log(positive)
+        # The gradient of a cosine is what of the entry's direction is not along the row, over the row's length.
+        along = 0.0
+        for b in range(entries):
+            g = math.exp(score[b] - highest) / mass
+            if class_of[b] == label[n]:
+                g -= math.exp(score[b] - most) / positive
+            along += g * share[b]
+            share[b] = np.float32(g)
+        scale = np.float32(1 / (temperature * length))
+        for b in range(entries):
+            for h in range(width):
+                gradient[n, h] += scale * share[b] * direction[b, h]
+        for h in range(width):
+            gradient[n, h] -= scale * np.float32(along) * of_row[h]
+    if usable:
+        for n in range(rows):
+            for h in range(width):
+                gradient[n, h] /= np.float32(usable)
+    return total / max(usable, 1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _unit(x: np.ndarray, out: np.ndarray) -> float:
+    """Writes the direction of a row, zeros for one without, and returns its length, infinite for that one."""
+    square = ZERO
+    for h in range(len(x)):
+        square += x[h] * x[h]
+    length = math.sqrt(square)
+    if length <= EPS:
+        length = math.inf
+    for h in range(len(x)):
+        out[h] = x[h] * np.float32(1 / length)
+    return length

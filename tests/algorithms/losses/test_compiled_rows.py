@@ -1,0 +1,60 @@
+"""Losses of rows in one compiled call beside the same ones in torch."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.algorithms.losses import prototype_losses
+from shoal.algorithms.losses.prototype_losses import contrast, mean_square
+
+CLASSES, WIDTH = 5, 6
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    """Rows of all classes, and of none; the third has no direction."""
+    torch.manual_seed(1)
+    z = torch.randn(30, WIDTH, dtype=torch.float32)
+    z[2] = 0
+    return z.requires_grad_(), torch.arange(30) % (CLASSES + 1) - 1
+
+
+def squared(z: Tensor, y: Tensor) -> Tensor:
+    return mean_square(z, y, torch.arange(30.0).view(CLASSES, WIDTH) / 10, torch.tensor([1, 0, 1, 1, 1]).bool(), 0.3)
+
+
+def absent(z: Tensor, y: Tensor) -> Tensor:
+    return mean_square(z, y, torch.ones(CLASSES, WIDTH), torch.zeros(CLASSES).bool())
+
+
+def contrasted(z: Tensor, y: Tensor) -> Tensor:
+    bank = torch.sin(torch.arange(8.0 * WIDTH)).view(8, WIDTH)
+    bank[5] = 0
+    return contrast(z, y, bank, torch.tensor([0, 0, 1, 2, 2, 2, 3, 3]), 0.05, 0.2)
+
+
+def of_one_class(z: Tensor, y: Tensor) -> Tensor:
+    return contrast(z, y, torch.ones(3, WIDTH), torch.tensor([1, 1, 1]), 0.5)
+
+
+@pytest.mark.parametrize("loss_of", [squared, absent, contrasted, of_one_class])
+def test_loss_and_gradient_are_those_of_torch(
+    loss_of: Callable[[Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    z, y = rows()
+    made = loss_of(z, y)
+    (of_made,) = torch.autograd.grad(3 * made, z)
+    monkeypatch.setattr(prototype_losses, "is_compiled", lambda *tensors: False)
+    expected = loss_of(z, y)
+    (of_expected,) = torch.autograd.grad(3 * expected, z)
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(of_made, of_expected, rtol=1e-4, atol=1e-6)
+
+
+def test_constants_with_a_gradient_are_left_to_torch() -> None:
+    z, y = rows()
+    bank = torch.randn(4, WIDTH, requires_grad=True)
+    contrast(z, y, bank, torch.arange(4), 0.5).backward()
+    assert bank.grad is not None
+    assert bool((bank.grad != 0).any())
