@@ -5,7 +5,7 @@ arguments, of which addresses count from one of several places, so that the same
 """
 
 import math
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, auto
 from functools import cache
 from typing import Any
 
@@ -13,14 +13,22 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
+from shoal.algorithms.models.compiled import attention_operations, hop_operations
+from shoal.algorithms.models.compiled.memory import (
+    ARGUMENTS,
+    ONE,
+    ZERO,
+    arguments_at,
+    integers_at,
+    matrix_at,
+    numbers_at,
+)
 from shoal.storage.kernels.dense_product import multiply_dense
 from shoal.storage.kernels.sparse_product import multiply
 
 FAST = {"reassoc", "contract", "nsz"}
-ZERO, ONE = np.float32(0), np.float32(1)
 
 
 class Base(IntEnum):
@@ -42,50 +50,41 @@ class Base(IntEnum):
 
 
 class Code(Enum):
-    """An operation, with its arguments and what it does; `f` and `g` are its two factors."""
+    """Operations, with their arguments and what they do; `f` and `g` are two factors."""
 
-    SPARSE = "row starts, columns, values, rows, x, out, width: out = f A x + g out"
-    SPARSE_ONES = "the same, where all entries are 1"
-    DENSE = "a, a_row, a_step, b, b_row, out, out_row, rows, depth, columns: out = a b + g out"
-    TRANSPOSE = "x, out, rows, width: out = x'"
-    BIAS = "out, bias, rows, width: out = out + bias"
-    RELU = "out, numbers: out = max(out, 0)"
-    THROUGH = "gradient, x, numbers: the gradient where x > 0, else 0"
-    MASK = "out, kept, numbers: out = f out kept"
-    SUMS = "x, out, rows, width: out = sums of the columns + g out"
-    MIX = "x, out, numbers: out = f x + g out"
-    SCALED = "x, factor, out, numbers: out = f factor x + g out, of a factor in memory"
-    DOT = "x, y, out, numbers: out = f <x, y> + g out"
-    ZERO = "out, numbers: out = 0"
-    NORM = "x, weight, bias, out, moments, rows, width: out = weight (x - mean) / deviation + bias; f is epsilon"
-    UNNORM = "gradient, x, weight, moments, out, of_weight, of_bias, rows, width: gradients of NORM; g of parameters"
+    SPARSE = auto()  # row starts, columns, values, rows, x, out, width: out = f A x + g out
+    SPARSE_ONES = auto()  # the same, where all entries are 1
+    DENSE = auto()  # a, a_row, a_step, b, b_row, out, out_row, rows, depth, columns: out = a b + g out
+    TRANSPOSE = auto()  # x, out, rows, width: out = x' + g out
+    BIAS = auto()  # out, bias, rows, width: out = out + bias
+    RELU = auto()  # out, numbers: out = max(out, 0)
+    THROUGH = auto()  # gradient, x, numbers: the gradient where x > 0, else 0
+    MASK = auto()  # out, kept, numbers: out = f out kept
+    SUMS = auto()  # x, out, rows, width: out = sums of the columns + g out
+    MIX = auto()  # x, out, numbers: out = f x + g out
+    SCALED = auto()  # x, factor, out, numbers: out = f factor x + g out, of a factor in memory
+    DOT = auto()  # x, y, out, numbers: out = f <x, y> + g out
+    ZERO = auto()  # out, numbers: out = 0
+    NORM = (
+        auto()
+    )  # x, weight, bias, out, moments, rows, width: out = weight (x - mean) / deviation + bias; f is epsilon
+    LEAKY = auto()  # out, numbers: out = out where it is above 0, else f out
+    THROUGH_LEAKY = auto()  # gradient, x, numbers: the gradient where x > 0, else f times it
+    PRELU = auto()  # x, slope, out, numbers: out = x where it is above 0, else slope x
+    THROUGH_PRELU = auto()  # gradient, x, slope, of_slope, numbers: the gradient of PRELU, in place; g of the slope
+    COLUMNS = auto()  # x, x_row, out, out_row, rows, width: out = f x + g out, in matrices of x_row and out_row columns
+    ATTEND = auto()  # see `attention_operations.attend`
+    UNATTEND = auto()  # its way back
+    ATTEND_PRODUCTS = auto()  # see `attention_operations.attend_products`
+    UNATTEND_PRODUCTS = auto()  # its way back
+    WEIGH = auto()  # see `hop_operations.weigh`
+    UNWEIGH = auto()  # its way back
+    UNNORM = (
+        auto()
+    )  # gradient, x, weight, moments, out, of_weight, of_bias, rows, width: gradients of NORM; g of parameters
 
 
-ARGUMENTS = 10
 ARRAYS = 6
-
-
-@intrinsic
-def _pointer(context: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), generate
-
-
-@numba.njit
-def matrix_at(address: int, rows: int, width: int) -> np.ndarray:
-    return numba.carray(_pointer(address), (rows, width), np.float32)
-
-
-@numba.njit
-def numbers_at(address: int, count: int) -> np.ndarray:
-    return numba.carray(_pointer(address), (count,), np.float32)
-
-
-@numba.njit
-def integers_at(address: int, count: int) -> np.ndarray:
-    return numba.carray(_pointer(address), (count,), np.int32)
 
 
 @intrinsic
@@ -137,31 +136,31 @@ _COMPILED: list[Any] = []
 
 
 def _sparse(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     multiply(integers_at(at[0], at[3] + 1), integers_at(at[1], 0), numbers_at(at[2], 0), at[4], at[5], at[6], f, g)
 
 
 def _sparse_ones(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     multiply(integers_at(at[0], at[3] + 1), integers_at(at[1], 0), None, at[4], at[5], at[6], f, g)
 
 
 def _dense(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     multiply_dense(at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], at[8], at[9], g)
 
 
 def _transpose(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     rows, width = at[2], at[3]
     x, out = matrix_at(at[0], rows, width), matrix_at(at[1], width, rows)
     for h in range(width):
         for n in range(rows):
-            out[h, n] = x[n, h]
+            out[h, n] = x[n, h] if g == ZERO else x[n, h] + g * out[h, n]
 
 
 def _bias(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     rows, width = at[2], at[3]
     out, bias = numbers_at(at[0], rows * width), numbers_at(at[1], width)
     for n in range(rows):
@@ -171,7 +170,7 @@ def _bias(pointer: Any, f: float, g: float) -> None:
 
 
 def _relu(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     out = numbers_at(at[0], at[1])
     for i in range(len(out)):
         # NaN stays NaN.
@@ -179,21 +178,21 @@ def _relu(pointer: Any, f: float, g: float) -> None:
 
 
 def _through(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     gradient, x = numbers_at(at[0], at[2]), numbers_at(at[1], at[2])
     for i in range(at[2]):
         gradient[i] = ZERO if x[i] <= ZERO else gradient[i]
 
 
 def _mask(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     out, kept = numbers_at(at[0], at[2]), numbers_at(at[1], at[2])
     for i in range(len(out)):
         out[i] *= kept[i] * f
 
 
 def _sums(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     rows, width = at[2], at[3]
     x, out = numbers_at(at[0], rows * width), numbers_at(at[1], width)
     for h in range(width):
@@ -205,17 +204,17 @@ def _sums(pointer: Any, f: float, g: float) -> None:
 
 
 def _mix(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     _add(at[0], at[1], at[2], f, g)
 
 
 def _scaled(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     _add(at[0], at[2], at[3], f * numbers_at(at[1], 1)[0], g)
 
 
 def _dot(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     x, y, out, total = numbers_at(at[0], at[3]), numbers_at(at[1], at[3]), numbers_at(at[2], 1), ZERO
     for i in range(at[3]):
         total += x[i] * y[i]
@@ -223,7 +222,7 @@ def _dot(pointer: Any, f: float, g: float) -> None:
 
 
 def _zero(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     out = numbers_at(at[0], at[1])
     for i in range(at[1]):
         out[i] = ZERO
@@ -231,7 +230,7 @@ def _zero(pointer: Any, f: float, g: float) -> None:
 
 def _norm(pointer: Any, f: float, g: float) -> None:
     """Normalises rows; keeps the mean of each and one over its deviation."""
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     rows, width = at[5], at[6]
     x, out, moments = matrix_at(at[0], rows, width), matrix_at(at[3], rows, width), matrix_at(at[4], rows, 2)
     weight, bias = numbers_at(at[1], width), numbers_at(at[2], width)
@@ -250,7 +249,7 @@ def _norm(pointer: Any, f: float, g: float) -> None:
 
 
 def _unnorm(pointer: Any, f: float, g: float) -> None:
-    at = numba.carray(pointer, ARGUMENTS)
+    at = arguments_at(pointer)
     rows, width = at[7], at[8]
     gradient, x, out = matrix_at(at[0], rows, width), matrix_at(at[1], rows, width), matrix_at(at[4], rows, width)
     weight, of_weight, of_bias = numbers_at(at[2], width), numbers_at(at[5], width), numbers_at(at[6], width)
@@ -291,4 +290,47 @@ def _add(x_at: int, out_at: int, count: int, f: np.float32, g: np.float32) -> No
             out[i] = f * x[i] + g * out[i]
 
 
-_OPERATIONS: dict[Code, Any] = {code: globals()[f"_{code.name.lower()}"] for code in Code}
+def _leaky(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    out = numbers_at(at[0], at[1])
+    for i in range(len(out)):
+        out[i] = f * out[i] if out[i] <= ZERO else out[i]
+
+
+def _through_leaky(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    gradient, x = numbers_at(at[0], at[2]), numbers_at(at[1], at[2])
+    for i in range(len(x)):
+        gradient[i] = f * gradient[i] if x[i] <= ZERO else gradient[i]
+
+
+def _prelu(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    x, out, slope = numbers_at(at[0], at[3]), numbers_at(at[2], at[3]), numbers_at(at[1], 1)[0]
+    for i in range(len(x)):
+        out[i] = slope * x[i] if x[i] <= ZERO else x[i]
+
+
+def _through_prelu(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    gradient, x, of_slope, total = numbers_at(at[0], at[4]), numbers_at(at[1], at[4]), numbers_at(at[3], 1), ZERO
+    slope = numbers_at(at[2], 1)[0]
+    for i in range(len(x)):
+        total += gradient[i] * min(x[i], ZERO)
+        gradient[i] = slope * gradient[i] if x[i] <= ZERO else gradient[i]
+    of_slope[0] = total if g == ZERO else total + g * of_slope[0]
+
+
+def _columns(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    x, x_row, out, out_row, width = at[0], at[1], at[2], at[3], at[5]
+    for n in range(at[4]):
+        _add(x + 4 * n * x_row, out + 4 * n * out_row, width, f, g)
+
+
+_OPERATIONS: dict[Code, Any] = {
+    code: globals().get(f"_{code.name.lower()}")
+    or getattr(attention_operations, code.name.lower(), None)
+    or getattr(hop_operations, code.name.lower())
+    for code in Code
+}

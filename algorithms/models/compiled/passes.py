@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from shoal.algorithms.models.compiled.lowering import Drop, Lowering
+from shoal.algorithms.models.compiled.kinds import lower
+from shoal.algorithms.models.compiled.lowering import Drop
 from shoal.algorithms.models.compiled.operations import ARRAYS, Base, execute
 from shoal.algorithms.models.compiled.trace import Untraceable, Value, signature_of, stand_in, tracing
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
@@ -102,14 +103,18 @@ class Passes:
         draws = self._module.training and bool(getattr(self._module, "fanouts", None))
         if parts is None or masks_are_set() or draws:
             return None
-        signature = signature_of(parts)
+        coupled = isinstance(inputs, Neighbourhood)
+        if not coupled and any(isinstance(hop, Tensor) for hop in parts):
+            # Dense rows need no compiled loops.
+            return None
+        signature = signature_of(parts, entries=getattr(self._module, "weighs_entries", False))
         if signature is None:
             return None
         key = signature, self._module.training, embeds
         if key not in self._kept:
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
-            self._kept[key] = self._make(parts, isinstance(inputs, Neighbourhood), embeds)
+            self._kept[key] = self._make(parts, coupled, embeds)
         compiled = self._kept[key]
         if compiled is None:
             return None
@@ -120,9 +125,9 @@ class Passes:
         try:
             with torch.enable_grad(), tracing():
                 logits, embedding = (part for part in self._module(stand_in(parts, coupled)))
-            if not isinstance(logits, Value) or not isinstance(embedding, Value):
+            if not isinstance(logits, Value) or (embeds and not isinstance(embedding, Value)):
                 return None
-            lowered = Lowering(logits, embedding if embeds else None, self._w, gradients=True)
+            lowered = lower(logits, embedding if embeds else None, self._w)
         except Untraceable:
             return None
         if lowered.most > MOST_PRODUCTS:

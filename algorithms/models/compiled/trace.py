@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.dropout import masks
+from shoal.algorithms.models.layers.edge_attention import attend_by_products, attend_to_messages
+from shoal.algorithms.models.layers.weighted_hops import weigh_sparse_hops
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, SparseMatrix
 
 
@@ -52,8 +54,8 @@ class Value:
     def __getitem__(self, rows: slice) -> "Value":
         if not isinstance(rows, slice) or rows.start or rows.step or rows.stop is None or rows.stop < 0:
             raise Untraceable("rows that are not the first ones")
-        stop = min(rows.stop, self.rows)
-        return self if stop == self.rows else Value("rows", [self], stop, self.width)
+        stop, whole = min(rows.stop, self.rows), self.of[0] if self.kind == "rows" else self
+        return self if stop == self.rows else Value("rows", [whole], stop, self.width)
 
     def __add__(self, other: Any) -> "Value":
         if isinstance(other, Value):
@@ -96,7 +98,8 @@ class Operator:
     """A sparse matrix `[N, M]` that multiplies a value: the input of this number."""
 
     def __init__(self, number: int, matrix: SparseMatrix) -> None:
-        self.number, self.ones, self._rows = number, matrix.arrays[2] is None, len(matrix)
+        (_, columns, values), self._rows = matrix.arrays, len(matrix)
+        self.number, self.ones, self.entries = number, values is None, len(columns)
 
     def __len__(self) -> int:
         return self._rows
@@ -111,17 +114,21 @@ class SparseFeatures(FeatureMatrix):
     """Sparse features `[N, F]`, which are multiplied by weights."""
 
     def __init__(self, number: int, matrix: SparseMatrix) -> None:
-        self._operator, self._shape = Operator(number, matrix), matrix.shape
+        self.operator, self._shape = Operator(number, matrix), matrix.shape
 
     @property
     def shape(self) -> torch.Size:
         return self._shape
 
     def __matmul__(self, weight_FH: Tensor) -> Any:
-        return Value("features", [], len(self), weight_FH.shape[1], matrix=self._operator, weight=weight_FH)
+        return Value("features", [], len(self), weight_FH.shape[1], matrices=[self.operator], weight=weight_FH)
 
     def to_dense(self) -> Tensor:
         raise Untraceable("sparse features written out")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return Value.__torch_function__(function, types, args, kwargs)
 
 
 def _linear(x: Any, weight: Tensor, bias: Tensor | None = None) -> Value:
@@ -133,6 +140,43 @@ def _linear(x: Any, weight: Tensor, bias: Tensor | None = None) -> Value:
 
 def _relu(x: Value, inplace: bool = False) -> Value:
     return Value("relu", [x], x.rows, x.width)
+
+
+def _leaky_relu(x: Value, negative_slope: float = 0.01, inplace: bool = False) -> Value:
+    return Value("leaky", [x], x.rows, x.width, slope=negative_slope)
+
+
+def _prelu(x: Value, slope: Tensor) -> Value:
+    if slope.numel() != 1:
+        raise Untraceable("a slope of every column")
+    return Value("prelu", [x], x.rows, x.width, slope=slope)
+
+
+def _cat(parts: Sequence[Any], dim: int = 0) -> Value:
+    if dim != 1 or not all(isinstance(part, Value) for part in parts):
+        raise Untraceable("rows joined, or values and tensors")
+    return Value("join", parts, parts[0].rows, sum(part.width for part in parts))
+
+
+def _attend(operator: Operator, x: Value, of_senders: Tensor, of_receivers: Tensor, slope: float) -> Value:
+    vectors = {"of_senders": of_senders, "of_receivers": of_receivers}
+    return Value(
+        "attend", [x], len(operator), x.width, matrix=operator, slope=slope, heads=of_senders.shape[-2], **vectors
+    )
+
+
+def _attend_by_products(operator: Operator, query: Value, key: Value, value: Value, heads: int) -> Value:
+    return Value("attend_products", [query, key, value], len(operator), value.width, matrix=operator, heads=heads)
+
+
+def _weigh_sparse(hops: Sequence[SparseFeatures], weight_HF: Tensor, vectors_RF: Tensor, module: Any) -> Value:
+    matrices, rows = [hop.operator for hop in hops], len(hops) * len(hops[0])
+    parts = [
+        Value("features", [], rows, len(factor), matrices=matrices, weight=factor.t())
+        for factor in (weight_HF, vectors_RF)
+        if len(factor)
+    ]
+    return Value("weigh", parts, len(hops[0]), len(weight_HF), hops=len(hops), module=module)
 
 
 def _lerp(x: Value, y: Value, share: float) -> Value:
@@ -159,6 +203,12 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     F.linear: _linear,
     F.relu: _relu,
     torch.relu: _relu,
+    F.leaky_relu: _leaky_relu,
+    torch.prelu: _prelu,
+    torch.cat: _cat,
+    attend_to_messages: _attend,
+    attend_by_products: _attend_by_products,
+    weigh_sparse_hops: _weigh_sparse,
     torch.lerp: _lerp,
     torch.addmm: _addmm,
     torch.add: _add,
@@ -171,8 +221,8 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def signature_of(inputs: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Describes inputs as far as a pass depends on them; None: no stand-ins exist for them."""
+def signature_of(inputs: Sequence[Any], entries: bool) -> tuple[Any, ...] | None:
+    """Describes inputs as far as a pass depends on them, by `entries` counted; None: no stand-ins exist for them."""
     parts: list[Any] = []
     for x in inputs:
         if type(x) is SparseMatrix:
@@ -181,7 +231,7 @@ def signature_of(inputs: Sequence[Any]) -> tuple[Any, ...] | None:
             starts, columns, values = x.arrays
             if starts.dtype != np.int32 or columns.dtype != np.int32:
                 return None
-            parts.append((*x.shape, values is None))
+            parts.append((*x.shape, values is None, len(columns) if entries else 0))
         elif isinstance(x, Tensor) and x.is_cpu and x.dtype == torch.float32 and not x.requires_grad:
             if x.dim() != 2 or not x.is_contiguous():
                 return None

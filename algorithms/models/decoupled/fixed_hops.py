@@ -67,6 +67,7 @@ class MLP(FixedHops):
     """MLP on the features, which sees no edge."""
 
     has_gradient_formulas = True
+    traced = True
 
     def __init__(self, *shape: Any, layers: int = 2, **options: Any) -> None:
         super().__init__(*shape, layers=layers, **options)
@@ -79,6 +80,7 @@ class SGC(FixedHops):
     """Simplifying Graph Convolutional Networks (Wu et al., 2019): logits = Ã^K X W + b; more layers make an MLP."""
 
     has_gradient_formulas = True
+    traced = True
 
     def hop_weights(self, hops: int) -> dict[int, float]:
         return {hops: 1.0}
@@ -92,6 +94,8 @@ class S2GC(FixedHops):
     P is what `propagation.r: 0.5` gives. One layer is the paper's; more make an MLP of the same sum. Without hops the
     features alone are read. `alpha` in [0, 1] is the share of the features in every term.
     """
+
+    traced = True
 
     def __init__(self, *shape: Any, alpha: Share = 0.05, **options: Any) -> None:
         """Takes the arguments of `FixedHops`, and one more.
@@ -116,6 +120,8 @@ class GBP(FixedHops):
     paper approximates the sum by walks and pushes; here it is exact. `beta` in (0, 1] is the probability of a restart;
     1 reads the features alone.
     """
+
+    traced = True
 
     def __init__(self, *shape: Any, layers: int = 2, beta: Part = 0.1, **options: Any) -> None:
         """Takes the arguments of `FixedHops`, and one more.

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.head import Head, Output
-from shoal.algorithms.models.layers.weighted_hops import DenseHops, SparseHops, evaluate_gamlp, weighted_hops
+from shoal.algorithms.models.layers.weighted_hops import (
+    DenseHops,
+    SparseHops,
+    evaluate_gamlp,
+    weigh_sparse_hops,
+    weighted_hops,
+)
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features
 
@@ -42,6 +48,7 @@ class GAMLP(nn.Module):
     """
 
     has_gradient_formulas = True
+    traced = True
 
     def __init__(
         self,
@@ -97,8 +104,18 @@ class GAMLP(nn.Module):
         # Parameters of several clients, one behind the other, are no `Parameter`.
         if not torch.is_grad_enabled() and isinstance(weight, nn.Parameter) and self._is_fused(weight):
             return evaluate_gamlp(self, hops)
+        if (summed := self._summed(hops)) is not None:
+            return self.head.after_first(summed)
         scored_hops = weighted_hops(hops, self.head, self.vectors_RF())
         return scored_hops.output(self.weights_NK(scored_hops), self.head)
+
+    def _summed(self, hops: Sequence[Any]) -> Tensor | None:
+        """Computes the output of the first layer for stand-ins of sparse hops; None: in another way."""
+        first: Any = self.head.linears[0]
+        if len(self.head.linears) == 1 or self.attention == "recursive":
+            return None
+        summed = weigh_sparse_hops(hops, first.weight, self.vectors_RF(), self)
+        return None if summed is None else summed + first.bias
 
     def _is_fused(self, weight: Tensor) -> bool:
         """Whether weights and sums of hops are taken in one pass: on a processor, in float32."""

@@ -24,6 +24,8 @@ class SIGN(nn.Module):
     width H times the hops; with more they are an MLP of width H, whose last hidden activation it is.
     """
 
+    traced = True
+
     def __init__(
         self, features: int, classes: int, hops: int, dropout: float, *, hidden: int = 64, layers: int = 1
     ) -> None:

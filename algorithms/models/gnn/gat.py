@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
-from shoal.algorithms.models.layers.edge_attention import attend
+from shoal.algorithms.models.layers.edge_attention import attend_to_messages
 from shoal.algorithms.models.layers.message_layers import GATConv, glorot
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
@@ -30,6 +30,8 @@ class GAT(Coupled):
 
     operator = "attention"
     has_gradient_formulas = True
+    traced = True
+    weighs_entries = True
     papers_head = "conv"
 
     def __init__(self, *shape: Any, hidden: int = 64, heads: int = 8, **options: Any) -> None:
@@ -73,7 +75,4 @@ class _AttentionVectors(nn.Module):
 
 def _attend(operator: SparseMatrix, message_MH: Tensor, vectors: Any) -> Tensor:
     """Sums messages, `[n_l, H]`, weighted by the attention vectors of all heads, `[1, heads, D]`."""
-    message_MHD = message_MH.view(-1, *vectors.att_src.shape[1:])
-    receiver_NH = (message_MHD[: len(operator)] * vectors.att_dst).sum(-1)
-    sender_MH = (message_MHD * vectors.att_src).sum(-1)
-    return attend(operator, receiver_NH, sender_MH, message_MHD, vectors.negative_slope).flatten(1)
+    return attend_to_messages(operator, message_MH, vectors.att_src, vectors.att_dst, vectors.negative_slope)

@@ -24,6 +24,8 @@ class Transformer(Coupled):
     """
 
     operator = "sum"
+    traced = True
+    weighs_entries = True
     first = tuple(f"convs.0.lin_{part}.weight" for part in ("query", "key", "value", "skip"))
 
     def __init__(
@@ -49,7 +51,5 @@ class Transformer(Coupled):
             transform(x, linear.weight, linear.bias)
             for linear in (conv.lin_query, conv.lin_key, conv.lin_value, conv.lin_skip)
         )
-        by_head = (-1, conv.heads, conv.out_channels)
         receivers = len(operator)
-        summed = attend_by_products(operator, query[:receivers].view(by_head), key.view(by_head), value.view(by_head))
-        return of_node[:receivers] + summed.flatten(1)
+        return of_node[:receivers] + attend_by_products(operator, query[:receivers], key, value, conv.heads)

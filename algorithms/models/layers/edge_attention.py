@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
@@ -29,11 +30,32 @@ def attend(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD:
     return _Additive.apply(receiver_NH, sender_MH, x_MHD, pattern, slope)
 
 
-def attend_by_products(pattern: SparseMatrix, query_NHD: Tensor, key_MHD: Tensor, value_MHD: Tensor) -> Tensor:
-    """Sums w_ij v_j over j, w_i = softmax over j of <q_i, k_j> / sqrt(D), float32 `[N, H, D]` (Shi et al., eq. 3-4).
+def attend_to_messages(
+    pattern: SparseMatrix, message_MF: Tensor, of_senders_1HD: Tensor, of_receivers_1HD: Tensor, slope: float
+) -> Tensor:
+    """Sums messages, `[N, H D]`, by `attend`: what a node adds to scores are its messages times two vectors a head."""
+    if has_torch_function((message_MF,)):
+        parts = pattern, message_MF, of_senders_1HD, of_receivers_1HD, slope
+        return handle_torch_function(attend_to_messages, (message_MF,), *parts)
+    message_MHD = message_MF.view(-1, *of_senders_1HD.shape[1:])
+    receiver_NH = (message_MHD[: len(pattern)] * of_receivers_1HD).sum(-1)
+    sender_MH = (message_MHD * of_senders_1HD).sum(-1)
+    return attend(pattern, receiver_NH, sender_MH, message_MHD, slope).flatten(1)
+
+
+def attend_by_products(pattern: SparseMatrix, query_NF: Tensor, key_MF: Tensor, value_MF: Tensor, heads: int) -> Tensor:
+    """Sums w_ij v_j over j, w_i = softmax over j of <q_i, k_j> / sqrt(D), float32 `[N, H D]` (Shi et al., eq. 3-4).
 
     Row i of the pattern, `[N, M]`, has the senders j of node i; of none, the sum is zero. Its values are not read.
     """
+    if has_torch_function((query_NF,)):
+        parts = pattern, query_NF, key_MF, value_MF, heads
+        return handle_torch_function(attend_by_products, (query_NF,), *parts)
+    query_NHD, key_MHD, value_MHD = (x.view(len(x), heads, -1) for x in (query_NF, key_MF, value_MF))
+    return _attend_by_products(pattern, query_NHD, key_MHD, value_MHD).flatten(1)
+
+
+def _attend_by_products(pattern: SparseMatrix, query_NHD: Tensor, key_MHD: Tensor, value_MHD: Tensor) -> Tensor:
     if value_MHD.device.type != "cpu":
         return products_by_torch(pattern, query_NHD, key_MHD, value_MHD)
     return _Products.apply(query_NHD.float(), key_MHD.float(), value_MHD.float(), pattern)
@@ -87,7 +109,7 @@ def forward(
     indptr, indices, _ = (part.numpy() for part in pattern.parts())
     receiver, sender, x = (tensor.detach().contiguous().numpy() for tensor in (receiver_NH, sender_MH, x_MHD))
     weight_EH = torch.empty(len(indices), receiver.shape[1])
-    _additive_scores(indptr, indices, receiver, sender, slope, weight_EH.numpy())
+    additive_scores(indptr, indices, receiver, sender, slope, weight_EH.numpy())
     # torch's exponential is vectorised.
     weight_EH.exp_()
     out_NHD = torch.empty(len(receiver), *x.shape[1:])
@@ -99,7 +121,7 @@ def backward(kept: Kept, out_NHD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the gradients of `receiver_NH`, `sender_MH` and `x_MHD` from that of the sums."""
     of_receiver, of_sender, of_x = (torch.zeros(x.shape) for x in kept[2:5])
     gradients = of_receiver.numpy(), of_sender.numpy(), of_x.numpy()
-    _additive_gradients(kept, out_NHD.contiguous().numpy(), gradients)
+    additive_gradients(kept, out_NHD.contiguous().numpy(), gradients)
     return of_receiver, of_sender, of_x
 
 
@@ -110,7 +132,7 @@ class _Products(torch.autograd.Function):
         query, key, value = (x.detach().contiguous().numpy() for x in (query_NHD, key_MHD, value_MHD))
         weight_EH = torch.empty(len(indices), query.shape[1])
         share = np.float32(1 / math.sqrt(query.shape[2]))
-        _product_scores(indptr, indices, query, key, share, weight_EH.numpy())
+        product_scores(indptr, indices, query, key, share, weight_EH.numpy())
         # torch's exponential is vectorised.
         weight_EH.exp_()
         out_NHD = torch.empty(query.shape)
@@ -122,12 +144,12 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         of_query, of_key, of_value = (torch.zeros(x.shape) for x in ctx.kept[2:5])
         into = of_query.numpy(), of_key.numpy(), of_value.numpy()
-        _product_gradients(ctx.kept, gradients[0].contiguous().numpy(), into)
+        product_gradients(ctx.kept, gradients[0].contiguous().numpy(), into)
         return of_query, of_key, of_value, None
 
 
 @numba.njit(cache=True)
-def _additive_scores(
+def additive_scores(
     indptr: np.ndarray, indices: np.ndarray, receiver: np.ndarray, sender: np.ndarray, slope: float, out: np.ndarray
 ) -> None:
     """Computes scores less the largest one of their row, so that the exponential stays below one."""
@@ -169,7 +191,7 @@ def sums(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray, x: np.ndar
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _additive_gradients(kept: Kept, out: np.ndarray, found: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+def additive_gradients(kept: Kept, out: np.ndarray, found: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     """Computes, from the gradient `out` of the sums, those of everything that they were made from."""
     indptr, indices, receiver, sender, x, weight, slope = kept
     of_receiver, of_sender, of_x = found
@@ -205,7 +227,7 @@ def _additive_gradients(kept: Kept, out: np.ndarray, found: tuple[np.ndarray, np
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _product_scores(
+def product_scores(
     indptr: np.ndarray, indices: np.ndarray, query: np.ndarray, key: np.ndarray, share: float, out: np.ndarray
 ) -> None:
     """Computes scores less the largest one of their row, so that the exponential stays below one."""
@@ -225,7 +247,7 @@ def _product_scores(
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def _product_gradients(kept: Kept, out: np.ndarray, found: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+def product_gradients(kept: Kept, out: np.ndarray, found: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     """Computes, from the gradient `out` of the sums, those of everything they were made from, added to zeros."""
     indptr, indices, query, key, value, weight, share = kept
     of_query, of_key, of_value = found

@@ -8,6 +8,7 @@ import numba
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from shoal.algorithms.models.inputs.masked_features import products
 from shoal.algorithms.models.layers.head import Head, Output
@@ -33,6 +34,16 @@ def weighted_hops(hops: Sequence[Features], head: Head, vectors_RF: Tensor) -> "
     if len(head.linears) > 1 and len(sparse) == len(hops):
         return SparseHops(sparse, head, vectors_RF)
     return DenseHops([hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in hops], head, vectors_RF)
+
+
+def weigh_sparse_hops(hops: Sequence[Features], weight_HF: Tensor, vectors_RF: Tensor, module: Any) -> Tensor | None:
+    """Sums the products of sparse hops with a weight, `[N, H]`, as a GAMLP weighs them; None: in another way.
+
+    Only stand-ins of hops are summed here (`models.compiled`).
+    """
+    if has_torch_function(tuple(hops)):
+        return handle_torch_function(weigh_sparse_hops, tuple(hops), hops, weight_HF, vectors_RF, module)
+    return None
 
 
 def joined_factors(weight_HF: Tensor, vectors_RF: Tensor) -> Tensor:

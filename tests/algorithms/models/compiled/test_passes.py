@@ -20,7 +20,19 @@ from shoal.algorithms.models.layers.head import Output
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 NODES, FEATURES, CLASSES = 37, 11, 3
-MODELS = ("gcn", "sage", "gin", "gcnii")
+HEADS = ("linear", "relu", "conv")
+MODELS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"head": head}) for name in ("gcn", "sage", "gin", "gcnii") for head in HEADS),
+    *(("gat", {"head": head, "heads": 2}) for head in HEADS),
+    ("gin", {"norm": "none"}),
+    ("transformer", {"heads": 3}),
+]
+# On three hops.
+DECOUPLED: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"layers": layers}) for name in ("mlp", "sgc", "s2gc", "gbp") for layers in (1, 3)),
+    *(("sign", {"layers": layers}) for layers in (1, 2)),
+    *(("gamlp", {"attention": attention}) for attention in ("simple", "gate", "ori_ref", "jk")),
+]
 
 
 def sparse(matrix: np.ndarray) -> SparseMatrix:
@@ -63,19 +75,47 @@ def run(model: FlatModel, of: Callable[[Any], Output], around: Any) -> tuple[Ten
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("head", ["linear", "relu", "conv"])
 @pytest.mark.parametrize("sparse_features", [True, False])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "options"), MODELS)
 def test_outputs_and_gradients_are_those_of_the_model(
-    name: str, sparse_features: bool, head: str, training: bool
+    name: str, options: dict[str, Any], sparse_features: bool, training: bool
 ) -> None:
-    model = model_of(name, sparse_features, head=head)
+    model = model_of(name, sparse_features, **options)
     model.module.train(training)
     around = graph_of(model, sparse_features)
     assert model.passes is not None
     assert model.passes.of(around) is not None
     for made, expected in zip(run(model, model, around), run(model, model.module, around)):
         torch.testing.assert_close(made, expected, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("name", "options"), DECOUPLED)
+def test_outputs_and_gradients_of_sparse_hops(name: str, options: dict[str, Any], training: bool) -> None:
+    module = build(
+        name, FEATURES, CLASSES, 2, 0.4, {**({"hidden": 6} if options.get("layers") != 1 else {}), **options}
+    )
+    model = FlatModel(module, sparse=True)
+    model.initial(1)
+    model.load(model.w.detach() + 0.1 * torch.randn(len(model.w), generator=torch.Generator().manual_seed(0)))
+    module.train(training)
+    rng = np.random.default_rng(4)
+    hops = [sparse(rng.standard_normal((20, FEATURES)) * (rng.random((20, FEATURES)) < 0.4)) for _ in model.inputs]
+    passes, label = model.passes, torch.arange(20) % CLASSES
+    assert passes is not None
+    # The input of a single layer is its embedding, which is no value of a pass.
+    alone = options.get("layers") == 1 and name != "sign"
+    assert (passes.of(hops) is None) == alone
+    assert passes.of(hops, embeds=False) is not None
+    assert passes.of([hop.to_dense() for hop in hops]) is None
+    gradients = []
+    for of in (model, module):
+        assert model.w.grad is not None
+        model.w.grad.zero_()
+        torch.manual_seed(3)
+        F.cross_entropy(of(hops).logits_NC, label).backward()
+        gradients.append((of(hops).logits_NC.shape, model.w.grad.clone()))
+    torch.testing.assert_close(*(gradient for _, gradient in gradients), rtol=1e-4, atol=2e-6)
 
 
 def test_one_output_may_have_no_gradient() -> None:
