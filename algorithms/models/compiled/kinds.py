@@ -342,3 +342,15 @@ def _back_weigh(of: Lowering, value: Value) -> None:
     of.backward.add(Code.UNWEIGH, *places, of.gradient(value), *sizes, *of_parts, *nothing, into, g=g)
     for part, gradient in zip(value.of, of_parts):
         of.copy_to(part, gradient)
+
+
+@forward
+def _gather(of: Lowering, value: Value) -> None:
+    places = of.memory[value.of[0]].place, of.input(value.with_["number"]), of.memory[value].place
+    of.forward.add(Code.GATHER, *places, value.rows, value.width)
+
+
+@back
+def _back_gather(of: Lowering, value: Value) -> None:
+    places = of.gradient(value), of.input(value.with_["number"]), of.added_to(value.of[0])
+    of.backward.add(Code.SCATTER, *places, value.rows, value.width)

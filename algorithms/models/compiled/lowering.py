@@ -130,7 +130,7 @@ class Lowering:
         if value.kind == "rows":
             return Memory(self.memory[value.of[0]].place)
         if value.kind == "input":
-            return Memory(Place(_base_of(value.with_["number"]), 0))
+            return Memory(self.input(value.with_["number"]))
         if value in self.joined:
             return Memory(Place(Base.NOWHERE, 0))
         source = self._overwritten(value)
@@ -180,6 +180,10 @@ class Lowering:
         first = _base_of(matrix.number) + 3 * back
         arrays = [Place(first + part, 0) for part in range(3)]
         to.add(Code.SPARSE_ONES if matrix.ones else Code.SPARSE, *arrays, rows, x, out, width, g=g)
+
+    def input(self, number: int) -> Place:
+        """Finds the values of a dense input."""
+        return Place(_base_of(number), 0)
 
     def pattern(self, matrix: Operator) -> list[Place]:
         """Finds row starts and columns of a matrix."""

@@ -37,6 +37,11 @@ def integers_at(address: int, count: int) -> np.ndarray:
 
 
 @numba.njit
+def longs_at(address: int, count: int) -> np.ndarray:
+    return numba.carray(_pointer(address), (count,), np.int64)
+
+
+@numba.njit
 def heads_at(address: int, rows: int, heads: int, width: int) -> np.ndarray:
     return numba.carray(_pointer(address), (rows, heads, width), np.float32)
 

@@ -22,6 +22,7 @@ from shoal.algorithms.models.compiled.memory import (
     ZERO,
     arguments_at,
     integers_at,
+    longs_at,
     matrix_at,
     numbers_at,
 )
@@ -73,6 +74,8 @@ class Code(Enum):
     PRELU = auto()  # x, slope, out, numbers: out = x where it is above 0, else slope x
     THROUGH_PRELU = auto()  # gradient, x, slope, of_slope, numbers: the gradient of PRELU, in place; g of the slope
     COLUMNS = auto()  # x, x_row, out, out_row, rows, width: out = f x + g out, in matrices of x_row and out_row columns
+    GATHER = auto()  # x, rows, out, count, width: out = some rows of x
+    SCATTER = auto()  # x, rows, out, count, width: adds x to some rows of out
     ATTEND = auto()  # see `attention_operations.attend`
     UNATTEND = auto()  # its way back
     ATTEND_PRODUCTS = auto()  # see `attention_operations.attend_products`
@@ -326,6 +329,20 @@ def _columns(pointer: Any, f: float, g: float) -> None:
     x, x_row, out, out_row, width = at[0], at[1], at[2], at[3], at[5]
     for n in range(at[4]):
         _add(x + 4 * n * x_row, out + 4 * n * out_row, width, f, g)
+
+
+def _gather(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    rows = longs_at(at[1], at[3])
+    for i in range(len(rows)):
+        _add(at[0] + 4 * rows[i] * at[4], at[2] + 4 * i * at[4], at[4], ONE, ZERO)
+
+
+def _scatter(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    rows = longs_at(at[1], at[3])
+    for i in range(len(rows)):
+        _add(at[0] + 4 * i * at[4], at[2] + 4 * rows[i] * at[4], at[4], ONE, ONE)
 
 
 _OPERATIONS: dict[Code, Any] = {

@@ -79,7 +79,9 @@ def addresses(inputs: Sequence[Any], back: bool, **tensors: Tensor | None) -> np
 def parts_of(inputs: Inputs) -> Sequence[Any] | None:
     """Lists the matrices of a model's inputs; None: they are more than matrices."""
     if isinstance(inputs, Neighbourhood):
-        return None if inputs.rows is not None or not inputs.operators else [inputs.x_NF, *inputs.operators]
+        if not inputs.operators:
+            return None
+        return [inputs.x_NF, *inputs.operators, *([] if inputs.rows is None else [inputs.rows])]
     return None if isinstance(inputs, ItemBatch) else inputs
 
 

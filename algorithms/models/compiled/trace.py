@@ -51,6 +51,11 @@ class Value:
     def to(self, dtype: torch.dtype) -> "Value":
         return self
 
+    def index_select(self, dim: int, rows: Any) -> "Value":
+        if dim or not isinstance(rows, Rows):
+            raise Untraceable("columns, or rows that are no input")
+        return Value("gather", [self], rows.count, self.width, number=rows.number)
+
     def __getitem__(self, rows: slice) -> "Value":
         if not isinstance(rows, slice) or rows.start or rows.step or rows.stop is None or rows.stop < 0:
             raise Untraceable("rows that are not the first ones")
@@ -92,6 +97,13 @@ class Dropped:
 
     def __init__(self, p: float) -> None:
         self.p = p
+
+
+class Rows:
+    """The rows that are asked for: the input of this number."""
+
+    def __init__(self, number: int, count: int) -> None:
+        self.number, self.count = number, count
 
 
 class Operator:
@@ -232,6 +244,8 @@ def signature_of(inputs: Sequence[Any], entries: bool) -> tuple[Any, ...] | None
             if starts.dtype != np.int32 or columns.dtype != np.int32:
                 return None
             parts.append((*x.shape, values is None, len(columns) if entries else 0))
+        elif isinstance(x, Tensor) and x.is_cpu and x.dtype == torch.int64 and x.dim() == 1 and x.is_contiguous():
+            parts.append(len(x))
         elif isinstance(x, Tensor) and x.is_cpu and x.dtype == torch.float32 and not x.requires_grad:
             if x.dim() != 2 or not x.is_contiguous():
                 return None
@@ -242,12 +256,13 @@ def signature_of(inputs: Sequence[Any], entries: bool) -> tuple[Any, ...] | None
 
 
 def stand_in(inputs: Sequence[Any], coupled: bool) -> Any:
-    """Makes the stand-ins of inputs that have a signature: features and operators of a neighbourhood, or hops."""
-    features, *others = inputs
+    """Makes the stand-ins of inputs that have a signature: features, operators, and perhaps rows; or hops."""
     if not coupled:
         return [_stand_in_features(number, hop) for number, hop in enumerate(inputs)]
+    features, *others = inputs
+    rows: Any = Rows(len(others), len(others.pop())) if isinstance(others[-1], Tensor) else None
     operators: Any = tuple(Operator(number, matrix) for number, matrix in enumerate(others, start=1))
-    return Neighbourhood(_stand_in_features(0, features), operators)
+    return Neighbourhood(_stand_in_features(0, features), operators, rows)
 
 
 def _stand_in_features(number: int, x: Any) -> Any:

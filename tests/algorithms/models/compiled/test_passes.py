@@ -89,6 +89,17 @@ def test_outputs_and_gradients_are_those_of_the_model(
         torch.testing.assert_close(made, expected, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("name", ["gcn", "gat"])
+def test_rows_that_are_asked_for_may_repeat(name: str, head: str) -> None:
+    model = model_of(name, head=head, **({"heads": 2} if name == "gat" else {}))
+    around = graph_of(model, True)._replace(rows=torch.tensor([5, 30, 5, 0]))
+    assert model.passes is not None
+    assert model.passes.of(around) is not None
+    for made, expected in zip(run(model, model, around), run(model, model.module, around)):
+        torch.testing.assert_close(made, expected, rtol=1e-4, atol=2e-6)
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("name", "options"), DECOUPLED)
 def test_outputs_and_gradients_of_sparse_hops(name: str, options: dict[str, Any], training: bool) -> None:
@@ -157,7 +168,7 @@ def test_what_has_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("gcn")
     around, passes = graph_of(model, True), model.passes
     assert passes is not None
-    assert passes.of(around._replace(rows=torch.arange(3))) is None
+    assert passes.of(around._replace(rows=torch.arange(6)[::2])) is None
     assert passes.of(around._replace(x_NF=torch.zeros(NODES, FEATURES, requires_grad=True))) is None
     assert passes.of(around._replace(x_NF=torch.zeros(NODES, FEATURES).double())) is None
     with masks(lambda x, p: torch.ones_like(x)):
