@@ -17,7 +17,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neig
 from shoal.algorithms.protocol import MODEL, Tree, moments_key
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.choice import AnalyticGradient, at_once
+from shoal.algorithms.training.analytic.choice import Formulas
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix, require_stored
 
@@ -55,17 +55,17 @@ class LocalTrainer:
         models: Mapping[str, FlatModel],
         options: TrainOptions,
         method: Algorithm,
-        analytic: AnalyticGradient | None = None,
+        formulas: Formulas | None = None,
         clipped_rows: tuple[float | None, float] | None = None,
     ) -> None:
-        """Makes the optimizers once; plain training takes `analytic` gradients, or those of `ClippedRows`."""
+        """Makes the optimizers once; plain training goes by `formulas`, or by the gradients of `ClippedRows`."""
         self.options = options
-        self._method, self._analytic = method, analytic
-        self._small = None if analytic is None else at_once(models[MODEL])
+        self._method = method
+        self._one_call, self._steps = formulas or Formulas(None, None)
         if clipped_rows is not None:
             from shoal.algorithms.training.clipped_rows import ClippedRows
 
-            self._analytic, self._small = ClippedRows(models[MODEL], *clipped_rows), None
+            self._one_call, self._steps = None, ClippedRows(models[MODEL], *clipped_rows)
         self._moments = {name: moments_key(name) for name in models}
         self._optimizers = {name: make_optimizer([flat.w], options) for name, flat in models.items()}
 
@@ -90,9 +90,11 @@ class LocalTrainer:
             pull = pull_of(self._method, client, received, self.options) if model == MODEL else None
             if not trained.module.training:
                 trained.module.train()
-            if plain and self._small is not None and self._small.takes(trained.gathered("train"), self.options):
-                return bounded_loss(*self._small.fit(trained, y, optimizer.state[trained.flat.w], self.options, pull))
-            form = self._analytic if plain else None
+            if plain and self._one_call is not None and self._one_call.takes(trained.gathered("train"), self.options):
+                return bounded_loss(
+                    *self._one_call.fit(trained, y, optimizer.state[trained.flat.w], self.options, pull)
+                )
+            form = self._steps if plain else None
             # Rows are rounded once: half the memory, and less work in every step.
             rounds = form is not None and trained.pattern.bfloat16
             inputs_of = batches(client, model, torch.bfloat16 if rounds else torch.float32)

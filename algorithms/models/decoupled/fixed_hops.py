@@ -26,7 +26,8 @@ class FixedHops(nn.Module):
     Attributes:
         inputs: Hops that are read.
         weights: w_k of these hops.
-        has_gradient_formulas: As of `Coupled`.
+        has_gradient_formulas: `training/analytic` has those of this class; derived classes do not inherit that.
+        traced: As of `Coupled`.
         one_weight: All hops are multiplied by one weight before anything else is done with them.
     """
 

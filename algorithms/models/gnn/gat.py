@@ -29,7 +29,6 @@ class GAT(Coupled):
     """
 
     operator = "attention"
-    has_gradient_formulas = True
     traced = True
     weighs_entries = True
     papers_head = "conv"

@@ -27,7 +27,6 @@ class GCN(Coupled):
     """
 
     operator = "symmetric"
-    has_gradient_formulas = True
     traced = True
     weighs_edges = True
     in_batches = True

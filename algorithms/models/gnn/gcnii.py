@@ -24,7 +24,6 @@ class GCNII(Coupled):
     """
 
     operator = "symmetric"
-    has_gradient_formulas = True
     traced = True
     first = ("lift.weight",)
     weighs_edges = True

@@ -24,7 +24,6 @@ class GIN(Coupled):
     """
 
     operator = "sum"
-    has_gradient_formulas = True
     traced = True
     first = ("convs.0.nn.0.weight",)
     in_batches = True

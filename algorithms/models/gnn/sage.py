@@ -18,7 +18,6 @@ class GraphSAGE(Coupled):
     """
 
     operator = "mean"
-    has_gradient_formulas = True
     traced = True
     first = ("convs.0.lin_l.weight", "convs.0.lin_r.weight")
     in_batches = True

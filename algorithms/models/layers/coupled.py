@@ -34,7 +34,6 @@ class Coupled(nn.Module):
         operator: What the layers multiply by, see `inputs.neighbourhood.all_nodes`.
         weighs_edges: Messages are multiplied by the weights of edges; else graphs with such weights are refused.
         papers_head: The classifier that the paper's model for nodes has.
-        has_gradient_formulas: `training/analytic` has the formulas of this class; derived classes do not inherit that.
         traced: Its `forward` may be run on stand-ins (`models.compiled`); derived classes do not inherit that.
         weighs_entries: A layer keeps numbers of every entry of its matrix.
         in_batches: Clients of such models may train in one batch, drawn neighbours and other norms aside.

@@ -1,6 +1,6 @@
-"""The choice of models that are trained by the formulas of their gradients."""
+"""The choice of models that are trained by the formulas of their gradients, or in one compiled call."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.method_errors import OURS
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.training.analytic.layers import HEADS, HeadGradients
+from shoal.algorithms.training.analytic.heads import HEADS, HeadGradients
 from shoal.algorithms.training.analytic.small_heads import SmallHead, SmallModel, is_small_head
 
 
@@ -25,63 +25,94 @@ class AnalyticGradient(Protocol):
         ...
 
 
-def analytic(model: FlatModel) -> AnalyticGradient:
-    """Makes the gradients of a model for which `needed_for_analytic` gives None."""
+class Formulas(NamedTuple):
+    """The training of a model: of clients that it takes in one call, of others by the gradients of steps.
+
+    Where there is neither, autograd trains.
+    """
+
+    one_call: SmallModel | None
+    steps: AnalyticGradient | None
+
+
+def analytic(model: FlatModel) -> Formulas:
+    """Makes what trains a model for which `needed_for_analytic` gives None."""
+    steps: AnalyticGradient | None = None
     name = name_of(model.module)
-    if name in HEADS:
-        return HeadGradients(model)
-    if name == "gamlp":
-        from shoal.algorithms.training.analytic.gamlp import GAMLPGradients
+    if _needed_for_steps(model) is None:
+        if name in HEADS:
+            steps = HeadGradients(model)
+        else:
+            from shoal.algorithms.training.analytic.gamlp import GAMLPGradients
 
-        return GAMLPGradients(model)
-    # Heads need none of it.
-    from shoal.algorithms.training.analytic.graphs import GraphGradients
-
-    return GraphGradients(model)
-
-
-def at_once(model: FlatModel) -> SmallModel | None:
-    """Returns the object that trains small clients of such a model in one call; None: nothing does."""
+            steps = GAMLPGradients(model)
     if is_small_head(model):
-        return SmallHead(model)
-    if model.coupled is None or (passes := model.passes) is None:
-        return None
+        return Formulas(SmallHead(model), steps)
+    passes = model.passes if model.coupled is not None or model.sparse else None
+    if passes is None:
+        return Formulas(None, steps)
     # Heads need none of it.
-    from shoal.algorithms.training.analytic.small_graphs import SmallGraph
+    from shoal.algorithms.training.analytic.one_call import TracedModel
 
-    return SmallGraph(passes)
+    return Formulas(TracedModel(passes), steps)
 
 
 def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:
     """Says what is missing to train a model by formulas of its gradients; None: nothing."""
     if model.reads_items:
         return "a node task (task: node)"
-    name = name_of(model.module)
-    if name is None:
-        return "a model that is not adapted to another width"
-    # The class itself says so: a class that derives from it may compute something else.
-    if not vars(type(model.module)).get("has_gradient_formulas"):
-        return f"a model with formulas of its gradients, which {name} is not"
-    if getattr(model.module, "attention", None) == "recursive":
-        return "another model.attention than recursive"
-    if model.coupled is None and not model.module.head.drops_embedding:  # type: ignore[union-attr]
-        return "dropout before the classifier (no model.head_dropout: false) of a model that reads hops"
-    if model.coupled is not None and model.coupled.fanouts:
-        return "the whole graph in every step (no model.fanouts)"
-    usual = "layer" if name == "gin" else "none"
-    if getattr(model.module, "norm", usual) != usual:
-        return f"model.norm: {usual}"
-    if model.coupled is not None and (
-        model.coupled.relu_head or (model.coupled.conv_head and model.coupled.papers_head == "linear")
-    ):
-        return "model.head: linear"
-    if name in ("gamlp", "gat") and model.w.device.type not in ("cpu", "meta"):
-        return f"a processor, for {name}"
-    if model.bfloat16 and (name not in HEADS or model.sparse or model.w.device.type not in ("cpu", "meta")):
-        return f"products in float32 (engine.precision), or {' or '.join(HEADS)} on dense features and a processor"
+    if model.coupled is None and _needed_for_steps(model) is None:
+        missing = None
+    elif model.coupled is None and not model.sparse:
+        missing = _needed_for_steps(model)
+    else:
+        missing = _needed_for_passes(model)
+    if missing is not None:
+        return missing
     if not fits_plainly(method):
         return f"a method of plain cross-entropy, which {type(method).__name__} is not"
     return None
+
+
+def _needed_for_steps(model: FlatModel) -> str | None:
+    """Says what is missing for the gradients of single steps, which models of rows have."""
+    name, head = name_of(model.module), getattr(model.module, "head", None)
+    # The class itself says so: a class that derives from it may compute something else.
+    if not vars(type(model.module)).get("has_gradient_formulas"):
+        return _no_formulas(name)
+    if getattr(model.module, "attention", None) == "recursive":
+        return "another model.attention than recursive"
+    if not head.drops_embedding:  # type: ignore[union-attr]
+        return "dropout before the classifier (no model.head_dropout: false) of a model that reads hops"
+    if name == "gamlp" and model.w.device.type not in ("cpu", "meta"):
+        return "a processor, for gamlp"
+    if model.bfloat16 and (name not in HEADS or model.sparse or model.w.device.type not in ("cpu", "meta")):
+        return f"products in float32 (engine.precision), or {' or '.join(HEADS)} on dense features and a processor"
+    return None
+
+
+def _needed_for_passes(model: FlatModel) -> str | None:
+    """Says what is missing for compiled passes of a model that reads a graph, or sparse hops."""
+    name, module = name_of(model.module), model.module
+    if not vars(type(module)).get("traced"):
+        return _no_formulas(name)
+    if model.coupled is not None and model.coupled.fanouts:
+        return "the whole graph in every step (no model.fanouts)"
+    if getattr(module, "norm", "none") == "batch":
+        return "another model.norm than batch"
+    if getattr(module, "jump", None) is not None:
+        return "model.jumping: none"
+    if getattr(module, "attention", None) == "recursive":
+        return "another model.attention than recursive"
+    if model.bfloat16 or model.w.device.type not in ("cpu", "meta"):
+        return f"products in float32 (engine.precision) on a processor, for {name}"
+    return None
+
+
+def _no_formulas(name: str | None) -> str:
+    if name is None:
+        return "a model that is not adapted to another width"
+    return f"a model with formulas of its gradients, which {name} is not"
 
 
 def fits_plainly(method: Algorithm) -> bool:

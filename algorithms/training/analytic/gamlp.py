@@ -21,7 +21,7 @@ from shoal.algorithms.models.layers.weighted_hops import (
     unweigh,
     weigh_hops,
 )
-from shoal.algorithms.training.analytic.layers import Buffers, to_gradient, weight_gradient
+from shoal.algorithms.training.analytic.heads import Buffers, to_gradient, weight_gradient
 from shoal.storage.graph.sparse_matrix import SparseMatrix, require_stored
 
 

@@ -20,7 +20,7 @@ from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.layers import HEADS, cross_entropy
+from shoal.algorithms.training.analytic.heads import HEADS, cross_entropy
 
 FAST = {"reassoc", "contract", "nsz"}
 # Products of a step's forward pass up to which one call takes less time than torch's calls (`benchmarks/visits.py`).

@@ -1,4 +1,4 @@
-"""Gradients by formula beside autograd's, step for step, dense and sparse; whole runs on either path."""
+"""Gradients of rows by formula beside autograd's, step for step, dense and sparse; whole runs on either path."""
 
 import copy
 from typing import Any
@@ -18,25 +18,22 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.decoupled.fixed_hops import SGC
 from shoal.algorithms.models.gnn.gcn import GCN
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, all_nodes
+from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.models.names import BACKBONES
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.choice import AnalyticGradient, analytic, needed_for_analytic
-from shoal.algorithms.training.analytic.graphs import LAYERS
-from shoal.algorithms.training.analytic.layers import HEADS, HeadGradients
+from shoal.algorithms.training.analytic.choice import AnalyticGradient, Formulas, analytic, needed_for_analytic
+from shoal.algorithms.training.analytic.heads import HeadGradients
 from shoal.algorithms.training.local_training import LocalTrainer, flat_step, make_optimizer
 from shoal.storage.graph.sparse_matrix import Features
 from shoal.storage.shards.view import View
 
 FEATURES, CLASSES, NODES = 9, 4, 30
 ATTENTIONS = ("simple", "gate", "ori_ref", "jk")
-MORE = {"jumping": "max", "head_dropout": False, "head": "conv"}
-CONV_HEADS = ("gcn head", "sage head", "gat head", "gcn head head_dropout", "gcn head jumping")
-WITHOUT_FORMULAS = [name for name in BACKBONES if name not in (*LAYERS, "gcnii", *HEADS, "gamlp")]
-GRAPHS = (*LAYERS, "gcnii", "gcn jumping", "gcn head_dropout", "gcnii head_dropout", *CONV_HEADS)
+# Read dense rows by autograd alone; sparse ones are traced.
+WITHOUT_FORMULAS = ("s2gc", "gbp", "sign")
 
 
 @pytest.fixture
@@ -53,10 +50,8 @@ def view(make_view: MakeView) -> View:
 def model_of(
     name: str, dropout: float, layers: int, hops: int = 0, by_column: bool = False, classes: int = CLASSES, **more: Any
 ) -> FlatModel:
-    """`layers` hidden ones of a graph; a classifier that passes messages is one more."""
-    backbone, *words = name.split()
-    options = {"hidden": 8, "layers": layers + ("head" in words), **{word: MORE[word] for word in words}, **more}
-    model = FlatModel(build(backbone, FEATURES, classes, hops, dropout, options), sparse=by_column)
+    module = build(name, FEATURES, classes, hops, dropout, {"hidden": 8, "layers": layers, **more})
+    model = FlatModel(module, sparse=by_column)
     model.initial(layers)
     # Biases and some attentions start at zero.
     model.load(model.w.detach() + 0.1 * torch.randn(len(model.w), generator=torch.Generator().manual_seed(0)))
@@ -64,16 +59,15 @@ def model_of(
     return model
 
 
+def steps_of(model: FlatModel) -> AnalyticGradient:
+    steps = analytic(model).steps
+    assert steps is not None
+    return steps
+
+
 def rows_of(rows: int, hops: int = 0) -> list[Tensor]:
     torch.manual_seed(rows)
     return [torch.randn(rows, FEATURES) * (torch.rand(rows, FEATURES) < 0.3) for _ in range(hops + 1)]
-
-
-def whole(model: FlatModel, view: View, as_sparse: bool = False) -> Neighbourhood:
-    coupled = model.coupled
-    assert coupled is not None
-    around = all_nodes(view, coupled.operator, coupled.depth)._replace(rows=view.train)
-    return around._replace(x_NF=sparse(view.x)) if as_sparse else around
 
 
 def check(model: FlatModel, closed: AnalyticGradient, inputs: Inputs, label: Tensor, atol: float = 1e-6) -> None:
@@ -81,7 +75,7 @@ def check(model: FlatModel, closed: AnalyticGradient, inputs: Inputs, label: Ten
     assert model.w.grad is not None
     model.w.grad.zero_()
     torch.manual_seed(1)
-    expected_loss = F.cross_entropy(model(inputs).logits_NC, label)
+    expected_loss = F.cross_entropy(model.module(inputs).logits_NC, label)
     expected_loss.backward()
     expected, drawn = model.w.grad.clone(), torch.rand(1)
     model.w.grad.fill_(torch.nan)
@@ -135,7 +129,8 @@ def test_rows_are_rounded_to_bfloat16_once_a_client(view: View, make_client: Mak
     model, start = client.model.flat, client.model.w.clone()
     model.bfloat16 = True
     form, before = HeadGradients(model), view._cache.bytes
-    LocalTrainer({MODEL: model}, TrainOptions(epochs=2, batch_size=4), Algorithm(), form).fit(client, {})
+    options = TrainOptions(epochs=2, batch_size=4)
+    LocalTrainer({MODEL: model}, options, Algorithm(), Formulas(None, form)).fit(client, {})
     assert view._cache.bytes - before == len(view.train) * FEATURES * 2
     ends.append(client.model.w.clone())
     client.model.load(start)
@@ -155,7 +150,7 @@ def test_rows_are_rounded_to_bfloat16_once_a_client(view: View, make_client: Mak
 @pytest.mark.parametrize("which", ["dense", "first sparse", "last sparse", "all sparse"])
 def test_gradients_of_gamlp(attention: str, layers: int, dropout: float, hops: int, which: str) -> None:
     model = model_of("gamlp", dropout, layers, hops, by_column=which != "dense", attention=attention)
-    closed = analytic(model)
+    closed = steps_of(model)
     turned = {"dense": (), "first sparse": (0,), "last sparse": (hops,), "all sparse": range(hops + 1)}[which]
     for rows in (15, 1, 20):
         inputs: list[Features] = [sparse(hop) if k in turned else hop for k, hop in enumerate(rows_of(rows, hops))]
@@ -165,42 +160,10 @@ def test_gradients_of_gamlp(attention: str, layers: int, dropout: float, hops: i
 def test_gradients_of_gamlp_of_clients_with_other_hops_sparse() -> None:
     """Some clients' hops are denser than others'."""
     model = model_of("gamlp", 0.5, 2, 2, by_column=True)
-    closed = analytic(model)
+    closed = steps_of(model)
     for turned in ((), (0, 1, 2), (0, 1), (2,), ()):
         inputs: list[Features] = [sparse(hop) if k in turned else hop for k, hop in enumerate(rows_of(9, 2))]
         check(model, closed, inputs, torch.arange(9) % CLASSES)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("as_sparse", [False, True])
-def test_gradients_of_graphs(
-    name: str, layers: int, dropout: float, as_sparse: bool, view: View, make_view: MakeView
-) -> None:
-    model = model_of(name, dropout, layers, by_column=as_sparse)
-    closed, inputs = analytic(model), whole(model, view, as_sparse)
-    # The second step finds what the first one left in memory; then fewer rows are asked for, or of another client.
-    for rows in (view.train, view.train, view.train[:1]):
-        check(model, closed, inputs._replace(rows=rows), view.label[rows])
-    alone = make_view(1, [], [1], [0], CLASSES, np.ones((1, FEATURES), dtype=np.float32))
-    for data in (alone, view):
-        check(model, closed, whole(model, data, as_sparse), data.train_label)
-
-
-def test_of_equal_layers_the_first_has_the_gradient_of_the_maximum(make_view: MakeView) -> None:
-    """Nodes alone and layers that pass on what they read: all outputs are the positive features."""
-    x = np.random.default_rng(0).random((3, FEATURES), dtype=np.float32) + 0.1
-    alone = make_view(3, [], [0, 1, 2], [0, 1, 2], CLASSES, x)
-    model = FlatModel(build("gcn", FEATURES, CLASSES, 0, 0.0, {"hidden": FEATURES, "layers": 3, "jumping": "max"}))
-    convs: Any = model.module.convs
-    for conv in convs:
-        conv.lin.weight.data.copy_(torch.eye(FEATURES))
-    check(model, analytic(model), whole(model, alone), alone.train_label)
-    assert convs[0].lin.weight.grad.any()
-    assert not convs[1].lin.weight.grad.any()
-    assert not convs[2].lin.weight.grad.any()
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 300.0, 1e30])
@@ -216,7 +179,7 @@ def test_float16_hops_are_multiplied_in_float32(name: str) -> None:
     model = model_of(name, 0.0, 2, hops=1)
     half, found = [hop.half() for hop in rows_of(6, len(model.inputs) - 1)], []
     for inputs in (half, [hop.float() for hop in half]):
-        analytic(model).gradient(inputs, torch.arange(6) % CLASSES)
+        steps_of(model).gradient(inputs, torch.arange(6) % CLASSES)
         assert model.w.grad is not None
         found.append(model.w.grad.clone())
     assert torch.equal(*found)
@@ -226,19 +189,13 @@ def test_float16_hops_are_multiplied_in_float32(name: str) -> None:
     ("name", "options", "why"),
     [
         ("gcn", {"fanouts": [2, 2]}, "the whole graph in every step"),
-        ("gcn", {"jumping": "max", "layers": 4}, None),
-        ("gat", {}, None),
-        ("gcn", {"head": "conv"}, None),
-        ("sage", {"head": "conv"}, None),
-        ("gat", {"head": "conv"}, None),
-        ("gin", {"head": "conv"}, "model.head: linear"),
-        ("gcn", {"head": "relu"}, "model.head: linear"),
-        ("gcnii", {"head": "conv"}, "model.head: linear"),
-        ("gin", {"head_dropout": False}, None),
+        ("gcn", {"jumping": "max", "layers": 4}, "model.jumping: none"),
+        *((name, {"head": head}, None) for name in ("gcn", "sage", "gat", "gin", "gcnii") for head in ("conv", "relu")),
+        ("gin", {"head_dropout": False, "norm": "none"}, None),
+        ("gcn", {"norm": "batch"}, "another model.norm than batch"),
+        ("transformer", {}, None),
         ("sgc", {"head_dropout": False, "layers": 2}, "dropout before the classifier"),
         ("mlp", {"head_dropout": True}, None),
-        ("gcn", {"norm": "batch"}, "model.norm: none"),
-        ("gin", {"norm": "none"}, "model.norm: layer"),
         ("gamlp", {"attention": "recursive"}, "another model.attention than recursive"),
         ("gamlp", {"attention": "jk"}, None),
         *((name, {}, f"a model with formulas of its gradients, which {name} is not") for name in WITHOUT_FORMULAS),
@@ -247,6 +204,12 @@ def test_float16_hops_are_multiplied_in_float32(name: str) -> None:
 def test_needed_for_analytic_names_what_is_missing(name: str, options: dict[str, Any], why: str | None) -> None:
     missing = needed_for_analytic(Algorithm(), FlatModel(build(name, FEATURES, CLASSES, 0, 0.5, options)))
     assert missing is None if why is None else missing is not None and missing.startswith(why)
+
+
+def test_sparse_hops_need_no_formulas() -> None:
+    for name in (*WITHOUT_FORMULAS, "sgc"):
+        model = FlatModel(build(name, FEATURES, CLASSES, 2, 0.5, {"head_dropout": False}), sparse=True)
+        assert needed_for_analytic(Algorithm(), model) is None
 
 
 class OtherGCN(GCN):
@@ -276,7 +239,7 @@ def test_fit_with_loss_uses_autograd(view: View, make_client: MakeClient) -> Non
     for by_formula in (False, True):
         client = make_client(view, model_of("mlp", 0.5, 2).module)
         model = client.model.flat
-        form = HeadGradients(model) if by_formula else None
+        form = analytic(model) if by_formula else None
         LocalTrainer({MODEL: model}, TrainOptions(), Algorithm(), form).fit(client, {}, loss=squares)
         ends.append(client.model.w)
     assert torch.equal(*ends)
@@ -292,9 +255,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "sgc": {"model": {"name": "sgc"}},
     "mlp": {"model": {"name": "mlp", "hidden": 8}, "train.dropout": 0.3},
     "sgd, batches": {"model": {"name": "mlp", "hidden": 8}, "train.optimizer": "sgd", "train.batch_size": 4},
-    "gcn, batches": {"model": {"name": "gcn", "hidden": 8}, "train.batch_size": 4},
     "local": {"model": {"name": "sgc", "layers": 2, "hidden": 8}, "algorithm.name": "local"},
     "fedgta": {"model": {"name": "mlp", "hidden": 8}, "algorithm.name": "fedgta"},
+    "gat": {"model": {"name": "gat", "hidden": 8}},
     "two models": {"model": [{"name": "sgc"}, {"name": "gcn", "hidden": 5}], "algorithm.name": "local"},
 }
 

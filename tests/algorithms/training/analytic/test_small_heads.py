@@ -11,7 +11,7 @@ from support.one_call import VISITS, require_same_bits_on_any_threads, require_v
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.layers import HeadGradients
+from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.analytic.small_heads import MOST_PRODUCTS, SmallHead, adam, is_small_head
 
 FEATURES, CLASSES = 9, 4
@@ -39,7 +39,7 @@ def test_visits_are_those_of_autograd(
     def make() -> Client:
         return client_of(rows, head(layers, dropout), make_view, make_client)
 
-    require_visits_of_autograd(make, HeadGradients, VISITS[options])
+    require_visits_of_autograd(make, analytic, VISITS[options])
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])

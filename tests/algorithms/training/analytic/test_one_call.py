@@ -18,8 +18,8 @@ from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_node
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.choice import analytic, at_once
-from shoal.algorithms.training.analytic.small_graphs import SmallGraph
+from shoal.algorithms.training.analytic.choice import analytic
+from shoal.algorithms.training.analytic.one_call import TracedModel
 from shoal.engine.rounds.server import Server
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.shards.view import View
@@ -86,9 +86,9 @@ def test_steps_of_adam_are_those_of_autograd_to_rounding_at_any_width(
     require_visits_of_autograd(lambda: client_of(model_of(name, hidden=hidden), view), analytic, {"epochs": 10}, 1e-6)
 
 
-def small_of(model: FlatModel) -> SmallGraph:
-    small = at_once(model)
-    assert isinstance(small, SmallGraph)
+def small_of(model: FlatModel) -> TracedModel:
+    small = analytic(model).one_call
+    assert isinstance(small, TracedModel)
     return small
 
 
@@ -122,8 +122,7 @@ def test_what_one_call_takes(make_view: MakeView) -> None:
     assert small.takes(field._replace(x_NF=field.x_NF.to_dense()), TrainOptions())
     assert not small.takes(field, TrainOptions(batch_size=7))
     assert not small.takes(field, TrainOptions(optimizer="sgd", momentum=0.1))
-    # Some rows of a whole graph are asked for.
-    assert not small.takes(all_nodes(view, "symmetric", 2)._replace(rows=view.train), TrainOptions())
+    assert small.takes(all_nodes(view, "symmetric", 2)._replace(rows=view.train), TrainOptions())
     assert not small_of(model_of("gcn", jumping="max")).takes(field, TrainOptions())
 
 

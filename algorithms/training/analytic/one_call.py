@@ -1,4 +1,4 @@
-"""The whole local training of a model that passes messages, all its steps in one compiled call.
+"""The whole local training of a model that has compiled passes, all its steps in one call.
 
 Axes: E steps, T training nodes, C classes, P parameters.
 """
@@ -15,14 +15,14 @@ from shoal.algorithms.models.compiled.operations import Base, execute, matrix_at
 from shoal.algorithms.models.compiled.passes import Arrays, Pass, Passes, addresses, parts_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.layers import cross_entropy
+from shoal.algorithms.training.analytic.heads import cross_entropy
 from shoal.algorithms.training.analytic.small_heads import SmallModel, adam, in_one_batch, pull, sgd
 
 WORK, KEPT = int(Base.WORK), int(Base.KEPT)
 
 
-class SmallGraph(SmallModel):
-    """A model on the part of a graph that training rows read."""
+class TracedModel(SmallModel):
+    """A model on the part of a graph, or the rows of sparse hops, that training rows read."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes

@@ -1,10 +1,9 @@
-"""Layers and what their gradients are made of, written into the parameters' `grad`.
+"""Gradients of models of rows, and what they are made of, written into the parameters' `grad`.
 
-Axes: n receivers, m senders, N rows of a batch, F inputs, H outputs, C classes. G is the gradient at a layer's output.
+Axes: N rows of a batch, F inputs, H outputs, C classes. G is the gradient at a layer's output.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from torch import Tensor
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
-from shoal.algorithms.models.layers.edge_attention import backward as attention_backward
-from shoal.algorithms.models.layers.edge_attention import forward as attention_forward
 from shoal.algorithms.models.layers.head import Head
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
 from shoal.storage.kernels.exponentials import exp
@@ -103,11 +100,6 @@ def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:
     return loss
 
 
-def product(x: StoredFeatures, weight: Tensor, out: Tensor) -> Tensor:
-    """Computes x W', `[m, H]`."""
-    return x.times(weight.t(), out) if isinstance(x, SparseMatrix) else torch.mm(x, weight.t(), out=out)
-
-
 def weight_gradient(weight: Tensor, x: StoredFeatures, gradient: Tensor) -> None:
     """Writes the gradient G' x of a weight whose product x W' has the gradient G."""
     assert weight.grad is not None
@@ -115,134 +107,6 @@ def weight_gradient(weight: Tensor, x: StoredFeatures, gradient: Tensor) -> None
         x.times_transposed(gradient, weight.grad.t())
     else:
         torch.mm(gradient.t(), x, out=weight.grad)
-
-
-class Layer(ABC):
-    """One of PyG's layers, whose parameters these are: of `m` nodes, the first `n` receive."""
-
-    def __init__(self, conv: Any, buffers: Buffers) -> None:
-        self.conv, self.buffers = conv, buffers
-
-    @abstractmethod
-    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
-        """Computes the output `[n, H]` for `[m, F]`, in the layer's buffer; it and `x` must stay until `backward`."""
-
-    @abstractmethod
-    def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """Writes the parameters' gradients; gives that of the input, in a buffer of the layer, if it is wanted."""
-
-
-class GCNLayer(Layer):
-    """P x W' + b. With S = P' G: S' x for W, column sums of G for b, S W for x."""
-
-    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
-        self._operator, self._x = operator, x
-        weight, bias = self.conv.lin.weight, self.conv.bias
-        messages = product(x, weight, self.buffers("messages", len(x), len(weight)))
-        return operator.times(messages, self.buffers("out", len(operator), len(weight)).copy_(bias), beta=1.0)
-
-    def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
-        weight = self.conv.lin.weight
-        torch.sum(gradient, 0, out=self.conv.bias.grad)
-        messages = self._operator.times_transposed(gradient, self.buffers("messages", len(self._x), len(weight)))
-        weight_gradient(weight, self._x, messages)
-        return torch.mm(messages, weight, out=self.buffers("in", *self._x.shape)) if wanted else None
-
-
-class SAGELayer(Layer):
-    """M x W_1' + x W_2' + b. With S = M' G: S' x for W_1, G' x for W_2, S W_1 + G W_2 for x."""
-
-    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
-        self._operator, self._x = operator, x
-        neighbour_weight, self_weight = self.conv.lin_l.weight, self.conv.lin_r.weight
-        messages = product(x, neighbour_weight, self.buffers("messages", len(x), len(self_weight)))
-        # A sparse matrix without its last rows would have another transpose.
-        read = x if isinstance(x, SparseMatrix) else x[: len(operator)]
-        out = product(read, self_weight, self.buffers("out", len(read), len(self_weight)))[: len(operator)]
-        return operator.times(messages, out.add_(self.conv.lin_l.bias), beta=1.0)
-
-    def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
-        neighbour_weight, self_weight = self.conv.lin_l.weight, self.conv.lin_r.weight
-        x, receivers = self._x, len(gradient)
-        torch.sum(gradient, 0, out=self.conv.lin_l.bias.grad)
-        if isinstance(x, SparseMatrix) and receivers < len(x):
-            # The output's memory is free.
-            everywhere = self.buffers("out", len(x), len(self_weight))
-            everywhere[:receivers] = gradient
-            everywhere[receivers:] = 0
-            weight_gradient(self_weight, x, everywhere)
-        else:
-            weight_gradient(self_weight, x if isinstance(x, SparseMatrix) else x[:receivers], gradient)
-        messages = self._operator.times_transposed(gradient, self.buffers("messages", len(x), len(self_weight)))
-        weight_gradient(neighbour_weight, x, messages)
-        if not wanted:
-            return None
-        passed = torch.mm(messages, neighbour_weight, out=self.buffers("in", *x.shape))
-        passed[:receivers].addmm_(gradient, self_weight)
-        return passed
-
-
-class GINLayer(Layer):
-    """LayerNorm(relu(A z + (1 + e) z + b) V' + c) with z = x W'."""
-
-    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
-        self._operator, self._x = operator, x
-        first, _, second, norm = self.conv.nn
-        width, n = len(first.weight), len(operator)
-        self._messages = product(x, first.weight, self.buffers("messages", len(x), width))
-        hidden = torch.mul(self._messages[:n], 1 + self.conv.eps, out=self.buffers("hidden", n, width)).add_(first.bias)
-        self._hidden = operator.times(self._messages, hidden, beta=1.0).relu_()
-        self._mixed = torch.addmm(second.bias, self._hidden, second.weight.t(), out=self.buffers("mixed", n, width))
-        out, *self._moments = torch.native_layer_norm(
-            self._mixed, norm.normalized_shape, norm.weight, norm.bias, norm.eps
-        )
-        return out
-
-    def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
-        first, _, second, norm = self.conv.nn
-        layer_norm_backward = torch.ops.aten.native_layer_norm_backward
-        mixed, of_weight, of_bias = layer_norm_backward(
-            gradient, self._mixed, norm.normalized_shape, *self._moments, norm.weight, norm.bias, [True, True, True]
-        )
-        norm.weight.grad.copy_(of_weight)
-        norm.bias.grad.copy_(of_bias)
-        torch.sum(mixed, 0, out=second.bias.grad)
-        weight_gradient(second.weight, self._hidden, mixed)
-        hidden = let_through(torch.mm(mixed, second.weight, out=self._mixed), self._hidden)
-        torch.sum(hidden, 0, out=first.bias.grad)
-        messages, n = self._messages, len(hidden)
-        self.conv.eps.grad.copy_(torch.dot(hidden.flatten(), messages[:n].flatten()))
-        torch.mul(hidden, 1 + self.conv.eps, out=messages[:n])
-        messages[n:] = 0
-        self._operator.times_transposed(hidden, messages, beta=1.0)
-        weight_gradient(first.weight, self._x, messages)
-        return torch.mm(messages, first.weight, out=self.buffers("in", *self._x.shape)) if wanted else None
-
-
-class GATLayer(Layer):
-    """Attention over x W', see `shoal.algorithms.models.layers.edge_attention`, plus b; on a processor."""
-
-    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
-        conv = self.conv
-        self._x = x
-        messages = product(x, conv.lin.weight, self.buffers("messages", len(x), len(conv.lin.weight)))
-        self._messages = messages.view(-1, conv.heads, conv.out_channels)
-        receiver_NH = (self._messages[: len(operator)] * conv.att_dst).sum(-1)
-        sender_MH = (self._messages * conv.att_src).sum(-1)
-        out, self._kept = attention_forward(operator, receiver_NH, sender_MH, self._messages, conv.negative_slope)
-        return out.flatten(1).add_(conv.bias)
-
-    def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
-        conv = self.conv
-        torch.sum(gradient, 0, out=conv.bias.grad)
-        by_head = gradient.view(len(gradient), *self._messages.shape[1:])
-        of_receiver, of_sender, messages = attention_backward(self._kept, by_head)
-        for weight, score in ((conv.att_dst, of_receiver), (conv.att_src, of_sender)):
-            weight.grad.copy_(torch.einsum("nh,nhd->hd", score, self._messages[: len(score)]))
-            messages[: len(score)].addcmul_(score[:, :, None], weight)
-        flat = messages.flatten(1)
-        weight_gradient(conv.lin.weight, self._x, flat)
-        return torch.mm(flat, conv.lin.weight, out=self.buffers("in", *self._x.shape)) if wanted else None
 
 
 # Backbones that are a `Head` on rows of one hop and nothing else.
