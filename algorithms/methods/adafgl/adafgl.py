@@ -22,7 +22,7 @@ from shoal.algorithms.rng import Stream, seed_default
 from shoal.algorithms.training.joint_training import own_optimizer
 from shoal.algorithms.training.local_training import bounded_loss, flat_step, without_denormals
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import Features
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.options.types import NotNegative, Positive, Share, ShareBelowOne
 from shoal.storage.shards.view import View
 
@@ -59,6 +59,11 @@ class Branches(nn.Module):
         self.own = Head(features, hidden, classes, 3, dropout, **options)
         self.smooth = Head(wide, hidden, classes, 3, dropout, **options)
         self.message = Head(wide, hidden, classes, 3, dropout, **options)
+
+    def first_weights(self) -> list[nn.Parameter]:
+        return [
+            weight for branch in (self.homo, self.own, self.smooth, self.message) for weight in branch.first_weights()
+        ]
 
     def forward(self, known: Knowledge, x_NF: Features, asked: Rows | None = None) -> Scores:
         """Scores nodes by knowledge and features, `[N, F]`; all but `homo` only for the rows that are asked for.
@@ -218,7 +223,8 @@ class AdaFGL(FedAvg):
         shape = data.features, data.classes, self.steps, self.hidden, dropout, self.beta
         kept = client.state.get(BRANCHES)
         with Stream(data.device, client.random(BRANCHES)):
-            received.branches = FlatModel(Branches(*shape, draws=kept is None))
+            by_column = isinstance(data.x, SparseMatrix) and not self._knowledge(client).hops_NG.numel()
+            received.branches = FlatModel(Branches(*shape, draws=kept is None), sparse=by_column)
         if kept is not None:
             received.branches.load(kept)
         return received.branches

@@ -158,7 +158,8 @@ def propagate_weighted(
     """Multiplies [X, P~ X, …, P~^K X] by W^T, for weights W `[H, (K + 1) F]`, all of one H: `[N, H]` each.
 
     With rows that are asked for, the product of the last weight is of these alone, `[R, H]`. A backward pass writes the
-    gradients of the weights into their `grad`, which must be there: they are most of what a step writes.
+    gradients of the weights into their `grad`, which must be there: they are most of what a step writes. Where hops are
+    not written out, weights and their gradients lie column by column.
     """
     products: tuple[Tensor, ...] = _Propagated.apply(known, x_NF, asked, *weights)
     return products
@@ -173,7 +174,7 @@ class _Propagated(torch.autograd.Function):
         if known.hops_NG.numel():
             hops = _hops_read(known, asked, len(weights))
             return tuple(hop @ weight.t() for hop, weight in zip(hops, weights))
-        of_hops = zip(*(weight.t().contiguous().split(x_NF.shape[1]) for weight in weights))
+        of_hops = zip(*(weight.t().split(x_NF.shape[1]) for weight in weights))
         *nearer, product = [torch.cat([x_NF @ part for part in parts], dim=1) for parts in of_hops]
         for of_hop in reversed(nearer):
             product = of_hop + known.mixing.times(product)
@@ -192,15 +193,12 @@ class _Propagated(torch.autograd.Function):
         if asked is not None:
             last = torch.zeros_like(others[0]).index_add_(0, asked.rows, last)
         product = torch.cat([*others, last], dim=1)
-        # Products give columns, which are collected: only a whole matrix is transposed fast.
-        turned = [torch.empty(weight.shape[::-1], device=weight.device) for weight in ctx.weights]
-        for number, of_hop in enumerate(zip(*(of_weight.split(x_NF.shape[1]) for of_weight in turned))):
+        of_hops = zip(*(weight.grad.t().split(x_NF.shape[1]) for weight in ctx.weights))
+        for number, of_hop in enumerate(of_hops):
             if number:
                 product = info.mixing.times(product)
             for part, gradient in zip(of_hop, product.chunk(len(of_hop), dim=1)):
                 x_NF.times_transposed(gradient, part)
-        for weight, of_weight in zip(ctx.weights, turned):
-            weight.grad.copy_(of_weight.t())
         return (None,) * (3 + len(gradients))
 
 
