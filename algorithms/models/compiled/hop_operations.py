@@ -35,8 +35,8 @@ def weigh(pointer: Any, f: float, g: float) -> None:
                 shared += score[k, n, k]
         norm = ZERO
         for k in range(hops):
-            own = added[k] if vectors == 0 else score[k, n, vectors - 1] + shared + added[0]
-            gate[n, k] = ONE / (ONE + np.float32(math.exp(-own)))
+            of_hop = added[k] if vectors == 0 else score[k, n, vectors - 1] + shared + added[0]
+            gate[n, k] = ONE / (ONE + np.float32(math.exp(-of_hop)))
             weight[n, k] = np.float32(math.exp(gate[n, k]))
             norm += weight[n, k]
         for k in range(hops):

@@ -49,6 +49,10 @@ def _features(of: Lowering, value: Value) -> None:
         turned = of.new(weight_FH.numel())
         of.forward.add(Code.TRANSPOSE, factor, turned, *weight_FH.t().shape)
         factor = turned
+    if value.with_["kept"] is not None:
+        masked = of.new(weight_FH.numel())
+        of.forward.add(Code.SCALE_ROWS, factor, of.input(value.with_["kept"]), masked, *weight_FH.shape)
+        factor = masked
     matrices = value.with_["matrices"]
     rows = value.rows // len(matrices)
     for number, matrix in enumerate(matrices):
@@ -140,13 +144,17 @@ def _back_times(of: Lowering, value: Value) -> None:
 def _back_features(of: Lowering, value: Value) -> None:
     weight_FH, gradient = value.with_["weight"], of.gradient(value)
     into, g = of.gradient_of(weight_FH)
-    by_column = weight_FH.is_contiguous()
-    out, before = (into, g) if by_column else (of.new(weight_FH.numel()), 0.0)
+    by_column, kept = weight_FH.is_contiguous(), value.with_["kept"]
+    direct = by_column and kept is None
+    out, before = (into, g) if direct else (of.new(weight_FH.numel()), 0.0)
     matrices = value.with_["matrices"]
     rows = value.rows // len(matrices)
     for number, matrix in enumerate(matrices):
         of_rows = gradient.behind(number * rows * value.width)
         of.sparse(of.backward, matrix, len(weight_FH), of_rows, out, value.width, True, before if not number else 1.0)
+    if kept is not None:
+        masked = (into, g) if by_column else (out, 0.0)
+        of.backward.add(Code.SCALE_ROWS, out, of.input(kept), masked[0], *weight_FH.shape, g=masked[1])
     if not by_column:
         of.backward.add(Code.TRANSPOSE, out, into, *weight_FH.shape, g=g)
 

@@ -74,6 +74,7 @@ class Code(Enum):
     PRELU = auto()  # x, slope, out, numbers: out = x where it is above 0, else slope x
     THROUGH_PRELU = auto()  # gradient, x, slope, of_slope, numbers: the gradient of PRELU, in place; g of the slope
     COLUMNS = auto()  # x, x_row, out, out_row, rows, width: out = f x + g out, in matrices of x_row and out_row columns
+    SCALE_ROWS = auto()  # x, factors, out, rows, width: every row of out = factor x + g out
     GATHER = auto()  # x, rows, out, count, width: out = some rows of x
     SCATTER = auto()  # x, rows, out, count, width: adds x to some rows of out
     ATTEND = auto()  # see `attention_operations.attend`
@@ -329,6 +330,13 @@ def _columns(pointer: Any, f: float, g: float) -> None:
     x, x_row, out, out_row, width = at[0], at[1], at[2], at[3], at[5]
     for n in range(at[4]):
         _add(x + 4 * n * x_row, out + 4 * n * out_row, width, f, g)
+
+
+def _scale_rows(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    factors, width = numbers_at(at[1], at[3]), at[4]
+    for n in range(len(factors)):
+        _add(at[0] + 4 * n * width, at[2] + 4 * n * width, width, factors[n], g)
 
 
 def _gather(pointer: Any, f: float, g: float) -> None:

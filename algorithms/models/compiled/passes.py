@@ -16,6 +16,7 @@ from shoal.algorithms.models.compiled.kinds import lower
 from shoal.algorithms.models.compiled.lowering import Drop
 from shoal.algorithms.models.compiled.operations import ARRAYS, Base, execute
 from shoal.algorithms.models.compiled.trace import Untraceable, Value, signature_of, stand_in, tracing
+from shoal.algorithms.models.inputs.masked_features import AlteredFeatures
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept, masks_are_set
 from shoal.algorithms.models.layers.head import Output
@@ -81,7 +82,11 @@ def parts_of(inputs: Inputs) -> Sequence[Any] | None:
     if isinstance(inputs, Neighbourhood):
         if not inputs.operators:
             return None
-        return [inputs.x_NF, *inputs.operators, *([] if inputs.rows is None else [inputs.rows])]
+        x_NF: Any = inputs.x_NF
+        kept: list[Tensor] = []
+        if isinstance(x_NF, AlteredFeatures) and x_NF.masked is not None:
+            x_NF, *kept = x_NF.masked
+        return [x_NF, *inputs.operators, *([] if inputs.rows is None else [inputs.rows]), *kept]
     return None if isinstance(inputs, ItemBatch) else inputs
 
 

@@ -123,17 +123,18 @@ class Operator:
 
 
 class SparseFeatures(FeatureMatrix):
-    """Sparse features `[N, F]`, which are multiplied by weights."""
+    """Sparse features `[N, F]`, which are multiplied by weights; `kept` is the input that masks their columns."""
 
-    def __init__(self, number: int, matrix: SparseMatrix) -> None:
-        self.operator, self._shape = Operator(number, matrix), matrix.shape
+    def __init__(self, number: int, matrix: SparseMatrix, kept: int | None = None) -> None:
+        self.operator, self._shape, self._kept = Operator(number, matrix), matrix.shape, kept
 
     @property
     def shape(self) -> torch.Size:
         return self._shape
 
     def __matmul__(self, weight_FH: Tensor) -> Any:
-        return Value("features", [], len(self), weight_FH.shape[1], matrices=[self.operator], weight=weight_FH)
+        parts = {"matrices": [self.operator], "weight": weight_FH, "kept": self._kept}
+        return Value("features", [], len(self), weight_FH.shape[1], **parts)
 
     def to_dense(self) -> Tensor:
         raise Untraceable("sparse features written out")
@@ -184,7 +185,7 @@ def _attend_by_products(operator: Operator, query: Value, key: Value, value: Val
 def _weigh_sparse(hops: Sequence[SparseFeatures], weight_HF: Tensor, vectors_RF: Tensor, module: Any) -> Value:
     matrices, rows = [hop.operator for hop in hops], len(hops) * len(hops[0])
     parts = [
-        Value("features", [], rows, len(factor), matrices=matrices, weight=factor.t())
+        Value("features", [], rows, len(factor), matrices=matrices, weight=factor.t(), kept=None)
         for factor in (weight_HF, vectors_RF)
         if len(factor)
     ]
@@ -247,7 +248,7 @@ def signature_of(inputs: Sequence[Any], entries: bool) -> tuple[Any, ...] | None
         elif isinstance(x, Tensor) and x.is_cpu and x.dtype == torch.int64 and x.dim() == 1 and x.is_contiguous():
             parts.append(len(x))
         elif isinstance(x, Tensor) and x.is_cpu and x.dtype == torch.float32 and not x.requires_grad:
-            if x.dim() != 2 or not x.is_contiguous():
+            if not x.is_contiguous():
                 return None
             parts.append(tuple(x.shape))
         else:
@@ -256,17 +257,22 @@ def signature_of(inputs: Sequence[Any], entries: bool) -> tuple[Any, ...] | None
 
 
 def stand_in(inputs: Sequence[Any], coupled: bool) -> Any:
-    """Makes the stand-ins of inputs that have a signature: features, operators, and perhaps rows; or hops."""
+    """Makes stand-ins of inputs that have a signature: hops; or features, operators, and, if any, rows and a mask."""
     if not coupled:
         return [_stand_in_features(number, hop) for number, hop in enumerate(inputs)]
     features, *others = inputs
+    kept = len(others) if isinstance(others[-1], Tensor) and others[-1].is_floating_point() else None
+    if kept is not None:
+        others.pop()
     rows: Any = Rows(len(others), len(others.pop())) if isinstance(others[-1], Tensor) else None
     operators: Any = tuple(Operator(number, matrix) for number, matrix in enumerate(others, start=1))
-    return Neighbourhood(_stand_in_features(0, features), operators, rows)
+    return Neighbourhood(_stand_in_features(0, features, kept), operators, rows)
 
 
-def _stand_in_features(number: int, x: Any) -> Any:
-    return SparseFeatures(number, x) if isinstance(x, SparseMatrix) else Value("input", [], *x.shape, number=number)
+def _stand_in_features(number: int, x: Any, kept: int | None = None) -> Any:
+    if isinstance(x, SparseMatrix):
+        return SparseFeatures(number, x, kept)
+    return Value("input", [], *x.shape, number=number)
 
 
 @contextmanager

@@ -32,6 +32,13 @@ class AlteredFeatures(FeatureMatrix):
     def shape(self) -> torch.Size:
         return self._x.shape
 
+    @property
+    def masked(self) -> tuple[SparseMatrix, Tensor] | None:
+        """X and m, where X is sparse and nothing is smoothed."""
+        if self._hops or self._kept_F is None or type(self._x) is not SparseMatrix:
+            return None
+        return self._x, self._kept_F
+
     def __matmul__(self, weight_FH: Tensor) -> Tensor:
         return self._smooth(self._x @ (weight_FH if self._kept_F is None else self._kept_F[:, None] * weight_FH))
 

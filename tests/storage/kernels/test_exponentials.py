@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shoal.algorithms.training.analytic.layers import cross_entropy
+from shoal.algorithms.training.analytic.heads import cross_entropy
 from shoal.storage.kernels.exponentials import exp, log
 
 DRAWN = np.random.default_rng(0)

@@ -14,6 +14,7 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.compiled import passes as module_of_passes
 from shoal.algorithms.models.compiled.passes import Passes
+from shoal.algorithms.models.inputs.masked_features import AlteredFeatures
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, operator_over
 from shoal.algorithms.models.layers.dropout import masks, transform
 from shoal.algorithms.models.layers.head import Output
@@ -94,6 +95,19 @@ def test_outputs_and_gradients_are_those_of_the_model(
 def test_rows_that_are_asked_for_may_repeat(name: str, head: str) -> None:
     model = model_of(name, head=head, **({"heads": 2} if name == "gat" else {}))
     around = graph_of(model, True)._replace(rows=torch.tensor([5, 30, 5, 0]))
+    assert model.passes is not None
+    assert model.passes.of(around) is not None
+    for made, expected in zip(run(model, model, around), run(model, model.module, around)):
+        torch.testing.assert_close(made, expected, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("rows", [None, torch.tensor([3, 1])])
+@pytest.mark.parametrize("name", ["gcn", "sage"])
+def test_columns_may_be_masked(name: str, rows: Tensor | None) -> None:
+    model = model_of(name)
+    around = graph_of(model, True)
+    kept = (torch.arange(FEATURES) % 3 > 0).float()
+    around = around._replace(x_NF=AlteredFeatures(around.x_NF, kept), rows=rows)
     assert model.passes is not None
     assert model.passes.of(around) is not None
     for made, expected in zip(run(model, model, around), run(model, model.module, around)):
