@@ -36,7 +36,6 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.decoupled import fixed_hops, gamlp
-from shoal.algorithms.models.gnn import gat, transformer
 from shoal.algorithms.models.layers import edge_attention
 from shoal.algorithms.models.layers.dropout import drop
 from shoal.algorithms.protocol import MODEL
@@ -55,6 +54,8 @@ GOAL, A_TURN, DROPOUT, HOPS = 1.15, 0.005, 0.5, 2
 OPTIONS = TrainOptions(epochs=3)
 COUPLED = {"gcn": "conv", "sage": "conv", "gat": "conv", "gin": "linear", "gcnii": "linear"}
 DECOUPLED = ("mlp", "sgc", "gamlp")
+# Have no formulas on dense hops.
+OF_SPARSE_HOPS = ("s2gc", "sign")
 STEPS = {"adam": TrainOptions(), "sgd": TrainOptions(optimizer="sgd", momentum=0.9)}
 
 Turn = Callable[[], Any]
@@ -88,10 +89,19 @@ class Clients:
         model.initial(0)
         return model
 
-    def visits(self, flat: FlatModel, by_formula: bool, context: Context = nullcontext) -> Turn:
-        """Trains all clients one after another, from the same parameters, inside a context."""
-        assert not by_formula or needed_for_analytic(Algorithm(), flat) is None
-        trainer = LocalTrainer({MODEL: flat}, OPTIONS, Algorithm(), analytic(flat) if by_formula else None)
+    def visits(self, flat: FlatModel, way: str, context: Context = nullcontext) -> Turn:
+        """Trains all clients one after another, from the same parameters, inside a context.
+
+        They are trained by `torch` alone, by compiled `passes` in single steps, or by `formulas`: what a run takes.
+        """
+        formulas = None
+        if way == "formulas":
+            assert needed_for_analytic(Algorithm(), flat) is None
+            formulas = analytic(flat)
+        elif way == "torch":
+            flat = flat.on(flat.w.device)
+            vars(flat)["passes"] = None
+        trainer = LocalTrainer({MODEL: flat}, OPTIONS, Algorithm(), formulas)
         start = flat.w.detach().clone()
 
         def visit(view: View, info: Any) -> None:
@@ -113,38 +123,37 @@ def densified(hops: Any, *more: Any, of: Any) -> Any:
 
 def of_models(graph: str, clients: Clients) -> Iterator[FastPath]:
     """Formulas beside autograd, and what models do beside the plain operators of torch, by autograd."""
-    for name in (*COUPLED, *DECOUPLED):
-        head = f", head: {COUPLED[name]}" if name in COUPLED else ""
+    for name in (*COUPLED, "transformer", *DECOUPLED, *(OF_SPARSE_HOPS if clients.sparse else ())):
         flat = clients.flat(name)
-        yield FastPath(f"formulas, {name}{head}", graph, clients.visits(flat, False), clients.visits(flat, True))
+        by_torch: Turn = clients.visits(flat, "torch")
+        title = f"{name}, head: {COUPLED[name]}" if name in COUPLED else name
+        if flat.coupled is None and not clients.sparse:
+            yield FastPath(f"formulas, {title}", graph, by_torch, clients.visits(flat, "formulas"))
+        else:
+            by_passes = clients.visits(flat, "passes")
+            yield FastPath(f"compiled passes, {title}", graph, by_torch, by_passes)
+            yield FastPath(f"all steps in one call, {title}", graph, by_passes, clients.visits(flat, "formulas"))
     if clients.sparse:
-        for name in ("gcn", "sage"):
-            flat = clients.flat(name)
-            with patch.object(local_training, "at_once", lambda model: None):
-                by_steps = clients.visits(flat, True)
-            yield FastPath(f"all steps in one call, {name}", graph, by_steps, clients.visits(flat, True))
         for name in ("gcn", "sgc"):
             by_row, by_column = FlatModel(clients.flat(name).module), clients.flat(name)
-            plain, fast = clients.visits(by_row, True), clients.visits(by_column, True)
+            plain, fast = clients.visits(by_row, "formulas"), clients.visits(by_column, "formulas")
             yield FastPath(f"first weight by columns, {name}", graph, plain, fast)
-    flat = clients.flat("gcn", jumping="max")
-    yield FastPath("formulas, gcn, jumping: max", graph, clients.visits(flat, False), clients.visits(flat, True))
-    for name, module, fast_sums, plain_sums in (
-        ("gat", gat, "attend", edge_attention.by_torch),
-        ("transformer", transformer, "attend_by_products", edge_attention.products_by_torch),
+    for name, fast_sums, plain_sums in (
+        ("gat", "attend", edge_attention.by_torch),
+        ("transformer", "_attend_by_products", edge_attention.products_by_torch),
     ):
-        flat, by_torch = clients.flat(name), partial(patch.object, module, fast_sums, plain_sums)
-        plain, fast = clients.visits(flat, False, by_torch), clients.visits(flat, False)
+        flat, by_entries = clients.flat(name), partial(patch.object, edge_attention, fast_sums, plain_sums)
+        plain, fast = clients.visits(flat, "torch", by_entries), clients.visits(flat, "torch")
         yield FastPath(f"sums of attention, {name}", graph, plain, fast)
     for name, module, function in (("gamlp", gamlp, "weighted_hops"), ("s2gc", fixed_hops, "weighted_sum")):
         flat, of = clients.flat(name), getattr(module, function)
         by_rows = partial(patch.object, module, function, partial(densified, of=of))
-        plain = clients.visits(flat, False, by_rows)
-        yield FastPath(f"weighted hops stay sparse, {name}", graph, plain, clients.visits(flat, False))
+        plain = clients.visits(flat, "torch", by_rows)
+        yield FastPath(f"weighted hops stay sparse, {name}", graph, plain, clients.visits(flat, "torch"))
     for name in ("gcn", "sgc"):
         flat = clients.flat(name)
         by_optimizer = partial(patch.object, local_training, "flat_step", lambda optimizer, w: optimizer.step)
-        plain, fast = clients.visits(flat, True, by_optimizer), clients.visits(flat, True)
+        plain, fast = clients.visits(flat, "passes", by_optimizer), clients.visits(flat, "passes")
         yield FastPath(f"flat step in a visit, {name}", graph, plain, fast)
 
 
@@ -152,9 +161,9 @@ def of_dense_hops(graph: str, dense: Clients) -> Iterator[FastPath]:
     """GAMLP on dense hops."""
     case = f"{graph}, dense"
     flat = dense.flat("gamlp")
-    yield FastPath("formulas, gamlp", case, dense.visits(flat, False), dense.visits(flat, True))
+    yield FastPath("formulas, gamlp", case, dense.visits(flat, "torch"), dense.visits(flat, "formulas"))
     each_apart = partial(patch.object, analytic_gamlp, "apart", lambda hops: Hops({}, dict(enumerate(hops))))
-    plain, fast = dense.visits(flat, True, each_apart), dense.visits(flat, True)
+    plain, fast = dense.visits(flat, "formulas", each_apart), dense.visits(flat, "formulas")
     yield FastPath("dense hops are summed first, gamlp", case, plain, fast)
 
 
@@ -183,9 +192,10 @@ def of_bfloat16(name: str, rows: int, features: int, classes: int, hidden: int =
     def turn_in(dtype: torch.dtype) -> Turn:
         options = {"hidden": hidden} if hidden else {"layers": 1}
         flat = FlatModel(build(name, features, classes, HOPS, 0.0, options), dtype == torch.bfloat16)
-        form, x_NF = analytic(flat), torch.randn(rows, features).to(dtype)
+        form, x_NF = analytic(flat).steps, torch.randn(rows, features).to(dtype)
         label_N = torch.randint(classes, (rows,))
         step = flat_step(make_optimizer([flat.w], STEPS["sgd"]), flat.w)
+        assert form is not None
         return lambda: (form.gradient([x_NF], label_N), step())
 
     case = f"{rows:,} x {features} x {f'{hidden} x ' if hidden else ''}{classes}"

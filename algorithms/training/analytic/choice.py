@@ -104,8 +104,10 @@ def _needed_for_passes(model: FlatModel) -> str | None:
         return "model.jumping: none"
     if getattr(module, "attention", None) == "recursive":
         return "another model.attention than recursive"
-    if model.bfloat16 or model.w.device.type not in ("cpu", "meta"):
-        return f"products in float32 (engine.precision) on a processor, for {name}"
+    if model.w.device.type not in ("cpu", "meta"):
+        return f"a processor, for {name}"
+    if model.bfloat16:
+        return f"products in float32 (engine.precision), for {name}"
     return None
 
 

@@ -74,10 +74,10 @@ def dense_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, (query, key_, value) = torch.rand(2, NODES, 3), torch.rand(3, NODES, 3, 2)
     torch.testing.assert_close(attend(full, *rows, value, 0.2), edge_attention.attend(full, *rows, value, 0.2))
     torch.testing.assert_close(
-        attend_by_products(full, query, key_, value), edge_attention.attend_by_products(full, query, key_, value)
+        attend_by_products(full, query, key_, value), edge_attention._attend_by_products(full, query, key_, value)
     )
-    monkeypatch.setattr("shoal.algorithms.models.gnn.gat.attend", attend)
-    monkeypatch.setattr("shoal.algorithms.models.gnn.transformer.attend_by_products", attend_by_products)
+    monkeypatch.setattr(edge_attention, "attend", attend)
+    monkeypatch.setattr(edge_attention, "_attend_by_products", attend_by_products)
 
 
 def made(name: str, options: dict[str, Any]) -> tuple[nn.Module, Any, Sizes]:
