@@ -32,12 +32,45 @@ DIVERGED = 1e6
 _add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
-class Adam(torch.optim.Adam):
+class _OfOneVector(torch.optim.Optimizer):
+    """Steps of one parameter, without torch's search for parameters and hooks; those of several are torch's."""
+
     add_param_group = _add_param_group
 
+    def step(self, closure: Any = None) -> Any:
+        vector = self._vector()
+        if vector is None or closure is not None:
+            return super().step(closure)
+        if vector.grad is not None:
+            flat_step(self, vector)()
+        return None
 
-class SGD(torch.optim.SGD):
-    add_param_group = _add_param_group
+    # Torch would wrap it for its profiler.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        vector = self._vector()
+        if vector is None:
+            super().zero_grad(set_to_none)
+        elif set_to_none:
+            vector.grad = None
+        elif vector.grad is not None:
+            vector.grad.zero_()
+
+    def _vector(self) -> nn.Parameter | None:
+        groups = self.param_groups
+        if len(groups) != 1 or len(groups[0]["params"]) != 1:
+            return None
+        vector: nn.Parameter = groups[0]["params"][0]
+        return vector
+
+
+class Adam(_OfOneVector, torch.optim.Adam):
+    """Torch's Adam."""
+
+
+class SGD(_OfOneVector, torch.optim.SGD):
+    """Torch's SGD."""
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:

@@ -162,13 +162,15 @@ class _Run(torch.autograd.Function):
         work, kept = torch.empty(compiled.work), torch.empty(compiled.kept)
         compiled.draw(kept)
         logits_NC, embedding_NH = torch.empty(compiled.logits), torch.empty(compiled.embedding)
-        bases = addresses(inputs, False, weights=w, work=work, kept=kept, logits=logits_NC, embedding=embedding_NH)
+        back = any(ctx.needs_input_grad)
+        bases = addresses(inputs, back, weights=w, work=work, kept=kept, logits=logits_NC, embedding=embedding_NH)
         execute(*compiled.forward, bases)
         ctx.set_materialize_grads(False)
         # Saved, so that torch refuses a way back through parameters that have changed.
         ctx.save_for_backward(*parameters)
-        ctx.compiled, ctx.inputs, ctx.parts = compiled, inputs, parts
-        ctx.memory = {"weights": w.detach(), "work": work, "kept": kept}
+        ctx.compiled, ctx.parts, ctx.bases = compiled, parts, bases
+        # What the bases are addresses of.
+        ctx.refer = inputs, w.detach(), work, kept
         return logits_NC, embedding_NH
 
     @staticmethod
@@ -176,8 +178,9 @@ class _Run(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         _ = ctx.saved_tensors
         of_logits, of_embedding = (None if g is None else g.contiguous() for g in gradients)
-        gradient = torch.empty_like(ctx.memory["weights"])
-        memory = {**ctx.memory, "gradients": gradient, "of_logits": of_logits, "of_embedding": of_embedding}
-        bases = addresses(ctx.inputs, True, **memory)
+        gradient, bases = torch.empty_like(ctx.refer[1]), ctx.bases.copy()
+        bases[Base.GRADIENTS] = gradient.data_ptr()
+        for base, of_output in ((Base.OF_LOGITS, of_logits), (Base.OF_EMBEDDING, of_embedding)):
+            bases[base] = 0 if of_output is None else of_output.data_ptr()
         execute(*ctx.compiled.backward, bases)
         return None, None, None, None, *ctx.parts(gradient)
