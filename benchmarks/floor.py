@@ -3,17 +3,18 @@
     python benchmarks/floor.py [--only cora,gcn] [--pairs 5] [--against local ray open_fgl] [--folder runs/floor]
 
 Ten Louvain clients of a real graph of $SHOAL_DATA, a fifth of whose nodes trains, make three full-batch SGD steps on
-models of two layers and width 64 with their default classifier; SGC and GAMLP read two hops. `linear` and `mlp` are 50
-clients of 2,400 rows of 128 features and 172 classes, `linear-20` and `mlp-20` 50 of 20 rows, 32 features and 4
+models of two layers and width 64 with their default classifier; SGC, GAMLP and SIGN read two hops. `linear` and `mlp`
+are 50 clients of 2,400 rows of 128 features and 172 classes, `linear-20` and `mlp-20` 50 of 20 rows, 32 features and 4
 classes. A graph whose files are missing is left out; a loop that fails or has other weights makes the exit status 1.
 
 The bare loops find gradients by autograd, by formulas over all nodes, and by formulas over the rows that the logits of
 the training rows depend on (`field`; decoupled models and rows read no others), all in plain torch; `kernel` is the
-last one with Shoal's sparse products. Each is a process with one thread for mathematics, and so is Shoal (`local`: its
-engine in one process, whose training evaluates nothing here). They play turns of ten rounds (rows: 1 or 20) in
-alternating order. After the first turn, which is not counted, all weights of the first round must be those of autograd.
-Times are medians; `over torch` and `over kernel` are medians of Shoal's time by that of the fastest loop of plain torch
-and by that of `kernel`, with the lowest and highest (from six pairs on, the 95 % interval of the median).
+last one with Shoal's sparse products. GAT, GIN, GCNII and SIGN have a loop by autograd alone. Each is a process with
+one thread for mathematics, and so is Shoal (`local`: its engine in one process, whose training evaluates nothing here).
+They play turns of ten rounds (rows: 1 or 20) in alternating order. After the first turn, which is not counted, all
+weights of the first round must be those of autograd. Times are medians; `over torch` and `over kernel` are medians of
+Shoal's time by that of the fastest loop of plain torch and by that of `kernel`, with the lowest and highest (from six
+pairs on, the 95 % interval of the median).
 
 `limit` is the time of a round's products alone: the sparse ones as fast as Shoal's kernel is on the same matrices,
 repeated on their own, the dense ones as fast as a large product. The second table has their speeds beside those of the
@@ -34,7 +35,7 @@ from typing import Any
 from contest import FORMS, OTHER_MODEL, PEERS, SHOAL, Absent, Case, Contender, interval, play_in_turns
 from drawn_case import DrawnCase
 from figures import print_figures
-from graph_case import CLIENTS, GRAPHS, MODELS, GraphCase
+from graph_case import BY_AUTOGRAD, CLIENTS, GRAPHS, MODELS, GraphCase
 from rich.console import Console
 from rich.table import Table
 
@@ -61,6 +62,8 @@ class RowsCase(DrawnCase):
 
 def forms_of(case: Case) -> list[str]:
     """The bare loops that differ: rows have no sparse products, and decoupled models read training rows alone."""
+    if case.model in BY_AUTOGRAD:
+        return ["autograd"]
     left_out = {"field", "kernel"} if case.model in ROWS else {"field"} if case.model in ("sgc", "gamlp") else set()
     return [form for form in FORMS if form not in left_out]
 
@@ -83,7 +86,7 @@ def measured(case: Case, against: Sequence[str], pairs: int, peers: Path) -> dic
 
     played, _ = play_in_turns([[side] for side in sides.values()], pairs, case.a_turn, check)
     seconds = {name: [turn["seconds"] for turn in turns] for name, turns in zip(sides, played)}
-    tasks = [case.folder / f"{forms[place]}.json" for place in (-2, -1)]
+    tasks = [case.folder / f"{form}.json" for form in (*forms, *forms)[-2:]]
     alone = Contender("limits", sys.executable, case.folder / "limits.log", *tasks)
     try:
         limits = alone.hear()

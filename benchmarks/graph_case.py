@@ -14,7 +14,9 @@ from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.shards.view import Cache
 
 CLIENTS, HOPS = 10, 2
-MODELS = ("gcn", "sage", "sgc", "gamlp")
+MODELS = ("gcn", "sage", "sgc", "gamlp", "gat", "gin", "gcnii", "sign")
+# Have one bare loop, by autograd.
+BY_AUTOGRAD = ("gat", "gin", "gcnii", "sign")
 GRAPHS = ("cora", "citeseer", "pubmed", "computers", "cs", "physics")
 
 
@@ -41,13 +43,14 @@ class GraphCase(GnnCase):
         return self.folder / "-".join((self.graph, self.layout or "auto"))
 
     def sections(self) -> dict[str, Any]:
-        decoupled = self.model in ("sgc", "gamlp")
+        decoupled = self.model in ("sgc", "gamlp", "sign")
         data = {"dataset": self.graph, "store": str(self.data / "store"), "split": "per_client"}
         return {
             "data": data if self.layout is None else {**data, "layout": self.layout},
             "partition": {"method": "louvain", "clients": self.clients},
             "propagation": {"hops": HOPS if decoupled else 0},
-            "model": {"name": self.model, "layers": 2, "hidden": 64},
+            # SIGN's two are a layer of every hop and a classifier.
+            "model": {"name": self.model, "layers": 1 if self.model == "sign" else 2, "hidden": 64},
         }
 
     def task(self, rounds: Rounds) -> GraphTask:

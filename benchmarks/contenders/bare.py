@@ -10,6 +10,7 @@ from pathlib import Path
 import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
+from bare_layers import LAYERED
 from bare_models import MODELS, Client, Linear, Mlp, client_of, share_memory
 from bare_weights import Weights
 from task import GraphTask, Task, Turns, read
@@ -28,10 +29,14 @@ def clients_of(task: Task | GraphTask) -> list[Client]:
         made = [kind(weights, sp.csr_array(x.numpy()), y, task.form) for x, y in task.data()]
     else:
         store, nothing = Store(Path(task.store)), Cache(0)
-        weights = Weights(task.start(), task.shapes, MODELS[task.model].blocks)
+        kind_of_graph = {**MODELS, **LAYERED}[task.model]
+        weights = Weights(task.start(), task.shapes, kind_of_graph.blocks)
         data = (store.data(task.split, task.kernel, client) for client in range(store.clients))
         views = (View(client, *files, store.manifest.classes, nothing) for client, files in enumerate(data))
-        made = [client_of(task.model, weights, view, task.form) for view in views]
+        if task.model in LAYERED:
+            made = [kind_of_graph(weights, view, task.form) for view in views]  # type: ignore[call-arg, arg-type]
+        else:
+            made = [client_of(task.model, weights, view, task.form) for view in views]
     share_memory(made)
     return made
 
