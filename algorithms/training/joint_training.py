@@ -1,14 +1,14 @@
 """Joint training of a client's models that learn from each other."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Output, Trainer
-from shoal.algorithms.client import Client
+from shoal.algorithms.client import Client, ClientModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.protocol import MODEL, moments_key
 from shoal.algorithms.rng import Stream
@@ -62,7 +62,8 @@ def train_jointly(
                 with streams[name]:
                     value = loss(outputs)
                     if value.requires_grad:
-                        value.backward()
+                        with adding(models[name]):
+                            value.backward()
                         optimizers[name].step()
                         if anew and name != last:
                             with torch.no_grad():
@@ -72,6 +73,12 @@ def train_jointly(
             if after_epoch is not None:
                 after_epoch()
     return {name: bounded_loss(float(value), float(first[name])) for name, value in values.items()}
+
+
+def adding(model: ClientModel) -> AbstractContextManager[None]:
+    """Lets compiled backward passes inside the block add to the gradient of a model themselves."""
+    passes = model.pattern.passes
+    return nullcontext() if passes is None else passes.adding()
 
 
 def require_whole_steps(options: TrainOptions) -> None:

@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -160,8 +160,9 @@ class LocalTrainer:
         if term is not None and not callable(term):
             what = f"term=: expected a function that gives the term, or None, got a {type(term).__name__}"
             raise fault(self._method, "train", what)
-        w, gradient = own.flat.w, own.flat.w.grad
+        w, gradient, passes = own.flat.w, own.flat.w.grad, own.pattern.passes
         assert gradient is not None
+        adds = nullcontext if passes is None else passes.adding
 
         def gradient_of(inputs: Inputs, target: Tensor) -> Tensor:
             gradient.zero_()
@@ -173,7 +174,8 @@ class LocalTrainer:
                 more = term()
                 self._require_scalar(more, term)
                 value = value + more
-            value.backward()
+            with adds():
+                value.backward()
             return value.detach()
 
         return gradient_of

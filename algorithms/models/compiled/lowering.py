@@ -125,6 +125,14 @@ class Lowering:
             self._write_out(embedding, Base.EMBEDDING)
         self._go_back(order, logits, embedding, back)
 
+    def adding(self) -> np.ndarray:
+        """Makes the factors of the way back that add to gradients of parameters, `[O, 2]`."""
+        factors = self.backward.arrays()[-1]
+        for line, bases in enumerate(self.backward.bases_of):
+            if Base.GRADIENTS in bases:
+                factors[line, 1] = 1.0
+        return factors
+
     def _place_of(self, value: Value) -> Memory:
         """Finds a value's memory: that of what it is made of, or new memory."""
         if value.kind == "rows":
@@ -281,8 +289,9 @@ class Lowering:
         end = 0
         for first, last in [*sorted(self._written), (self._w.numel(), self._w.numel())]:
             if first > end:
+                # Zeros by a sum of nothing, which may be added, too.
                 place = Place(Base.GRADIENTS, FLOAT * end)
-                self.backward.add(Code.ZERO, place, first - end)
+                self.backward.add(Code.MIX, Place(Base.OF_NOTHING, 0), place, first - end)
             end = max(end, last)
 
 

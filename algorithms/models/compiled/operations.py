@@ -48,6 +48,8 @@ class Base(IntEnum):
     EMBEDDING = 6
     OF_LOGITS = 7
     OF_EMBEDDING = 8
+    # Is never given.
+    OF_NOTHING = 9
 
 
 class Code(Enum):

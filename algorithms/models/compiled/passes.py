@@ -4,6 +4,7 @@ Axes: N rows of the output, H width of the embedding, C classes, P parameters.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,7 @@ class Pass:
 
     Attributes:
         forward, backward: First arguments of `execute`.
+        adding: Factors of `backward` that add to gradients of parameters instead of writing them.
         work, kept: Numbers of the memory for values, and for what dropout keeps.
         drops: The entries that dropout draws.
         logits, embedding: Shapes of the outputs.
@@ -46,6 +48,7 @@ class Pass:
 
     forward: Arrays
     backward: Arrays
+    adding: np.ndarray
     work: int
     kept: int
     drops: Sequence[Drop]
@@ -97,6 +100,7 @@ class Passes:
         """Takes a model whose class is `traced`, and the vector `[P]` that its parameters are `parts` of."""
         self._module, self._w, self._parts = module, w, parts
         self._parameters = list(module.parameters())
+        self._adds = False
         self._kept: dict[Any, Pass | None] = {}
 
     def of(self, inputs: Inputs, embeds: bool = True) -> Pass | None:
@@ -140,7 +144,7 @@ class Passes:
         if lowered.most > MOST_PRODUCTS:
             return None
         return Pass(
-            lowered.forward.arrays(), lowered.backward.arrays(), lowered.work, lowered.kept, lowered.drops,
+            lowered.forward.arrays(), lowered.backward.arrays(), lowered.adding(), lowered.work, lowered.kept, lowered.drops,
             logits.shape, embedding.shape, lowered.logits.offset, lowered.widths,
         )  # fmt: skip
 
@@ -149,15 +153,34 @@ class Passes:
         compiled = self.of(inputs)
         if compiled is None:
             return None
-        return Output(*_Run.apply(compiled, parts_of(inputs), self._parts, self._w, *self._parameters))
+        return Output(*_Run.apply(compiled, parts_of(inputs), self, self._w, *self._parameters))
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """Lets backward passes inside the block add to `w.grad` themselves, which saves two copies of it."""
+        self._adds = True
+        try:
+            yield
+        finally:
+            self._adds = False
+
+    def gradients(self, vector: Tensor) -> Iterator[Tensor | None]:
+        """Finds the gradients of all parameters in a vector of them; None where they are added to `w.grad` already."""
+        return iter([None] * len(self._parameters)) if self._adds else self._parts(vector)
+
+    def memory_of_gradient(self) -> tuple[Tensor, bool]:
+        """Returns the vector that a backward pass writes to, and whether it adds to what is there."""
+        if self._adds and self._w.grad is not None:
+            return self._w.grad, True
+        return torch.empty_like(self._w), False
 
 
 class _Run(torch.autograd.Function):
-    """One pass; the gradients are those of the parameters, which `parts` finds in a vector."""
+    """One pass; the gradients are those of the parameters."""
 
     @staticmethod
     def forward(
-        ctx: Any, compiled: Pass, inputs: Sequence[Any], parts: Parts, w: Tensor, *parameters: Tensor
+        ctx: Any, compiled: Pass, inputs: Sequence[Any], passes: Passes, w: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         work, kept = torch.empty(compiled.work), torch.empty(compiled.kept)
         compiled.draw(kept)
@@ -168,9 +191,9 @@ class _Run(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # Saved, so that torch refuses a way back through parameters that have changed.
         ctx.save_for_backward(*parameters)
-        ctx.compiled, ctx.parts, ctx.bases = compiled, parts, bases
+        ctx.compiled, ctx.passes, ctx.bases = compiled, passes, bases
         # What the bases are addresses of.
-        ctx.refer = inputs, w.detach(), work, kept
+        ctx.refer = inputs, work, kept
         return logits_NC, embedding_NH
 
     @staticmethod
@@ -178,9 +201,10 @@ class _Run(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         _ = ctx.saved_tensors
         of_logits, of_embedding = (None if g is None else g.contiguous() for g in gradients)
-        gradient, bases = torch.empty_like(ctx.refer[1]), ctx.bases.copy()
+        (gradient, adds), bases = ctx.passes.memory_of_gradient(), ctx.bases.copy()
         bases[Base.GRADIENTS] = gradient.data_ptr()
         for base, of_output in ((Base.OF_LOGITS, of_logits), (Base.OF_EMBEDDING, of_embedding)):
             bases[base] = 0 if of_output is None else of_output.data_ptr()
-        execute(*ctx.compiled.backward, bases)
-        return None, None, None, None, *ctx.parts(gradient)
+        *operations, factors = ctx.compiled.backward
+        execute(*operations, ctx.compiled.adding if adds else factors, bases)
+        return None, None, None, None, *ctx.passes.gradients(gradient)

@@ -1,6 +1,7 @@
 """Compiled passes of models beside the models themselves: outputs, gradients, draws."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -271,6 +272,31 @@ def test_values_that_are_read_several_times(
     made = run(model, passes.output, around)  # type: ignore[arg-type]
     for one, expected in zip(made, run(model, module, around)):
         torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-5)
+    model.w.grad.fill_(0.5)
+    torch.manual_seed(3)
+    out = passes.output(around)
+    assert out is not None
+    loss = F.cross_entropy(out.logits_NC, torch.arange(len(out.logits_NC)) % CLASSES)
+    with passes.adding():
+        (loss + out.embedding_NH.square().mean()).backward()
+    torch.testing.assert_close(model.w.grad - 0.5, made[2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gin", "gat"])
+def test_gradients_may_be_added_to_those_of_parameters(name: str) -> None:
+    model = model_of(name, **({"heads": 2} if name == "gat" else {}))
+    around, passes = graph_of(model, True), model.passes
+    assert passes is not None
+    gradients = []
+    for adds in (passes.adding, nullcontext):
+        assert model.w.grad is not None
+        model.w.grad.fill_(0.5)
+        torch.manual_seed(3)
+        first, second = model(around), model(around)
+        with adds():
+            (first.logits_NC.square().sum() + second.embedding_NH.sum() + model.w.sum()).backward()
+        gradients.append(model.w.grad.clone())
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
 def unknown_function(of: Any, around: Neighbourhood) -> Output:
