@@ -144,8 +144,8 @@ class Passes:
         if lowered.most > MOST_PRODUCTS:
             return None
         return Pass(
-            lowered.forward.arrays(), lowered.backward.arrays(), lowered.adding(), lowered.work, lowered.kept, lowered.drops,
-            logits.shape, embedding.shape, lowered.logits.offset, lowered.widths,
+            lowered.forward.arrays(), lowered.backward.arrays(), lowered.adding(), lowered.work, lowered.kept,
+            lowered.drops, logits.shape, embedding.shape, lowered.logits.offset, lowered.widths,
         )  # fmt: skip
 
     def output(self, inputs: Inputs) -> Output | None:
