@@ -149,6 +149,23 @@ class FlatModel:
         last = self.module.head.linears[-1]  # type: ignore
         return last.get_parameter("weight"), last.get_parameter("bias")  # type: ignore
 
+    def set_training(self, training: bool) -> None:
+        """Sets the mode of the module, as its `train` and `eval` do, which look for all parts of it each time."""
+        if self.module.training == training:
+            return
+        if self._modules is None:
+            self.module.train(training)
+            return
+        for module in self._modules:
+            module.__dict__["training"] = training
+
+    @cached_property
+    def _modules(self) -> list[nn.Module] | None:
+        """All parts of the module; None: one of them changes its mode in a way of its own."""
+        modules = list(self.module.modules())
+        plain = all(type(m).train is nn.Module.train and type(m).eval is nn.Module.eval for m in modules)
+        return modules if plain and len({m.training for m in modules}) == 1 else None
+
     def on(self, device: torch.device) -> "FlatModel":
         """Copies the model to a device."""
         return FlatModel(copy.deepcopy(self.module).to(device), self.bfloat16, self.sparse)
@@ -385,7 +402,7 @@ class ClientModel:
 
     def output(self, inputs: Inputs) -> Output:
         """Computes the output in evaluation mode, without gradients, for the result of `gathered` or rows of it."""
-        self.module.eval()
+        self.flat.set_training(False)
         with torch.no_grad():
             return self.flat(inputs)
 

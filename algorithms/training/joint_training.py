@@ -51,7 +51,7 @@ def train_jointly(
     with ExitStack() as stack:
         optimizers = {name: stack.enter_context(trainer.optimizer(client, name)) for name in losses}
         for model in models.values():
-            model.module.train()
+            model.flat.set_training(True)
         for _ in range(trainer.options.epochs):
             outputs = {}
             for name, model in models.items():

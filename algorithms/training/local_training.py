@@ -121,8 +121,7 @@ class LocalTrainer:
         with self.optimizer(client, model) as optimizer:
             y = client.data.train_label
             pull = pull_of(self._method, client, received, self.options) if model == MODEL else None
-            if not trained.module.training:
-                trained.module.train()
+            trained.flat.set_training(True)
             if plain and self._one_call is not None and self._one_call.takes(trained.gathered("train"), self.options):
                 return bounded_loss(
                     *self._one_call.fit(trained, y, optimizer.state[trained.flat.w], self.options, pull)

@@ -28,32 +28,29 @@ class TracedModel(SmallModel):
         self._passes = passes
 
     def takes(self, inputs: Inputs, options: TrainOptions) -> bool:
-        compiled = self._pass_over(inputs)
+        compiled = self._passes.of(inputs, embeds=False)
         return compiled is not None and in_one_batch(compiled.logits[0], options)
 
-    def _pass_over(self, inputs: Inputs) -> Pass | None:
-        return self._passes.of(inputs, embeds=False)
-
-    def kept(self, inputs: Inputs) -> int:
-        compiled = self._pass_over(inputs)
-        return 0 if compiled is None else compiled.kept
-
-    def draw(self, inputs: Inputs, out: Tensor) -> None:
-        compiled = self._pass_over(inputs)
+    def plan(self, inputs: Inputs) -> Pass:
+        compiled = self._passes.of(inputs, embeds=False)
         assert compiled is not None
-        compiled.draw(out)
+        return compiled
 
-    def train(self, inputs: Inputs, label_T: Tensor, *trained: Any) -> tuple[float, float]:
-        compiled = self._pass_over(inputs)
-        assert compiled is not None
+    def kept(self, plan: Pass) -> int:
+        return plan.kept
+
+    def draw(self, plan: Pass, out: Tensor) -> None:
+        plan.draw(out)
+
+    def train(self, plan: Pass, inputs: Inputs, label_T: Tensor, *trained: Any) -> tuple[float, float]:
         w, gradient, mean, square, kept, *options = trained
-        work = torch.empty(compiled.work)
+        work = torch.empty(plan.work)
         bases = addresses(parts_of(inputs) or (), True, work=work)
         bases[[Base.WEIGHTS, Base.GRADIENTS, Base.KEPT]] = [part.ctypes.data for part in (w, gradient, kept)]
-        logits = compiled.at, compiled.logits[1], label_T.numpy()
+        logits = plan.at, plan.logits[1], label_T.numpy()
         vectors = w, gradient, mean, square
         losses: tuple[float, float] = _train(
-            compiled.forward, compiled.backward, bases, *logits, *vectors, 4 * compiled.kept, *options
+            plan.forward, plan.backward, bases, *logits, *vectors, 4 * plan.kept, *options
         )
         return losses
 

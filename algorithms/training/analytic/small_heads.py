@@ -41,15 +41,19 @@ class SmallModel(ABC):
         """Whether it trains a client that reads these inputs for its training rows, in training mode."""
 
     @abstractmethod
-    def kept(self, inputs: Inputs) -> int:
+    def plan(self, inputs: Inputs) -> Any:
+        """Makes what the other functions need to know of inputs that it takes."""
+
+    @abstractmethod
+    def kept(self, plan: Any) -> int:
         """Counts the numbers that dropout draws in a step."""
 
     @abstractmethod
-    def draw(self, inputs: Inputs, out: Tensor) -> None:
+    def draw(self, plan: Any, out: Tensor) -> None:
         """Draws what dropout keeps in a step, 1 or 0, as many numbers."""
 
     @abstractmethod
-    def train(self, inputs: Inputs, label_N: Tensor, *trained: Any) -> tuple[float, float]:
+    def train(self, plan: Any, inputs: Inputs, label_N: Tensor, *trained: Any) -> tuple[float, float]:
         """Makes the compiled call, see `fit`.
 
         Behind labels come parameters, gradients, both moments `[P]`, empty for SGD, what dropout keeps in every step,
@@ -65,15 +69,15 @@ class SmallModel(ABC):
         IndexError for a label that is not one of the classes.
         """
         inputs = own.gathered("train")
-        if not own.module.training:
-            own.module.train()
+        own.flat.set_training(True)
+        plan = self.plan(inputs)
         w, gradient = own.flat.w.detach(), own.flat.w.grad
         assert gradient is not None
-        kept = torch.empty(options.epochs, self.kept(inputs))
+        kept = torch.empty(options.epochs, self.kept(plan))
         if kept.numel():
             seed_default(w.device, own.random("train"))
             for of_step in kept:
-                self.draw(inputs, of_step)
+                self.draw(plan, of_step)
         adam = options.optimizer == "adam"
         if adam and not moments:
             moments |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(w), "exp_avg_sq": torch.zeros_like(w)}
@@ -84,7 +88,7 @@ class SmallModel(ABC):
         pull = pull or Pull()
         pulled = (NO_MOMENT if t is None else t.numpy() for t in (pull.total, pull.linear, pull.origin))
         losses = self.train(
-            inputs, label_N, w.numpy(), gradient.numpy(), mean_P, square_P, kept.numpy(), options.epochs, before,
+            plan, inputs, label_N, w.numpy(), gradient.numpy(), mean_P, square_P, kept.numpy(), options.epochs, before,
             options.lr, options.weight_decay, *pulled, pull.mu,
         )  # fmt: skip
         if adam:
@@ -111,13 +115,16 @@ class SmallHead(SmallModel):
         width = self.hidden * (self._features + self.classes) if self.hidden else self._features * self.classes
         return in_one_batch(rows, options) and rows * width <= MOST_PRODUCTS
 
-    def kept(self, inputs: Inputs) -> int:
-        return _rows(inputs) * self.hidden if self._dropout else 0
+    def plan(self, inputs: Inputs) -> int:
+        return _rows(inputs)
 
-    def draw(self, inputs: Inputs, out: Tensor) -> None:
+    def kept(self, plan: int) -> int:
+        return plan * self.hidden if self._dropout else 0
+
+    def draw(self, plan: int, out: Tensor) -> None:
         fill_kept(out, self._dropout)
 
-    def train(self, inputs: Inputs, label_N: Tensor, *trained: Any) -> tuple[float, float]:
+    def train(self, plan: int, inputs: Inputs, label_N: Tensor, *trained: Any) -> tuple[float, float]:
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         (x_NF,) = inputs
         assert isinstance(x_NF, Tensor)
