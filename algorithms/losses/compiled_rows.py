@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from shoal.storage.kernels.exponentials import exp
+
 FAST = {"reassoc", "contract", "nsz"}
 ZERO = np.float32(0)
 # Lengths up to which a row has no direction.
@@ -125,6 +127,50 @@ def contrasts(
             for h in range(width):
                 gradient[n, h] /= np.float32(usable)
     return total / max(usable, 1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"contract"})
+def divergences(x: np.ndarray, teacher: np.ndarray, gradient: np.ndarray) -> float:
+    """Averages KL(softmax(t_n) || softmax(x_n)) over rows."""
+    rows, width = x.shape
+    total, share = 0.0, np.float32(1 / max(rows, 1))
+    probability = np.empty(width, np.float32)
+    for n in range(rows):
+        log_mass, log_teacher = _softmax(x[n], gradient[n]), _softmax(teacher[n], probability)
+        for h in range(width):
+            total += probability[h] * ((teacher[n, h] - log_teacher) - (x[n, h] - log_mass))
+            gradient[n, h] = share * (gradient[n, h] - probability[h])
+    return total / max(rows, 1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"contract"})
+def soft_cross_entropies(x: np.ndarray, target: np.ndarray, gradient: np.ndarray) -> float:
+    """Averages -<t_n, log softmax(x_n)> over rows; targets need not sum to one."""
+    rows, width = x.shape
+    total, share = 0.0, np.float32(1 / max(rows, 1))
+    for n in range(rows):
+        log_mass, mass = _softmax(x[n], gradient[n]), ZERO
+        for h in range(width):
+            mass += target[n, h]
+            total -= target[n, h] * (x[n, h] - log_mass)
+        for h in range(width):
+            gradient[n, h] = share * (mass * gradient[n, h] - target[n, h])
+    return total / max(rows, 1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"contract"})
+def _softmax(x: np.ndarray, out: np.ndarray) -> float:
+    """Writes the softmax of a row, and returns the logarithm of the sum of exponentials."""
+    highest = x[0]
+    for h in range(len(x)):
+        highest = max(highest, x[h])
+    mass = ZERO
+    for h in range(len(x)):
+        out[h] = exp(x[h] - highest)
+        mass += out[h]
+    for h in range(len(x)):
+        out[h] /= mass
+    return float(highest) + math.log(mass)
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)

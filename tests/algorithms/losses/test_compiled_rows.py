@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.losses import prototype_losses
+from shoal.algorithms.losses import distillation, prototype_losses
+from shoal.algorithms.losses.compiled_rows import row_loss, soft_cross_entropies
+from shoal.algorithms.losses.distillation import distillation_loss
 from shoal.algorithms.losses.prototype_losses import contrast, mean_square
 
 CLASSES, WIDTH = 5, 6
@@ -50,6 +52,24 @@ def test_loss_and_gradient_are_those_of_torch(
     (of_expected,) = torch.autograd.grad(3 * expected, z)
     torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(of_made, of_expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+def test_distillation_is_that_of_torch(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    student, teacher = (scale * torch.randn(9, WIDTH, generator=torch.Generator().manual_seed(k)) for k in range(2))
+    student.requires_grad_()
+    target = teacher.abs()
+    found = []
+    for compiled in (True, False):
+        loss = distillation_loss(teacher, student)
+        if compiled:
+            soft = row_loss(soft_cross_entropies, student, target)
+        else:
+            soft = -(target * student.log_softmax(1)).sum(1).mean()
+        found.append((loss, *torch.autograd.grad(2 * loss, student), soft, *torch.autograd.grad(soft, student)))
+        monkeypatch.setattr(distillation, "is_compiled", lambda *tensors: False)
+    for made, expected in zip(*found):
+        torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_constants_with_a_gradient_are_left_to_torch() -> None:
