@@ -237,7 +237,8 @@ class EngineConfig:
 
     Attributes:
         backend: `ray`, or `local` for the same code in this process.
-        hosts: Host actors.
+        hosts: Processes on Ray that train clients. `auto`: one for each core of the machine, or each free core of the
+            cluster, at most as many as a round has cells and as memory holds.
         threads: Threads of the mathematics in every process; changes the last bits.
         trainer: `autograd` trains the clients of a cell one after another, `analytic` by the formulas of the gradients,
             `batched` all clients in one batch; the same numbers to rounding. The last two are for methods of plain
@@ -268,7 +269,7 @@ class EngineConfig:
     """
 
     backend: Literal["ray", "local"] = "ray"
-    hosts: Annotated[Positive, Field(le=MOST_HOSTS)] = 2
+    hosts: Annotated[Positive, Field(le=MOST_HOSTS)] | Literal["auto"] = "auto"
     threads: Annotated[Positive, Field(le=MOST_THREADS)] = 1
     trainer: Literal["auto", "autograd", "batched", "analytic"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -142,6 +142,11 @@ class Job:
         return None if self.propagation is None else propagation_of(self.propagation).folder
 
     @property
+    def computes_hops(self) -> bool:
+        """Returns whether hops are computed at visits, and lie in memory."""
+        return self.propagation is not None and propagation_of(self.propagation).computed
+
+    @property
     def computes_parts(self) -> bool:
         """Returns whether what a client sees of its shard lies in memory, and in no map."""
         options = None if self.propagation is None else propagation_of(self.propagation)

@@ -16,7 +16,7 @@ from support.user_graph import user_graph
 
 import shoal
 from shoal.engine.config.config import Config, load_config
-from shoal.engine.config.sizes import size
+from shoal.engine.config.sizes import machine_cores, size
 from shoal.engine.messages import models
 from shoal.engine.preparing import prepare as preparing
 from shoal.engine.records.run_folder import run_path
@@ -156,9 +156,14 @@ def test_dry_run_sizes_by_hand(tiny: Path) -> None:
     assert rows["store"].replace(" ", "").endswith("store(tobeprepared)")
     assert rows["run folder"].replace(" ", "") == str(run_path(config))
     assert rows["cohort"] == "2 of 4 clients a round, 10 rounds"
-    assert rows["cells"] == "1 of at most 2 clients, on 1 hosts (local)"
+    assert rows["cells"] == "1 of at most 2 clients"
+    cores = f"{machine_cores()} core{'s' if machine_cores() > 1 else ''} at work"
+    assert rows["hosts"] == f"this process, 1 of {cores}"
     more = load_config(tiny, ["engine.cell_size=2", "engine.backend=ray", "engine.hosts=3"])
-    assert shown(more)["cells"] == "2 of at most 2 clients, on 3 hosts (ray), 1 without work: lower engine.cell_size"
+    busy = min(3, machine_cores())
+    assert shown(more)["hosts"] == f"3 on Ray, {busy} of {cores}, 1 without work: lower engine.cell_size"
+    auto = load_config(tiny, ["engine.cell_size=3", "engine.backend=ray"])
+    assert shown(auto)["hosts"].startswith(f"{min(2, machine_cores())} on Ray, {min(2, machine_cores())} of {cores}")
     # 8 features, 3 classes: 24 weights and 3 biases of 4 bytes.
     assert rows["model"] == "sgc, 27 parameters (108 B)"
     assert rows["bytes"] == "up to 216 B each way a round where parameters are sent"
