@@ -138,9 +138,9 @@ class HostActor(Host):
                 large += take_blocks(outcome, cells[0].up, len(large))
         return [outcomes, *large, *[None] * (results - len(large))]
 
-    def multiply(self, rows: Tensor, order: Sequence[int], gives: bool, threads: int, *blocks: Tensor) -> list[Any]:
-        """Multiplies as `shoal.engine.cluster.mixing.multiply_blocks` does, with so many threads."""
-        torch.set_num_threads(threads)
+    def multiply(self, rows: Tensor, order: Sequence[int], gives: bool, *blocks: Tensor) -> list[Any]:
+        """Multiplies as `shoal.engine.cluster.mixing.multiply_blocks` does."""
+        torch.set_num_threads(1)
         give_back_memory(KEPT_BETWEEN_CALLS)
         return multiply_blocks(rows, order, gives, blocks)
 

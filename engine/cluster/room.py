@@ -29,20 +29,18 @@ class HostNumber(NamedTuple):
     Attributes:
         hosts: Their number; the process of a run without Ray is one.
         on_ray: They are processes of Ray.
-        threads: Of each host.
         cores: Of all machines.
         why: What bounds the number, in words; empty: the cores, or the user chose it.
     """
 
     hosts: int
     on_ray: bool
-    threads: int
     cores: int
     why: str = ""
 
     def in_words(self) -> str:
         """Says how many hosts there are, and how many of the cores work."""
-        busy = min(self.hosts * self.threads, self.cores)
+        busy = min(self.hosts, self.cores)
         return (
             f"{f'{self.hosts:,} on Ray' if self.on_ray else 'this process'}, {busy:,} of {self.cores:,} "
             f"core{'s' if self.cores > 1 else ''} at work{f', as {self.why}' if self.why else ''}"
@@ -61,10 +59,10 @@ def host_number(config: Config, machines: Sequence[Mapping[str, float]], cells: 
     cores = max(1, int(sum(machine.get("CPU", 0) for machine in machines)))
     on_ray = engine.backend == "ray"
     if not on_ray:
-        return HostNumber(1, on_ray, engine.threads, cores)
+        return HostNumber(1, on_ray, cores)
     if engine.hosts != "auto":
-        return HostNumber(engine.hosts, on_ray, engine.threads, cores)
-    share = replace(share, cpus_per_host=max(share.cpus_per_host, engine.threads))
+        return HostNumber(engine.hosts, on_ray, cores)
+    share = replace(share, cpus_per_host=max(share.cpus_per_host, 1.0))
     limit = math.inf if engine.memory_limit is None else engine.memory_limit
     bounded = [{**machine, "memory": min(machine.get("memory", limit), limit)} for machine in machines]
     fit, in_memory = int(room(machines, share)), int(room(bounded, share, of_host))
@@ -72,7 +70,7 @@ def host_number(config: Config, machines: Sequence[Mapping[str, float]], cells: 
     why = ""
     if hosts < fit:
         why = f"a round has {cells:,} cells" if cells <= in_memory else f"a host takes {of_host >> 20:,} MiB of memory"
-    return HostNumber(hosts, on_ray, engine.threads, cores, why)
+    return HostNumber(hosts, on_ray, cores, why)
 
 
 def this_machine(config: Config) -> dict[str, float]:

@@ -239,7 +239,7 @@ class EngineConfig:
         backend: `ray`, or `local` for the same code in this process.
         hosts: Processes on Ray that train clients. `auto`: one for each core of the machine, or each free core of the
             cluster, at most as many as a round has cells and as memory holds.
-        threads: Threads of the mathematics in every process; changes the last bits.
+        threads: Threads of a process: 1. Several made rounds slower, and are refused; hosts use the other cores.
         trainer: `autograd` trains the clients of a cell one after another, `analytic` by the formulas of the gradients,
             `batched` all clients in one batch; the same numbers to rounding. The last two are for methods of plain
             cross-entropy. `analytic` is for all models but gbp, s2gc, sign and transformer, without fanouts, adapters

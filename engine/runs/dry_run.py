@@ -274,7 +274,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part), graphs=few, pairs=fewer)
     a_row = None if total.values is None else total.values // total.nodes
     mean_client = _mean_client(measured, total.features, int(edges * part), config.kernel(), a_row)
-    torch.set_num_threads(config.engine.threads)
+    torch.set_num_threads(1)
     times = [_measure(*pair, mean_client, measured, train) for pair in zip(models, trainers)]
     epoch, forward = np.array(times).T / part
 

@@ -82,7 +82,7 @@ def _where(config: Config) -> str:
     store = f", store {config.data.store}" if config.data.store and is_address(str(config.data.store)) else ""
     of_cores = "1 core" if cores == 1 else f"{cores:,} cores"
     if engine.backend == "local":
-        return f"this process, on {min(engine.threads, cores)} of {of_cores}, {device}{store}"
+        return f"this process, on 1 of {of_cores}, {device}{store}"
     if address := config.ray.address:
         place, of_cores = f"at {address}", "its free cores"
     else:

@@ -352,7 +352,7 @@ def scaling_sweep(
 
 
 def _warn_of_cores(base: Config, hosts: Sequence[int]) -> None:
-    cores, wanted = machine_cores(), max(hosts, default=0) * (base.engine.threads or 1)
+    cores, wanted = machine_cores(), max(hosts, default=0)
     if base.ray.address is None and wanted > cores:
         say(f"warning: {max(hosts)} hosts share {cores} cores; more hosts than cores show no speed-up")
 

@@ -17,9 +17,11 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.layers import cross_entropy
 from shoal.algorithms.training.analytic.small_heads import FAST, SmallModel, adam, in_one_batch, pull, sgd
-from shoal.storage.graph.sparse_matrix import FEW, SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.kernels.sparse_product import multiply
 
+# Products of so many multiplications take most of a step, so that one call gains little.
+TOO_LARGE = 2**21
 # Row starts, columns and values of a matrix.
 Csr = tuple[np.ndarray, np.ndarray, np.ndarray]
 ONE, ZERO = np.float32(1), np.float32(0)
@@ -50,9 +52,8 @@ class SmallGraph(SmallModel):
         if not isinstance(x := inputs.x_NF, SparseMatrix):
             return False
         near, last = inputs.operators
-        # Larger products may run in several threads (`SparseMatrix`), and gain less from one call.
         most = max(len(x.arrays[1]), len(near.arrays[1]), len(near) * self.classes) * self.hidden
-        return in_one_batch(len(last), options) and most < FEW
+        return in_one_batch(len(last), options) and most < TOO_LARGE
 
     def dropped_rows(self, inputs: Inputs) -> int:
         assert isinstance(inputs, Neighbourhood)

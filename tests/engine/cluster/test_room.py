@@ -88,7 +88,6 @@ def test_room_reserves_the_servers_share(machines: Machines, share: dict[str, fl
         ({"engine.memory_limit": "1GiB"}, [{"CPU": 8.0, "memory": 9 * GIB}], 100, 2, "2 on Ray, 2 of 8 "),
         # A machine without room for any still runs one.
         ({}, [{"CPU": 1.0, "memory": 0.1 * GIB}], 100, 1, "1 on Ray, 1 of 1 core at work"),
-        ({"engine.threads": 3}, [{"CPU": 8.0}], 100, 2, "2 on Ray, 6 of 8 cores at work"),
         ({"resources.cpus_per_host": 4}, [{"CPU": 8.0}], 100, 2, "2 on Ray, 2 of 8 cores at work"),
         # A smaller share is for hosts beside others; one a core is the most that gains.
         ({"resources.cpus_per_host": 0.25}, [{"CPU": 2.0}], 100, 2, "2 on Ray, 2 of 2 cores at work"),

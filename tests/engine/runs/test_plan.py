@@ -299,3 +299,10 @@ def test_dry_run_refuses_what_does_not_fit(
 def test_of_a_client_beyond_the_memory_a_part_is_measured(configure: Configure) -> None:
     rows = shown(configure({"engine.memory_limit": "32KiB", "model.name": "sgc", "model.layers": 1}))
     assert "measured just now" in rows["time"]
+
+
+def test_several_threads_are_refused_but_runs_that_had_them_are_read(tiny: Path) -> None:
+    config = load_config(tiny, ["engine.threads=2"])
+    with refused("engine.threads", says="2 threads make rounds slower"):
+        RunPlan.of(config)
+    assert RunPlan.of(config, trains=False).config.engine.threads == 2

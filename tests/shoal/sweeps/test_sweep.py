@@ -181,7 +181,7 @@ def test_a_wrong_combination_stops_all(config: str, axes: list[str], places: lis
     with refused(*places, says=says):
         Sweep(Study(config, tuple(axes)))
     assert not Path(config).with_name("runs").exists()
-    assert len(Sweep(Study(config, ("rounds=2,3", "engine.threads=1,2"))).rows) == 4
+    assert len(Sweep(Study(config, ("rounds=2,3", "engine.cell_size=1,2"))).rows) == 4
 
 
 def test_sweep_failed_run_is_a_row(

@@ -19,10 +19,9 @@ from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic, at_once
-from shoal.algorithms.training.analytic.small_graphs import SmallGraph
+from shoal.algorithms.training.analytic.small_graphs import TOO_LARGE, SmallGraph
 from shoal.engine.rounds.server import Server
 from shoal.storage.graph.rows import CsrRows
-from shoal.storage.graph.sparse_matrix import FEW
 from shoal.storage.shards.view import View
 
 NODES, FEATURES, CLASSES = 30, 11, 3
@@ -116,7 +115,7 @@ def test_what_one_call_takes(make_view: MakeView) -> None:
     assert not small.takes(all_nodes(view, "symmetric", 2)._replace(rows=view.train), TrainOptions())
     assert not small.takes(field._replace(x_NF=field.x_NF.to_dense()), TrainOptions())
     entries = len(field.x_NF.arrays[1])  # type: ignore[union-attr]
-    wide = (FEW - 1) // entries
+    wide = (TOO_LARGE - 1) // entries
     assert SmallGraph(model_of("gcn", hidden=wide)).takes(field, TrainOptions())
     assert not SmallGraph(model_of("gcn", hidden=wide + 1)).takes(field, TrainOptions())
 
