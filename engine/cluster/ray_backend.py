@@ -280,12 +280,14 @@ class RayBackend:
         self._server: Any = None
         self._servers = 0
         self._connect()
+        # What is free is read before hosts of this process take any of it.
+        self._machines = free_machines(config)
         if config.engine.hosts != "auto":
             self._start_hosts(config.engine.hosts)
 
     def _connect(self) -> None:
         self._waits = connect(self._config)
-        self._machines, self._health = free_machines(self._config), ClusterHealth()
+        self._health = ClusterHealth()
         self.hosts: list[Any] = []
         self._up = self._in_round = False
 

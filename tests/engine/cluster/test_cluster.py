@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ray.cluster_utils import Cluster
 from support.errors import refused
 
 from shoal.engine.cluster import cluster as cluster_module
-from shoal.engine.cluster.cluster import _signals_kept, _token, connect
+from shoal.engine.cluster.cluster import _signals_kept, _token, connect, free_machines
 from shoal.engine.config.config import Config
 
 
@@ -72,6 +73,16 @@ def test_machines_that_come_later_are_waited_for(
         later = subprocess.Popen([sys.executable, "-m", "ray.scripts.scripts", *add], stdout=subprocess.DEVNULL)
         connect(configure(joined))
         assert sum(node["Resources"].get("CPU", 0) for node in ray.nodes()) == 2
+        # Where their number follows from the cluster, hosts take what nothing else has taken; else they are waited for.
+        auto = configure({**joined, "engine.hosts": "auto"})
+        assert sorted(machine.get("CPU", 0) for machine in free_machines(auto)) == [1, 1]
+        taken = ray.remote(num_cpus=1)(lambda: time.sleep(60)).remote()
+        deadline = time.monotonic() + 60
+        while sum(machine.get("CPU", 0) for machine in free_machines(auto)) > 1 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert sorted(machine.get("CPU", 0) for machine in free_machines(auto)) == [0, 1]
+        assert [machine["CPU"] for machine in free_machines(configure(joined))] == [1, 1]
+        ray.cancel(taken, force=True)
     finally:
         ray.shutdown()
         if later is not None:
