@@ -78,7 +78,7 @@ def job_of(clients: int, classes: int) -> Job:
     )  # fmt: skip
     return JobOfSizes(
         "sizes", "nowhere", "", "s", None, 0, describe("fedavg", {}), (ModelSpec(name="mlp", hidden=64),),
-        (0,) * clients, None, TrainOptions(), 0, Compute(1, None), sizes=Sizes(manifest),
+        (0,) * clients, None, TrainOptions(), 0, Compute(None), sizes=Sizes(manifest),
     )  # fmt: skip
 
 

@@ -20,11 +20,14 @@ import psutil
 import ray
 import torch
 from ray._private import ray_constants, services
+from ray._private.state import available_resources_per_node
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from shoal.engine.cluster.raylet import RayletEnded, has_ended, why_ended
+from shoal.engine.cluster.room import room
 from shoal.engine.config.config import Config, ResourcesConfig
+from shoal.engine.config.sizes import machine_cores
 from shoal.engine.records.at_work import end_process
 from shoal.engine.screen.interrupt import end_children
 from shoal.engine.screen.progress import say
@@ -271,19 +274,23 @@ def _from_array(array: np.ndarray) -> torch.Tensor:
 
 
 def _await_room(config: Config) -> "Patience":
-    """Waits for machines with room for all hosts in a cluster that is joined; after that takes those that it has."""
-    share, hosts, joined = config.resources, config.engine.hosts, config.ray.address is not None
+    """Waits for machines with room for all hosts in a cluster that is joined; after that takes those that it has.
+
+    Where the number is to follow from the cluster, it waits for room for one.
+    """
+    share, joined = config.resources, config.ray.address is not None
+    hosts = 1 if config.engine.hosts == "auto" else config.engine.hosts
     waits = Patience(config.ray.start_timeout)
     asked = False
     try:
-        while (room := _room(machines := _machines(), share)) < hosts:
-            missing = _missing(room, machines, share)
+        while (fit := room(machines := free_machines(config), share)) < hosts:
+            missing = _missing(fit, machines, share)
             if not (joined and waits.on(f"{hosts} hosts: {missing}")):
-                if joined and room >= 1:
+                if joined and fit >= 1:
                     break
                 raise ShoalError(
-                    f"engine.hosts {hosts} with resources.cpus_per_host {share.cpus_per_host:g} and gpus_per_host "
-                    f"{share.gpus_per_host:g}: {missing}; use fewer hosts or smaller shares"
+                    f"engine.hosts {config.engine.hosts} with resources.cpus_per_host {share.cpus_per_host:g} and "
+                    f"gpus_per_host {share.gpus_per_host:g}: {missing}; use fewer hosts or smaller shares"
                 )
             if not asked:
                 _ask_autoscaler(hosts, share)
@@ -296,15 +303,23 @@ def _await_room(config: Config) -> "Patience":
             _ask_autoscaler(0, share)
 
 
-def _machines() -> list[dict[str, float]]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+def free_machines(config: Config) -> list[dict[str, float]]:
+    """Lists the resources of each machine; where the number of hosts follows from them, what no other run has taken."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    if config.engine.hosts != "auto":
+        return [node["Resources"] for node in alive]
+    if config.ray.address is None:
+        # Ray does not know which cores this process may use.
+        return [{**node["Resources"], "CPU": min(machine_cores(), node["Resources"].get("CPU", 0))} for node in alive]
+    free = available_resources_per_node()
+    return [free.get(node["NodeID"], {}) for node in alive]
 
 
-def _missing(room: float, machines: Sequence[Mapping[str, float]], share: ResourcesConfig) -> str:
+def _missing(fit: float, machines: Sequence[Mapping[str, float]], share: ResourcesConfig) -> str:
     have = ", ".join(f"{sum(machine.get(kind, 0) for machine in machines):g} {kind}" for kind in ("CPU", "GPU"))
     beside = f" beside the server (resources.server_cpus {share.server_cpus:g}, server_gpus {share.server_gpus:g})"
     return (
-        f"the cluster has room for {room:g}{beside if share.server_cpus or share.server_gpus else ''} "
+        f"the cluster has room for {fit:g}{beside if share.server_cpus or share.server_gpus else ''} "
         f"({len(machines)} machines, {have})"
     )
 
@@ -334,27 +349,6 @@ class Patience:
             self._next = waited + SECONDS_BETWEEN_LINES
             say(f"waiting for {what}; {self._seconds - waited:.0f} s more (ray.start_timeout)")
         return True
-
-
-def _room(machines: Sequence[Mapping[str, float]], share: ResourcesConfig) -> float:
-    """Counts the hosts that fit the machines, with the server where it costs the fewest; 0 if it fits nowhere."""
-    rooms = []
-    for number, machine in enumerate(machines):
-        rest = {"CPU": machine.get("CPU", 0) - share.server_cpus, "GPU": machine.get("GPU", 0) - share.server_gpus}
-        if min(rest.values()) >= 0:
-            others = [*machines[:number], rest, *machines[number + 1 :]]
-            rooms.append(sum(places(room, share.cpus_per_host, share.gpus_per_host) for room in others))
-    return max(rooms, default=0)
-
-
-def places(machine: Mapping[str, float], cpus: float, gpus: float) -> float:
-    """Counts the hosts that fit one machine, by the resources that Ray counts; a share of a GPU must fit one device."""
-    slack = 1e-9
-    by_cpu = machine.get("CPU", 0) // (cpus - slack) if cpus else math.inf
-    if not gpus:
-        return by_cpu
-    devices = machine.get("GPU", 0)
-    return min(by_cpu, devices * ((1 + slack) // gpus) if gpus < 1 else devices // gpus)
 
 
 # Ray reserves free GPUs within milliseconds, so that these seconds are enough.

@@ -122,7 +122,7 @@ class UploadsOnHosts(Uploads):
 
     def _multiply(self, rows: Tensor, gives: bool) -> list[list[Any]]:
         """Multiplies by block; returns references to rows that it `gives`, else to blocks. Raises ShoalError: NaN."""
-        hosts, threads = sorted(self._pool.roster.ready), self._pool.job.compute.threads
+        hosts = sorted(self._pool.roster.ready)
         blocks = list(zip(*(part.refs for part in self._parts)))
         if not hosts:
             return [self._result([], rows, gives, refs) for refs in blocks]
@@ -130,7 +130,7 @@ class UploadsOnHosts(Uploads):
         for number, refs in enumerate(blocks):
             host = self._pool.roster.hosts[hosts[number * len(hosts) // len(blocks)]]
             call = host.multiply.options(num_returns=1 + (len(rows) if gives else 1))
-            calls.append(call.remote(rows, self._order, gives, threads, *refs))
+            calls.append(call.remote(rows, self._order, gives, *refs))
         return [self._result(call, rows, gives, refs) for call, refs in zip(calls, blocks)]
 
     def _result(self, call: Sequence[Any], rows: Tensor, gives: bool, refs: Sequence[Any]) -> list[Any]:

@@ -25,6 +25,7 @@ from shoal.engine.cluster.cluster import (
     Patience,
     connect,
     disconnect,
+    free_machines,
     gpu_places,
     raylet_fault,
     share_tensors,
@@ -32,6 +33,7 @@ from shoal.engine.cluster.cluster import (
 from shoal.engine.cluster.mixing import multiply_blocks, take_blocks
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.reports import Prints, Work, publish
+from shoal.engine.cluster.room import cells_and_memory, host_number
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
 from shoal.engine.cluster.states import (
     LOST_STATES,
@@ -136,9 +138,9 @@ class HostActor(Host):
                 large += take_blocks(outcome, cells[0].up, len(large))
         return [outcomes, *large, *[None] * (results - len(large))]
 
-    def multiply(self, rows: Tensor, order: Sequence[int], gives: bool, threads: int, *blocks: Tensor) -> list[Any]:
-        """Multiplies as `shoal.engine.cluster.mixing.multiply_blocks` does, with so many threads."""
-        torch.set_num_threads(threads)
+    def multiply(self, rows: Tensor, order: Sequence[int], gives: bool, *blocks: Tensor) -> list[Any]:
+        """Multiplies as `shoal.engine.cluster.mixing.multiply_blocks` does."""
+        torch.set_num_threads(1)
         give_back_memory(KEPT_BETWEEN_CALLS)
         return multiply_blocks(rows, order, gives, blocks)
 
@@ -268,22 +270,51 @@ class RayBackend:
     """Hosts as Ray actors (`hosts`), and a server as an actor beside them."""
 
     def __init__(self, config: Config) -> None:
-        """Connects to Ray, which may raise a ShoalError, and starts the hosts; `open` waits for them."""
-        self._waits = connect(config)
-        self._health = ClusterHealth()
+        """Connects to Ray, which may raise a ShoalError, and starts the hosts; `open` waits for them.
+
+        A number of hosts that depends on the run is known only in `open`.
+        """
         self._config = config
-        share = config.resources
-        shares = (share.cpus_per_host, share.gpus_per_host, share.server_gpus)
-        self.hosts = start_hosts(config.engine.hosts, *shares, named=True)
-        self._up = self._in_round = False
         # The hosts that were not up at the last look, by their first call.
         self._late: dict[Any, int] = {}
         self._server: Any = None
         self._servers = 0
+        self._connect()
+        # What is free is read before hosts of this process take any of it.
+        self._machines = free_machines(config)
+        if config.engine.hosts != "auto":
+            self._start_hosts(config.engine.hosts)
+
+    def _connect(self) -> None:
+        self._waits = connect(self._config)
+        self._health = ClusterHealth()
+        self.hosts: list[Any] = []
+        self._up = self._in_round = False
+
+    def _start_hosts(self, count: int) -> None:
+        share = self._config.resources
+        shares = (share.cpus_per_host, share.gpus_per_host, share.server_gpus)
+        self.hosts = start_hosts(count, *shares, named=True)
+
+    def _require_hosts(self, job: Job, plan: Plan) -> None:
+        """Starts the hosts of a job, unless an earlier run has left as many."""
+        needs = cells_and_memory(job, plan) if self._config.engine.hosts == "auto" else (0, 0)
+        self._number = host_number(self._config, self._machines, *needs)
+        if len(self.hosts) >= self._number.hosts:
+            return
+        if self.hosts:
+            # GPUs that the former hosts share are free only when these have ended.
+            self.close()
+            self._connect()
+        self._start_hosts(self._number.hosts)
+
+    def describe_hosts(self) -> str:
+        return self._number.in_words()
 
     def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
         """Starts a server and waits until every client has a host that can read its data; see `Backend.open`."""
         self.end()
+        self._require_hosts(job, plan)
         self._health = ClusterHealth()
         if state is not None:
             state.kept |= hand_over_states(state.clients)
@@ -358,7 +389,7 @@ class RayBackend:
             max_concurrency=2,
             scheduling_strategy=here,
         )
-        return actor.remote(self._config, self.hosts, job, plan, state)
+        return actor.remote(self._config, self.hosts[: self._number.hosts], job, plan, state)
 
     def _get(self, ref: Any, watch: Watch = unwatched) -> Any:
         """Waits while the server answers `alive`; raises ServerLost if it does not, ShoalError as it or the cluster."""

@@ -357,6 +357,16 @@ def require_names(config: Config) -> None:
         require_dataset(name)
 
 
+def require_one_thread(config: Config) -> None:
+    """Raises ShoalError: processes are to have several threads. Runs of earlier versions may have had."""
+    if config.engine.threads > 1:
+        raise ShoalError(
+            "engine.threads",
+            f"{config.engine.threads} threads make rounds slower, 1.3 to 1.5 times with two for GCN on Computers and "
+            "Physics; set it to 1: hosts work on the other cores (engine.hosts)",
+        )
+
+
 def device_choice(config: Config) -> str:
     """Chooses `cpu` or `cuda`: `engine.device`, or, if that is `auto`, a GPU where hosts have a share of one.
 

@@ -237,8 +237,9 @@ class EngineConfig:
 
     Attributes:
         backend: `ray`, or `local` for the same code in this process.
-        hosts: Host actors.
-        threads: Threads of the mathematics in every process; changes the last bits.
+        hosts: Processes on Ray that train clients. `auto`: one for each core of the machine, or each free core of the
+            cluster, at most as many as a round has cells and as memory holds.
+        threads: Threads of a process: 1. Several made rounds slower, and are refused; hosts use the other cores.
         trainer: `autograd` trains the clients of a cell one after another, `analytic` those of one in a compiled call,
             or by the formulas of the gradients, `batched` all clients in one batch; the same numbers to rounding. The
             last two are for methods of plain cross-entropy. `analytic` is for mlp, sgc and gamlp, and on processors for
@@ -269,7 +270,7 @@ class EngineConfig:
     """
 
     backend: Literal["ray", "local"] = "ray"
-    hosts: Annotated[Positive, Field(le=MOST_HOSTS)] = 2
+    hosts: Annotated[Positive, Field(le=MOST_HOSTS)] | Literal["auto"] = "auto"
     threads: Annotated[Positive, Field(le=MOST_THREADS)] = 1
     trainer: Literal["auto", "autograd", "batched", "analytic"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

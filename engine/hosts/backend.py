@@ -37,6 +37,10 @@ class Backend(Protocol):
         """Starts a server for a job, from a state or from the start; ends the one before."""
         ...
 
+    def describe_hosts(self) -> str:
+        """Says how many hosts the job that was opened has, and on how many cores; empty: all is one process."""
+        ...
+
     def round(self, watch: Watch) -> dict[str, Any]:
         """Runs one round and returns its line of metrics; calls `watch` meanwhile."""
         ...
@@ -128,6 +132,9 @@ class LocalBackend:
 
     def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
         self._server = Server(job, plan, self.enter(job), state, self._device)
+
+    def describe_hosts(self) -> str:
+        return ""
 
     def round(self, watch: Watch) -> dict[str, Any]:
         assert self._server is not None, "open() comes first"

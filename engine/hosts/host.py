@@ -366,7 +366,7 @@ class Host:
         if self._opened is not None and self._opened.job.id == job.id:
             self._share_memory(job, self._opened.device)
             return
-        torch.set_num_threads(job.compute.threads)
+        torch.set_num_threads(1)
         keep_freed_memory()
         device = take_device(job.compute.device, job.compute.gpu_share, job.compute.precision)
         if self._opened is not None and self._opened.device != device:

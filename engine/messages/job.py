@@ -43,7 +43,6 @@ class Compute:
     """The resources that hosts compute with, and how.
 
     Attributes:
-        threads: Threads of the mathematics in every process.
         memory_limit: Bytes that the run may use on a machine, its models among them; None: the machine's memory.
         trainer: How clients are trained: `autograd`, `batched`, `analytic`, or as fits the device (`auto`).
         device: `cpu` or `cuda`.
@@ -51,7 +50,6 @@ class Compute:
         precision: `float32` or `bfloat16`.
     """
 
-    threads: int
     memory_limit: int | None
     trainer: str = "autograd"
     device: str = "cpu"
@@ -140,6 +138,11 @@ class Job:
     def hops_folder(self) -> str | None:
         """Returns the folder of what lies on disk of hops; see `PropagationOptions.folder`."""
         return None if self.propagation is None else propagation_of(self.propagation).folder
+
+    @property
+    def computes_hops(self) -> bool:
+        """Returns whether hops are computed at visits, and lie in memory."""
+        return self.propagation is not None and propagation_of(self.propagation).computed
 
     @property
     def computes_parts(self) -> bool:
@@ -339,7 +342,6 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         train=config.train,
         seed=config.seed,
         compute=Compute(
-            config.engine.threads,
             config.engine.memory_limit,
             config.engine.trainer,
             device_choice(config),

@@ -350,6 +350,15 @@ def form_cells(
     return cells
 
 
+def most_cells(plan: Plan, infos: Sequence[ClientInfo], trainers: Sequence[str]) -> int:
+    """Counts the cells of the larger phase of a round, training or evaluation: so many hosts can be at work."""
+    members, size = len(infos) - len(plan.absent), cell_size_of(plan.cell_size, trainers)
+    cohort = plan.participation.size(members)
+    evaluated = {"all": members, "cohort": cohort}.get(str(plan.evaluated), plan.evaluated)
+    # Clients that train one by one are in smaller cells where there are more hosts.
+    return max(len(form_cells(range(count), infos, size, count)) for count in (cohort, int(evaluated)))
+
+
 def automatic_sizes(name: str, clients: int, hosts: int) -> tuple[int, int]:
     """Returns the sizes of the first cells and of the last ones, powers of two, so that a cell sends one sum.
 

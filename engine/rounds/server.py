@@ -120,7 +120,7 @@ class Server:
             ShoalError: A client failed, the method's code did, asked for what cannot be, or made NaN on the server.
         """
         # OpenMP keeps this number for every thread apart, and an actor may call from any.
-        torch.set_num_threads(self.job.compute.threads)
+        torch.set_num_threads(1)
         number = self.state.round + 1
         self._where = f"round {number}: {type(self.algorithm).__name__}"
         try:

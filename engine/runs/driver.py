@@ -27,6 +27,7 @@ from shoal.engine.rounds.costs import Live, Watch
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.scores.counts import constant_shares
+from shoal.engine.screen.head import show
 from shoal.engine.screen.interrupt import Interrupt, Interrupted, graceful
 from shoal.engine.screen.live_view import LiveView, live_view
 from shoal.engine.screen.progress import say
@@ -93,6 +94,10 @@ class Driver:
         try:
             # Before the first round there is nothing to keep, and a signal ends the run immediately.
             done = self._serve(state)
+            if hosts := self.backend.describe_hosts():
+                log.info("hosts: %s", hosts)
+                if not self._of_study:
+                    show({"hosts": hosts})
             first = "global" if self._one_model == SOME else FIRST_SCOPE
             name, rounds = self.config.name, min(self.config.rounds, until or self.config.rounds)
             with graceful() as interrupt, live_view(name, rounds, done, self._of_study, first) as view:

@@ -16,6 +16,7 @@ from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.cluster.room import host_number, memory_of_host, this_machine
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
 from shoal.engine.messages.environment import bfloat16_support
@@ -33,7 +34,7 @@ from shoal.engine.records.untrained import (
     fewest_untrained,
     untrained_of,
 )
-from shoal.engine.rounds.sampling import Schedule, cell_size_of, form_cells
+from shoal.engine.rounds.sampling import Schedule, cell_size_of, form_cells, most_cells
 from shoal.engine.runs.expected_time import ExpectedTime, loading_time, message_time, preparing_time, start_time
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import Table
@@ -211,7 +212,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
 
     A process of the run takes `load` seconds until it is ready.
     """
-    config, algorithm = plan.config, plan.algorithm
+    config, algorithm, on_ray = plan.config, plan.algorithm, plan.config.engine.backend == "ray"
     train, hops, limit = config.train, config.kernel().hops, config.memory_limit()
     path = store_or_overlay(config)
     prepared = (path / NAME).exists()
@@ -255,7 +256,14 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     models = [flat for _, flat in starts]
     sizes = Clients(infos, total.features, len(cohort))
     trainers = trainers_of(config.engine.trainer, plan.device, algorithm, models, train, sizes)
-    hosts = config.engine.hosts if config.engine.backend == "ray" else 1
+    parameters_of = [len(model.w) for model in models]
+    computed = hops if config.kernel().computed else 0
+    of_client = ((1 + computed) * total.x_bytes + 4 * total.entries) // clients
+    number = host_number(
+        config, [this_machine(config)], most_cells(plan.rounds, infos, trainers),
+        memory_of_host(max(parameters_of), of_client),
+    )  # fmt: skip
+    hosts = number.hosts
     cells = [cell.ids for cell in form_cells(cohort, infos, cell_size_of(plan.rounds.cell_size, trainers), hosts)]
 
     # A part of a client is measured where memory would not hold the client and the models' work on it.
@@ -266,7 +274,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part), graphs=few, pairs=fewer)
     a_row = None if total.values is None else total.values // total.nodes
     mean_client = _mean_client(measured, total.features, int(edges * part), config.kernel(), a_row)
-    torch.set_num_threads(config.engine.threads)
+    torch.set_num_threads(1)
     times = [_measure(*pair, mean_client, measured, train) for pair in zip(models, trainers)]
     epoch, forward = np.array(times).T / part
 
@@ -278,14 +286,14 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     busy = max(1, min(hosts, len(cells)))
     lower = "cell_size" if len(cells) < len(cohort) else "hosts"
     seconds = ExpectedTime(
-        start=start_time(config, load),
+        start=start_time(hosts if on_ray else 0, load),
         preparing=0.0 if prepared else preparing_time(total.entries, reading),
         training=float(config.rounds * len(cohort) * (train.epochs * epoch + forward)[model_of].mean() / busy),
         evaluation=float(2 * evaluations * forward[model_of].sum() / hosts),
         messages=message_time(config, len(cohort)),
     )
     beside = sum(several[0].info.parameters for name, several in built.items() if name != MODEL)
-    parameters = np.array([len(model.w) + beside for model in models])
+    parameters = np.array(parameters_of) + beside
     moments = 2 if train.optimizer == "adam" and train.opt_state == "keep" else 0
     # Memory counts in copies of the models: those that clients keep, and those that a round makes before it replaces
     # these.
@@ -295,7 +303,6 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     states, share = moments + personal + sum(of_features), len(cohort) / clients
     copy = 4 * int(parameters[model_of].sum())
     kept = copy * (states + mixes)
-    on_ray = config.engine.backend == "ray"
     peak = kept + int(copy * share * (states + (1 + on_ray) * held))
     if on_ray:
         # Results of the clients of a cell are in its host's memory as well as in Ray's.
@@ -304,7 +311,6 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     scratch, *made, exchange = (step * (1 + config.data.inductive) for step in total.disk)
     disk = sum(made)
     at_most = " at most" if total.what == "pair" and not prepared else ""
-    sizes_of_models = [len(model.w) for model in models]
     rows = {
         "store": f"{remote_of(config) or path} ({'ready' if prepared else 'to be prepared'})",
         "dataset": "" if total.what == "node" else f"{total.items:,} {total.what}s{at_most}, {total.nodes:,} nodes",
@@ -324,10 +330,11 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
         "hops": _computed_hops(config, mean.nodes, total, limit // 2 // hosts) if config.kernel().computed else "",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
         "train": untrained and ("" if prepared else "at least ") + untrained,
-        **by_subject(describe_done(config, sizes_of_models, config.rounds)),
-        "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
-        f"({config.engine.backend})"
-        + ("" if busy == hosts else f", {hosts - busy} without work: lower engine.{lower}"),
+        **by_subject(describe_done(config, parameters_of, config.rounds)),
+        "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients",
+        "hosts": number.in_words()
+        + ("" if busy == hosts else f", {hosts - busy} without work: lower engine.{lower}")
+        + (", if the cluster is as this machine" if config.ray.address and config.engine.hosts == "auto" else ""),
         "model": "; ".join(
             f"{model.name}, {p:,} parameters ({size(4 * p)})" for model, p in zip(config.models(), parameters.tolist())
         ),

@@ -1,12 +1,12 @@
 """The time that a run is expected to take, by part: its start, the preparing of its store, and its rounds."""
 
-import os
 import time
 from typing import NamedTuple
 
 import psutil
 
 from shoal.engine.config.config import Config
+from shoal.engine.config.sizes import machine_cores
 from shoal.engine.screen.tables import short
 
 # Seconds of Ray itself, before any process of the run loads.
@@ -54,12 +54,12 @@ def loading_time() -> float:
     return min(time.time() - psutil.Process().create_time(), LONGEST_LOAD)
 
 
-def start_time(config: Config, load: float) -> float:
-    """Estimates the seconds until round 1: hosts and server load side by side, as many at a time as there are cores."""
-    if config.engine.backend == "local":
-        return load
-    cores = len(os.sched_getaffinity(0))
-    return load + RAY_STARTS + load * max(1.0, (config.engine.hosts + 1) / cores)
+def start_time(hosts: int, load: float) -> float:
+    """Estimates the seconds until round 1: hosts and server load side by side, as many at a time as there are cores.
+
+    Without `hosts`, 0, this process is all.
+    """
+    return load + RAY_STARTS + load * max(1.0, (hosts + 1) / machine_cores()) if hosts else load
 
 
 def preparing_time(entries: int, reading: float) -> float:

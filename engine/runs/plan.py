@@ -9,7 +9,7 @@ from shoal.algorithms.base import Algorithm, overrides
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.engine.callbacks.callback import Callback
 from shoal.engine.callbacks.calls import load_callbacks
-from shoal.engine.config.config import Config, device_choice
+from shoal.engine.config.config import Config, device_choice, require_one_thread
 from shoal.engine.config.names import own_among
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
@@ -80,6 +80,7 @@ class RunPlan:
         require_mixable(config, algorithm)
         callbacks = load_callbacks(config) if trains else {}
         if trains:
+            require_one_thread(config)
             config.train.require_rates(config.rounds)
             require_evaluated(config.evaluation.last, config.evaluation.every, config.rounds)
             metrics = config.evaluation.metrics

@@ -18,7 +18,7 @@ from shoal.algorithms.models.layers.readout import Readout
 from shoal.algorithms.models.names import BACKBONES, ModelSpec
 from shoal.algorithms.rng import key
 from shoal.algorithms.training.graph_contrast import ContrastOptions, GraphContrast
-from shoal.engine.config.config import Config, device_choice
+from shoal.engine.config.config import Config, device_choice, require_one_thread
 from shoal.engine.hosts.device import cache_bytes, take_device
 from shoal.engine.messages.pretrained import write_pretrained
 from shoal.engine.preparing.prepare import prepare
@@ -58,7 +58,8 @@ def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, gr
     _require_place(out)
     if parts < 2:
         raise ShoalError("--parts", f"must be at least 2, found {parts}")
-    torch.set_num_threads(config.engine.threads)
+    require_one_thread(config)
+    torch.set_num_threads(1)
     share = config.resources.gpus_per_host or 1.0
     device = take_device(device_choice(config), share, config.engine.precision)
     data, manifest = _data(config, Cache(cache_bytes(device, share, config.memory_limit() // 2)), device)

@@ -6,6 +6,7 @@ from pathlib import Path
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import shown_name
+from shoal.engine.config.sizes import machine_cores
 from shoal.engine.screen.progress import say
 from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.options.dataset_names import NOT_IN_MEMORY
@@ -77,9 +78,15 @@ def _data(config: Config, cohort: bool = True) -> str:
 
 
 def _where(config: Config) -> str:
-    engine, device = config.engine, device_choice(config)
+    engine, device, cores = config.engine, device_choice(config), machine_cores()
     store = f", store {config.data.store}" if config.data.store and is_address(str(config.data.store)) else ""
+    of_cores = "1 core" if cores == 1 else f"{cores:,} cores"
     if engine.backend == "local":
-        return f"this process, {device}{store}"
-    hosts = f"{engine.hosts} Ray hosts" if engine.hosts > 1 else "1 Ray host"
-    return f"{hosts} {f'at {address}' if (address := config.ray.address) else 'on this machine'}, {device}{store}"
+        return f"this process, on 1 of {of_cores}, {device}{store}"
+    if address := config.ray.address:
+        place, of_cores = f"at {address}", "its free cores"
+    else:
+        place = "on this machine"
+    if engine.hosts == "auto":
+        return f"Ray hosts {place}, one for each of {of_cores}, {device}{store}"
+    return f"{engine.hosts:,} Ray host{'s' if engine.hosts > 1 else ''} {place}, {device}{store}"

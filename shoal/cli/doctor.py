@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 from rich.table import Column
 
-from shoal.engine.config.sizes import machine_memory, size
+from shoal.engine.config.sizes import machine_cores, machine_memory, size
 from shoal.engine.messages.environment import bfloat16_support
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console
@@ -57,8 +57,10 @@ def packages() -> dict[str, str | None]:
 def machine() -> dict[str, str]:
     """Returns the parts of the machine, in words."""
     memory, root, ray = psutil.virtual_memory(), data_root(None), os.environ.get("RAY_ADDRESS")
+    cores = machine_cores()
     return {
-        "processor": f"{os.cpu_count()} cores",
+        "processor": "1 core" if cores == 1 else f"{cores:,} cores",
+        "cores at work": f"{cores:,} in a run on Ray (engine.hosts), 1 with engine.backend=local",
         "bfloat16": bfloat16_support(),
         "memory": f"{size(min(memory.available, machine_memory()))} free of {size(machine_memory())}",
         "shared memory": _free(Path("/dev/shm")) + " (Ray's object store)",

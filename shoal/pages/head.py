@@ -118,7 +118,8 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
         facts["Repeats"] = str(len(repeats))
     facts["Seeds"] = _shorten(list(seeds) or [str(config.seed)])
     if "engine" not in varied_sections:
-        hosts = len(summary.get("busy_seconds") or ()) or config.engine.hosts
+        # Earlier versions wrote no number.
+        hosts = summary.get("hosts") or max(len(summary.get("busy_seconds") or ()), 1)
         on_ray = f"{hosts} host{'s' if hosts > 1 else ''} on Ray"
         facts["Hosts"] = on_ray if config.engine.backend == "ray" else "one process"
         environment = summary["environment"]

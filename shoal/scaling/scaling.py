@@ -1,6 +1,5 @@
 """Scaling of seconds, memory and bytes of a round with clients, graph and hosts, and how many hosts are of use."""
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from statistics import fmean
 
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.sections import SCORING
-from shoal.engine.config.sizes import size
+from shoal.engine.config.sizes import machine_cores, size
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.records.summary import seconds_by_part
@@ -353,7 +352,7 @@ def scaling_sweep(
 
 
 def _warn_of_cores(base: Config, hosts: Sequence[int]) -> None:
-    cores, wanted = os.cpu_count() or 1, max(hosts, default=0) * (base.engine.threads or 1)
+    cores, wanted = machine_cores(), max(hosts, default=0)
     if base.ray.address is None and wanted > cores:
         say(f"warning: {max(hosts)} hosts share {cores} cores; more hosts than cores show no speed-up")
 

@@ -14,6 +14,7 @@ from statistics import fmean
 
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
+from shoal.engine.config.sizes import machine_cores
 from shoal.engine.hosts.backend import Backend
 from shoal.engine.records.at_work import ended_at
 from shoal.engine.records.outputs import printed_file
@@ -82,6 +83,8 @@ class Sweep:
                 same = (self.rows[place].label for place in (first, number))
                 raise ShoalError(f"{' and '.join(same)} are one run; leave one of them out of the sweep")
         config = self.plans[0].config
+        if at_once > 1 and config.ray.address and config.engine.hosts == "auto":
+            raise ShoalError("engine.hosts", f"auto takes all free cores, and {at_once} runs share them; give a number")
         self.folder = study.folder(root_of(config), config.name)
         # Forks train a share of their rounds. The runs that they share the others with are trained before, in part.
         self.shares: Sequence[float] = [1.0] * len(self.rows)
@@ -226,6 +229,7 @@ class Sweep:
         """Starts the process of a run, which writes its output to a file of the sweep."""
         resume = ["--resume"] if started(self.plans[place].folder) else []
         command = [*SHOAL, "run", self.study.config, *self.study.alone(self._choices[place]), *resume]
+        command += self._share_of_cores(self.plans[place].config)
         command += [] if self._until is None else ["--until", str(self._until)]
         output = self._output(place)
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -239,6 +243,12 @@ class Sweep:
                 start_new_session=True,
                 env={**os.environ, PARENT: str(os.getpid())},
             )
+
+    def _share_of_cores(self, config: Config) -> list[str]:
+        """Returns the override that gives each of several runs at a time its share of the machine's cores, if any."""
+        if config.engine.backend == "local" or config.engine.hosts != "auto":
+            return []
+        return [f"engine.hosts={max(1, min(machine_cores() // self._parallel, config.partition.clients))}"]
 
     def _output(self, place: int) -> Path:
         return printed_file(self.folder, self.plans[place].folder.name)

@@ -2,9 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property
-from itertools import pairwise
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Multiplications below which a product runs in one thread.
-FEW = 2**21
 NUMBERS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
 
@@ -270,25 +266,8 @@ class _Factor:
         assert out.dtype == dense.dtype, out.dtype
         x, y = dense.contiguous(), out.contiguous()
         (starts, senders, values), weights = self.arrays, (number(alpha), number(beta))
-        threads = torch.get_num_threads()
-        if threads == 1 or len(senders) * width < FEW:
-            self._multiply(starts, senders, values, x.data_ptr(), y.data_ptr(), width, *weights)
-        else:
-            # Every row is summed by one thread, in its own order.
-            bounds = np.searchsorted(starts, np.linspace(0, starts[-1], threads + 1)[1:-1]).tolist()
-            tasks = []
-            for low, high in pairwise([0, *bounds, self.rows]):
-                part, written = starts[low : high + 1], y[low:].data_ptr()
-                arguments: tuple[Any, ...] = part, senders, values, x.data_ptr(), written, width, *weights
-                tasks.append(_pool(threads).submit(self._multiply, *arguments))
-            for task in tasks:
-                task.result()
+        self._multiply(starts, senders, values, x.data_ptr(), y.data_ptr(), width, *weights)
         return out if y is out else out.copy_(y)
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="product")
 
 
 def _csr(indptr: Any, indices: Any, values: Any, columns: int) -> Tensor:

@@ -8,6 +8,7 @@ import psutil
 import pytest
 from integration.runs import PATIENCE, Runs, assert_same_numbers, assert_same_so_far, until, working
 
+from shoal.engine.config.sizes import machine_cores
 from shoal.engine.records.metrics import read_metrics
 
 
@@ -17,13 +18,13 @@ def runs(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def test_hosts_server_and_driver_killed_in_mid_round(runs: Runs, undisturbed: Path) -> None:
-    """Begun on two hosts, ended without Ray."""
+    """Begun on a host for each core, ended without Ray."""
 
     def kill(title: str, after: int) -> None:
         until(lambda: runs.rounds() >= after, process)
         until(lambda: next(working(process, title), None), process).kill()
 
-    process = runs.start("engine.backend=ray", "engine.hosts=2")
+    process = runs.start("engine.backend=ray")
     kill("ray::HostActor.run", after=1)
     until(lambda: runs.rounds() >= 3, process)
     lines = read_metrics(runs.run)
@@ -35,7 +36,7 @@ def test_hosts_server_and_driver_killed_in_mid_round(runs: Runs, undisturbed: Pa
     process.wait()
     assert "lost with host" in runs.log()
     assert sum(line["retries"] for line in lines) >= 1
-    assert set(lines[-1]["memory"]["hosts"]) == {"0", "1"}
+    assert set(lines[-1]["memory"]["hosts"]) == {str(host) for host in range(min(machine_cores(), 12))}
     for line in lines:
         memory, seconds = line["memory"], line["seconds"]
         assert all(2**20 < held < 2**34 for held in (memory["driver"], memory["server"], *memory["hosts"].values()))

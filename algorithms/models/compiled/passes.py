@@ -22,7 +22,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neig
 from shoal.algorithms.models.layers.dropout import fill_kept, masks_are_set
 from shoal.algorithms.models.layers.head import Output
 
-# Multiplications of a product up to which passes are compiled: larger ones may run in several threads.
+# Multiplications of a product up to which passes are compiled: they keep all values until the way back is done.
 MOST_PRODUCTS = 2**27
 # Passes of a model that are kept, a few kilobytes each: clients differ in sizes.
 MOST_KEPT = 4096

@@ -1,11 +1,11 @@
-"""Numbers of hosts that fit machines with the server, by hand; and clusters that are refused."""
+"""Clusters that are joined, waited for, or refused; and the signals of a process that starts Ray."""
 
 import itertools
-import math
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,57 +16,8 @@ from ray.cluster_utils import Cluster
 from support.errors import refused
 
 from shoal.engine.cluster import cluster as cluster_module
-from shoal.engine.cluster.cluster import _room, _signals_kept, _token, connect, places
+from shoal.engine.cluster.cluster import _signals_kept, _token, connect, free_machines
 from shoal.engine.config.config import Config
-from shoal.engine.config.sections import ResourcesConfig
-
-Machines = list[dict[str, float]]
-
-
-@pytest.mark.parametrize(
-    ("machine", "cpus", "gpus", "room"),
-    [
-        ({"CPU": 4.0}, 1, 0, 4),
-        ({"CPU": 6.0}, 4, 0, 1),
-        ({"CPU": 3.0}, 0.3, 0, 10),
-        ({"CPU": 2.0}, 0, 0, math.inf),
-        ({}, 1, 0, 0),
-        ({"CPU": 16.0, "GPU": 2.0}, 1, 0.5, 4),
-        # Two of 0.6 would need 1.2 devices.
-        ({"CPU": 16.0, "GPU": 2.0}, 1, 0.6, 2),
-        ({"CPU": 16.0, "GPU": 1.0}, 1, 0.1, 10),
-        ({"CPU": 2.0, "GPU": 8.0}, 1, 0.25, 2),
-        ({"CPU": 16.0, "GPU": 5.0}, 1, 2, 2),
-        ({"CPU": 16.0}, 0, 0.5, 0),
-    ],
-)
-def test_places(machine: dict[str, float], cpus: float, gpus: float, room: float) -> None:
-    assert places(machine, cpus, gpus) == room
-
-
-@pytest.mark.parametrize(
-    ("machines", "share", "room"),
-    [
-        ([{"CPU": 4.0}, {"CPU": 2.0}], {}, 6),
-        # The server takes its processors from one machine.
-        *(([{"CPU": 4.0}, {"CPU": 2.0}], {"server_cpus": cpus}, room) for cpus, room in ((1.0, 5), (3.0, 3), (5.0, 0))),
-        # The server goes where it costs the fewest hosts: to the machine whose last processor no host can use.
-        ([{"CPU": 4.0}, {"CPU": 3.0}], {"cpus_per_host": 2.0, "server_cpus": 1.0}, 3),
-        ([{"CPU": 3.0}, {"CPU": 4.0}], {"cpus_per_host": 2.0, "server_cpus": 1.0}, 3),
-        # Shares of a GPU: beside the server's half there is room for one host of half a GPU.
-        ([{"CPU": 8.0, "GPU": 1.0}], {"gpus_per_host": 0.5}, 2),
-        ([{"CPU": 8.0, "GPU": 2.0}], {"gpus_per_host": 0.5, "server_gpus": 1.0}, 2),
-        ([{"CPU": 8.0, "GPU": 1.0}], {"gpus_per_host": 1.0, "server_gpus": 1.0}, 0),
-        ([{"CPU": 8.0}, {"CPU": 8.0, "GPU": 1.0}], {"server_gpus": 0.5}, 16),
-        ([{"CPU": 8.0}, {"CPU": 8.0}], {"server_gpus": 0.5}, 0),
-        ([{"CPU": 1.0}], {"cpus_per_host": 0.0, "server_cpus": 1.0}, math.inf),
-        ([], {}, 0),
-    ],
-)
-def test_room_reserves_the_servers_share(machines: Machines, share: dict[str, float], room: float) -> None:
-    before = [dict(machine) for machine in machines]
-    assert _room(machines, ResourcesConfig(**share)) == room
-    assert machines == before
 
 
 def test_connect_to_a_closed_port_raises(configure: Callable[..., Config]) -> None:
@@ -122,6 +73,16 @@ def test_machines_that_come_later_are_waited_for(
         later = subprocess.Popen([sys.executable, "-m", "ray.scripts.scripts", *add], stdout=subprocess.DEVNULL)
         connect(configure(joined))
         assert sum(node["Resources"].get("CPU", 0) for node in ray.nodes()) == 2
+        # Where their number follows from the cluster, hosts take what nothing else has taken; else they are waited for.
+        auto = configure({**joined, "engine.hosts": "auto"})
+        assert sorted(machine.get("CPU", 0) for machine in free_machines(auto)) == [1, 1]
+        taken = ray.remote(num_cpus=1)(lambda: time.sleep(60)).remote()
+        deadline = time.monotonic() + 60
+        while sum(machine.get("CPU", 0) for machine in free_machines(auto)) > 1 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert sorted(machine.get("CPU", 0) for machine in free_machines(auto)) == [0, 1]
+        assert [machine["CPU"] for machine in free_machines(configure(joined))] == [1, 1]
+        ray.cancel(taken, force=True)
     finally:
         ray.shutdown()
         if later is not None:

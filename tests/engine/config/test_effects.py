@@ -280,7 +280,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 def test_all_idle_keys_of_one_cause_are_named() -> None:
-    says = "is for engine.backend ray, found local; change that, or leave it at its default, 2, and so ray.address"
+    says = "is for engine.backend ray, found local; change that, or leave it at its default, auto, and so ray.address"
     with refused("config", "engine.hosts", says=says):
         config_from(with_keys(engine__backend="local", ray__address="auto", engine__hosts=4))
     # There is one.
@@ -307,7 +307,7 @@ def test_what_an_override_leaves_idle_is_left_out_with_a_line(
     plain = with_keys(partition__resolution=2.0, engine__hosts=4, participation__ratio=0.5)
     file.write_text(yaml.safe_dump(plain))
     found = load_config(file, ["partition={method: metis, clients: 3}", "engine.backend=local"])
-    assert (found.partition.resolution, found.partition.clients, found.engine.hosts) == (1.0, 3, 2)
+    assert (found.partition.resolution, found.partition.clients, found.engine.hosts) == (1.0, 3, "auto")
     assert (
         "partition.resolution is for partition.method louvain, found metis; it is left out" in capsys.readouterr().err
     )

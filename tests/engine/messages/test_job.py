@@ -45,8 +45,8 @@ def job_of(configure: Callable[..., Config]) -> MakeJob:
 
 
 def test_what_a_config_says(job_of: MakeJob, configure: Callable[..., Config]) -> None:
-    job = job_of(seed=5, algorithm__weight="train", model__init="own", engine__threads=2)
-    assert (job.id, job.seed, job.compute.threads, job.hops, job.model_of) == ("job", 5, 2, 2, (0,) * 6)
+    job = job_of(seed=5, algorithm__weight="train", model__init="own")
+    assert (job.id, job.seed, job.hops, job.model_of) == ("job", 5, 2, (0,) * 6)
     assert (job.method.name, job.method.options) == ("fedavg", {"weight": "train"})
     assert job.models == configure({"model.init": "own"}).models()
     assert (job.propagation, job_of(propagation__hops=0).propagation) == ("r0.5-k2-float32", None)

@@ -76,9 +76,13 @@ def test_sums_medians_and_what_a_client_sends(manifest: Manifest) -> None:
     assert summarize_run(lines, manifest, 0, "cpu")["seconds"]["scoring"] == 2 * SECONDS["scoring"]
     assert found["retries"] == 2
     assert found["busy_seconds"] == {}
-    busy = [line(number, hosts={"busy": shares}) for number, shares in ((2, {"0": 0.5}), (4, {"0": 0.25, "1": 1.0}))]
+    busy = [
+        line(number, hosts={"of": 2, "busy": shares})
+        for number, shares in ((2, {"0": 0.5}), (4, {"0": 0.25, "1": 1.0}))
+    ]
     busy[1]["seconds"] |= {"checkpoint": 0.5}
     found = summarize_run(busy, manifest, 0, "cpu")
+    assert found["hosts"] == 2
     assert (found["busy_seconds"], found["seconds"]["checkpoint"]) == ({"0": 2.0, "1": 4.0}, 0.5)
     empty = summarize_run([line(1, cohort=[], bytes_up=0, bytes_down=0)], manifest, 0, "cpu")
     assert empty["bytes"]["up_per_client_round"] == 0

@@ -28,13 +28,13 @@ def test_words_name_every_part_that_takes_time() -> None:
     assert ready.startswith("about 106 s: start 5 s, rounds 100 s (training 100 s, messages 0.5 s) without")
 
 
-def test_start_counts_ray_and_what_its_processes_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected_time.os, "sched_getaffinity", lambda process: range(2))
-    assert start_time(config_of(tmp_path, backend="local"), 4.0) == 4.0
+def test_start_counts_ray_and_what_its_processes_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expected_time, "machine_cores", lambda: 2)
+    assert start_time(0, 4.0) == 4.0
     # Three processes on two cores, after the command and Ray; more cores than processes help no more.
-    assert start_time(config_of(tmp_path, backend="ray", hosts=2), 4.0) == 4 + 5 + 6
-    monkeypatch.setattr(expected_time.os, "sched_getaffinity", lambda process: range(8))
-    assert start_time(config_of(tmp_path, backend="ray", hosts=2), 4.0) == 4 + 5 + 4
+    assert start_time(2, 4.0) == 4 + 5 + 6
+    monkeypatch.setattr(expected_time, "machine_cores", lambda: 8)
+    assert start_time(2, 4.0) == 4 + 5 + 4
     assert 0 < loading_time() <= 60
 
 

@@ -16,7 +16,7 @@ from support.user_graph import user_graph
 
 import shoal
 from shoal.engine.config.config import Config, load_config
-from shoal.engine.config.sizes import size
+from shoal.engine.config.sizes import machine_cores, size
 from shoal.engine.messages import models
 from shoal.engine.preparing import prepare as preparing
 from shoal.engine.records.run_folder import run_path
@@ -156,9 +156,14 @@ def test_dry_run_sizes_by_hand(tiny: Path) -> None:
     assert rows["store"].replace(" ", "").endswith("store(tobeprepared)")
     assert rows["run folder"].replace(" ", "") == str(run_path(config))
     assert rows["cohort"] == "2 of 4 clients a round, 10 rounds"
-    assert rows["cells"] == "1 of at most 2 clients, on 1 hosts (local)"
+    assert rows["cells"] == "1 of at most 2 clients"
+    cores = f"{machine_cores()} core{'s' if machine_cores() > 1 else ''} at work"
+    assert rows["hosts"] == f"this process, 1 of {cores}"
     more = load_config(tiny, ["engine.cell_size=2", "engine.backend=ray", "engine.hosts=3"])
-    assert shown(more)["cells"] == "2 of at most 2 clients, on 3 hosts (ray), 1 without work: lower engine.cell_size"
+    busy = min(3, machine_cores())
+    assert shown(more)["hosts"] == f"3 on Ray, {busy} of {cores}, 1 without work: lower engine.cell_size"
+    auto = load_config(tiny, ["engine.cell_size=3", "engine.backend=ray"])
+    assert shown(auto)["hosts"].startswith(f"{min(2, machine_cores())} on Ray, {min(2, machine_cores())} of {cores}")
     # 8 features, 3 classes: 24 weights and 3 biases of 4 bytes.
     assert rows["model"] == "sgc, 27 parameters (108 B)"
     assert rows["bytes"] == "up to 216 B each way a round where parameters are sent"
@@ -294,3 +299,10 @@ def test_dry_run_refuses_what_does_not_fit(
 def test_of_a_client_beyond_the_memory_a_part_is_measured(configure: Configure) -> None:
     rows = shown(configure({"engine.memory_limit": "32KiB", "model.name": "sgc", "model.layers": 1}))
     assert "measured just now" in rows["time"]
+
+
+def test_several_threads_are_refused_but_runs_that_had_them_are_read(tiny: Path) -> None:
+    config = load_config(tiny, ["engine.threads=2"])
+    with refused("engine.threads", says="2 threads make rounds slower"):
+        RunPlan.of(config)
+    assert RunPlan.of(config, trains=False).config.engine.threads == 2

@@ -357,7 +357,9 @@ def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_DATA", "/not/there")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     lines = doctor()
-    assert row(lines, "processor") == [f"{os.cpu_count()} cores"]
+    cores = len(os.sched_getaffinity(0))
+    assert row(lines, "processor") == [f"{cores} cores" if cores > 1 else "1 core"]
+    assert row(lines, "cores at work") == [f"{cores} in a run on Ray (engine.hosts), 1 with engine.backend=local"]
     assert row(lines, "Ray") == ["joins 10.0.0.1:6379 with ray.address=auto"]
     assert "from SHOAL_DATA" in " ".join(lines)
     assert row(lines, "free disk there")[0].endswith("iB")

@@ -80,8 +80,8 @@ RIGHT: dict[str, list[str]] = {
     "aggregation.root": ["aggregation={kind: fltrust, root: 1}"],
     "evaluation.last": ["evaluation.clients=2", "evaluation.last=sample"],
 }
-# Without the device, or with one domain.
-OF_MACHINES = ("engine.precision", "resources.server_gpus", "evaluation.domains")
+# Without the device, with one domain, or for former runs alone.
+OF_MACHINES = ("engine.precision", "engine.threads", "resources.server_gpus", "evaluation.domains")
 # Another value for each key that cannot change; what it is for comes first.
 WRONG: dict[str, list[str]] = {
     **by_key("""

@@ -29,6 +29,7 @@ from shoal.kept_run import Run
 from shoal.study.groups import Row
 from shoal.study.study import Study
 from shoal.study.sweep_folder import differing, read_rows, rows_of, run_title, title_of
+from shoal.sweeps import sweep as sweep_module
 from shoal.sweeps import sweep_view
 from shoal.sweeps.sweep import Sweep, show_sweep_plan
 from shoal.sweeps.sweep_view import SweepView, span
@@ -180,7 +181,7 @@ def test_a_wrong_combination_stops_all(config: str, axes: list[str], places: lis
     with refused(*places, says=says):
         Sweep(Study(config, tuple(axes)))
     assert not Path(config).with_name("runs").exists()
-    assert len(Sweep(Study(config, ("rounds=2,3", "engine.threads=1,2"))).rows) == 4
+    assert len(Sweep(Study(config, ("rounds=2,3", "engine.cell_size=1,2"))).rows) == 4
 
 
 def test_sweep_failed_run_is_a_row(
@@ -221,6 +222,22 @@ def test_sweep_failed_run_is_a_row(
     assert status("sweep", config, axis, "--no-report") == 1
     assert stamps == [(row.path / METRICS).stat().st_mtime_ns for row in second if row.state == "finished"]
     assert sorted(path.name for path in (other / "said").iterdir()) == sorted(f"{row.path.name}.txt" for row in second)
+
+
+def test_runs_at_a_time_share_the_cores(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of seven cores two runs have three each, four have one; no more than clients; a number that is given stays."""
+    monkeypatch.setattr(sweep_module, "machine_cores", lambda: 7)
+
+    def given(at_once: int, *keys: str) -> list[str]:
+        sweep = Sweep(Study(config, ("seed=0,1", *keys)), at_once)
+        return sweep._share_of_cores(sweep.plans[0].config)
+
+    on_ray = "engine.backend=ray"
+    assert [given(at_once, on_ray) for at_once in (2, 4, 9)] == [[f"engine.hosts={hosts}"] for hosts in (3, 1, 1)]
+    assert given(2, on_ray, "partition.clients=2") == ["engine.hosts=2"]
+    assert given(2, on_ray, "engine.hosts=5") == given(2) == []
+    with refused("engine.hosts", says="auto takes all free cores, and 2 runs share them; give a number"):
+        given(2, on_ray, "ray.address=auto")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

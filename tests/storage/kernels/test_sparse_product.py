@@ -3,7 +3,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from shoal.storage.graph.sparse_matrix import FEW, SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.kernels.sparse_product import multiply
 
 ROWS, COLUMNS = 23, 17
@@ -79,9 +79,8 @@ def test_float16_values_are_read_as_they_are() -> None:
     assert torch.equal(half.times_transposed(g), half.float().times_transposed(g))
 
 
-def test_bits_depend_neither_on_threads_nor_on_other_columns() -> None:
+def test_bits_depend_neither_on_threads_of_torch_nor_on_other_columns() -> None:
     matrix, x = of(drawn(2, 4000, 60).astype(np.float32)), torch.randn(60, 100)
-    assert matrix.parts()[2].numel() * x.shape[1] > FEW
     assert torch.get_num_threads() == 1
     found = matrix @ x
     try:
