@@ -65,7 +65,7 @@ class FlatModel:
         # `torch.cat` and `zeros_like` of shapes without values would load torch's compiler, which takes a second.
         values = ordered[0].detach().new_empty(sum(p.numel() for p in ordered))
         for p, part in zip(ordered, values.split([p.numel() for p in ordered])):
-            part.copy_(p.detach().reshape(-1))
+            part.view(p.shape).copy_(p.detach())
         flat = self._room_for(values).copy_(values) if sparse else values
         gradient = self._room_for(values).zero_() if sparse else values.new_zeros(len(values))
         for p, data, grad in zip(parameters, self.parts(flat), self.parts(gradient)):
