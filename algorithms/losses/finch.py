@@ -2,8 +2,6 @@
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from shoal.algorithms.losses.prototypes import class_means
@@ -62,12 +60,21 @@ def _merge(points: np.ndarray, partition: np.ndarray) -> np.ndarray:
     # A cosine does not depend on length, so sums serve as means.
     sums = torch.zeros(partition.max() + 1, points.shape[1], dtype=torch.float64)
     sums.index_add_(0, torch.from_numpy(partition), torch.from_numpy(points))
-    first = _first_neighbours(sums.numpy())
-    links = coo_array((np.ones(len(first)), (np.arange(len(first)), first)), shape=(len(first), len(first)))
-    # Links count in both directions.
-    _, component = connected_components(links)
+    component = _components(_first_neighbours(sums.numpy()))
     _, lowest, number = np.unique(component, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(lowest))[number][partition]
+
+
+def _components(first: np.ndarray) -> np.ndarray:
+    """Finds the point by which all points name their component, where every point is linked to its first neighbour.
+
+    Every component has one circle of such links. Each step follows twice as many links as all before, so that at last
+    every point is at its circle, and knows the lowest point on it.
+    """
+    lowest, at = np.minimum(np.arange(len(first)), first), first
+    for _ in range(len(first).bit_length()):
+        lowest, at = np.minimum(lowest, lowest[at]), at[at]
+    return lowest[at]
 
 
 def _first_neighbours(points: np.ndarray) -> np.ndarray:
