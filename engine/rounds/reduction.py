@@ -151,9 +151,8 @@ def multiply(rows: Tensor, held: Sequence[Tensor], out: Sequence[Tensor]) -> Non
     These may be those of `held`: each tile is read before it is written. Where a client is in one row in the mean, or
     in less, uploads are added up one by one: a stack of them would take longer than the product.
     """
-    width, weights = held[0].numel(), rows.nonzero().tolist()
-    few = len(weights) <= len(held)
-    factors = rows[rows != 0].tolist() if few else []
+    width, few = held[0].numel(), int(rows.count_nonzero()) <= len(held)
+    weights, factors = (rows.nonzero().tolist(), rows[rows != 0].tolist()) if few else ([], [])
     size = LONGER if few and len(rows) <= ROWS else TILE
     for start in range(0, width, size):
         tile = slice(start, min(start + size, width))
