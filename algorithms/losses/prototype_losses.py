@@ -83,13 +83,13 @@ class _MarginCrossEntropy(torch.autograd.Function):
         near = NEAR * float(of.rows[:, -2].max() + columns[-1].max())
         of_block, minus = anchor_CH.new_empty(3, *product.shape), -anchor_CH.new_tensor([[[of.margin]], [[1.0]]])
         sums, loss = torch.zeros_like(columns.t()), anchor.new_zeros(())
-        for rows, own in zip(of.rows.split(block), of.own_Q1.split(block)):
+        for rows, label in zip(of.rows.split(block), of.own_Q1.split(block)):
             weight, (distance, logits, score) = product[: len(rows)], of_block[:, : len(rows)]
             touching = measure(rows, columns, near, weight, distance)
-            torch.neg(distance, out=logits).scatter_add_(1, own, minus[0].expand(own.shape))
+            torch.neg(distance, out=logits).scatter_add_(1, label, minus[0].expand(label.shape))
             torch.log_softmax(logits, 1, out=score)
-            loss -= score.gather(1, own).sum(dtype=torch.float64)
-            score.exp_().scatter_add_(1, own, minus[1].expand(own.shape)).div_(distance)
+            loss -= score.gather(1, label).sum(dtype=torch.float64)
+            score.exp_().scatter_add_(1, label, minus[1].expand(label.shape)).div_(distance)
             # The gradient of a distance of zero is zero.
             weight.copy_(score.masked_fill_(distance == 0, 0) if touching else score)
             sums.addmm_(weight.t(), rows)
