@@ -2,8 +2,6 @@
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from shoal.algorithms.losses.prototypes import class_means
@@ -48,8 +46,8 @@ def class_clusters(proto_PH: Tensor, class_P: Tensor, classes: int, least: int =
         in the order of their first members.
     """
     centres, owners = [proto_PH[:0]], [class_P[:0]]
-    for c in range(classes):
-        members_MH = proto_PH[class_P == c]
+    sizes = torch.bincount(class_P, minlength=classes).tolist()
+    for c, members_MH in enumerate(proto_PH[class_P.argsort(stable=True)].split(sizes)):
         cluster_M = finch(members_MH, least)
         count = int(cluster_M.max()) + 1 if len(cluster_M) else 0
         centres.append(class_means(members_MH, cluster_M, count)[0])
@@ -60,14 +58,23 @@ def class_clusters(proto_PH: Tensor, class_P: Tensor, classes: int, least: int =
 def _merge(points: np.ndarray, partition: np.ndarray) -> np.ndarray:
     """Merges the clusters that link to each other; numbers the next partition by first points, as before."""
     # A cosine does not depend on length, so sums serve as means.
-    sums = np.zeros((partition.max() + 1, points.shape[1]))
-    np.add.at(sums, partition, points)
-    first = _first_neighbours(sums)
-    links = coo_array((np.ones(len(first)), (np.arange(len(first)), first)), shape=(len(first), len(first)))
-    # Links count in both directions.
-    _, component = connected_components(links)
+    sums = torch.zeros(partition.max() + 1, points.shape[1], dtype=torch.float64)
+    sums.index_add_(0, torch.from_numpy(partition), torch.from_numpy(points))
+    component = _components(_first_neighbours(sums.numpy()))
     _, lowest, number = np.unique(component, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(lowest))[number][partition]
+
+
+def _components(first: np.ndarray) -> np.ndarray:
+    """Finds the point by which all points name their component, where every point is linked to its first neighbour.
+
+    Every component has one circle of such links. Each step follows twice as many links as all before, so that at last
+    every point is at its circle, and knows the lowest point on it.
+    """
+    lowest, at = np.minimum(np.arange(len(first)), first), first
+    for _ in range(len(first).bit_length()):
+        lowest, at = np.minimum(lowest, lowest[at]), at[at]
+    return lowest[at]
 
 
 def _first_neighbours(points: np.ndarray) -> np.ndarray:
@@ -75,8 +82,13 @@ def _first_neighbours(points: np.ndarray) -> np.ndarray:
     unit = points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), EPS)
     neighbours = []
     for start in range(0, len(points), ROWS):
-        cosine = np.round(unit[start : start + ROWS] @ unit.T, DECIMALS)
+        cosine = unit[start : start + ROWS] @ unit.T
         rows = np.arange(len(cosine))
         cosine[rows, start + rows] = -np.inf
-        neighbours.append(cosine.argmax(1))
+        largest = cosine.max(1)
+        # What is further below the largest is not equal to it. Where the first that is not further differs, all count.
+        first = (cosine >= (largest - 2 * 10.0**-DECIMALS)[:, None]).argmax(1)
+        differs = np.round(cosine[rows, first], DECIMALS) != np.round(largest, DECIMALS)
+        first[differs] = np.round(cosine[differs], DECIMALS).argmax(1)
+        neighbours.append(first)
     return np.concatenate(neighbours)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -51,14 +51,56 @@ class FeatureGenerator(nn.Module):
         return self.layers[1](self.layers[0](x).relu())
 
 
+# Logits of a block of clients in `ensemble_cross_entropy`: they stay in a processor's cache.
+LOGITS = 2**17
+
+
 def ensemble_cross_entropy(g_NH: Tensor, y_N: Tensor, weight_BCH: Tensor, bias_BC: Tensor, share_BC: Tensor) -> Tensor:
     """Averages sum_i share_{i, y} CE(h_i(g), y) over embeddings, h_i the classifier of client i (FedGen).
 
-    The shares are what a client's word on a class counts; the column of a class sums to one.
+    The shares are what a client's word on a class counts; the column of a class sums to one. The gradient is that of
+    the embeddings alone.
     """
-    logits_BNC = g_NH @ weight_BCH.transpose(1, 2) + bias_BC[:, None]
-    each_BN = -F.log_softmax(logits_BNC, dim=2)[:, torch.arange(len(y_N), device=y_N.device), y_N]
-    return (share_BC[:, y_N] * each_BN).sum(0).mean()
+    loss: Tensor = _EnsembleCrossEntropy.apply(g_NH, y_N, weight_BCH, bias_BC, share_BC)
+    return loss
+
+
+class _EnsembleCrossEntropy(torch.autograd.Function):
+    """The loss and its gradient in one pass over blocks of clients, each on the embeddings that its word counts for.
+
+    With p_i the softmax of h_i and e the one-hot vector of the class, it is sum_i share_{i, y} (p_i - e) W_i / N.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, g_NH: Tensor, y_N: Tensor, weight_BCH: Tensor, bias_BC: Tensor, share_BC: Tensor) -> Tensor:
+        place_BM, share_BM = _counting(share_BC[:, y_N])
+        loss, of_g_NH = g_NH.new_zeros((), dtype=torch.float64), torch.zeros_like(g_NH)
+        clients = max(LOGITS // max(place_BM.shape[1] * weight_BCH.shape[1], 1), 1)
+        for places, shares, weight, bias in zip(*(t.split(clients) for t in (place_BM, share_BM, weight_BCH, bias_BC))):
+            true = y_N[places][..., None]
+            score = torch.baddbmm(bias[:, None], g_NH[places], weight.transpose(1, 2)).log_softmax(2)
+            loss -= (shares * score.gather(2, true)[..., 0]).sum(dtype=torch.float64)
+            of_score = score.exp_().scatter_add_(2, true, score.new_full((1, 1, 1), -1).expand(true.shape))
+            of_score.mul_(shares[..., None])
+            of_g_NH.index_add_(0, places.flatten(), torch.bmm(of_score, weight).flatten(0, 1))
+        ctx.of_g = of_g_NH / len(y_N)
+        return (loss / len(y_N)).to(g_NH.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * ctx.of_g, None, None, None, None
+
+
+def _counting(share_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """Lists for every client the places that it has a share of, and the shares, both `[B, M]`; behind them zeros."""
+    client_P, place_P = share_BN.nonzero(as_tuple=True)
+    count_B = torch.bincount(client_P, minlength=len(share_BN))
+    column_P = torch.arange(len(client_P), device=share_BN.device) - (count_B.cumsum(0) - count_B)[client_P]
+    place_BM = place_P.new_zeros(len(share_BN), int(count_B.max()))
+    place_BM[client_P, column_P] = place_P
+    share_BM = share_BN.new_zeros(place_BM.shape)
+    share_BM[client_P, column_P] = share_BN[client_P, place_P]
+    return place_BM, share_BM
 
 
 def sameness(noise_NZ: Tensor, g_NH: Tensor) -> Tensor:

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
-from shoal.algorithms.losses.prototype_losses import class_margin, margin_cross_entropy
+from shoal.algorithms.losses.prototype_losses import MarginCrossEntropy, class_margin
 from shoal.algorithms.losses.prototypes import row_bytes
 from shoal.algorithms.methods.fedproto import FedProto
 from shoal.algorithms.methods.shared.class_prototypes import known_rows, training_means
@@ -46,10 +45,7 @@ class FedTGP(FedProto):
         query_QH, class_Q = got["proto"][present_BC], present_BC.nonzero()[:, 1]
         margin = class_margin(query_QH, class_Q, ctx.classes, self.margin_cap)
         generator = PrototypeGenerator(ctx.classes, query_QH.shape[1], normalized=False)
-
-        def loss(anchor_CH: Tensor) -> Tensor:
-            return margin_cross_entropy(query_QH, class_Q, anchor_CH, server["known"], margin)
-
+        loss = MarginCrossEntropy(query_QH, class_Q, server["known"], margin)
         steps = self.server_steps, self.server_lr, self.server_weight_decay
         trained = train_generator(server, generator, loss, *steps, ctx.random("generator"))
         server["proto"], ctx.notes["server loss"] = trained

@@ -297,7 +297,8 @@ class ResourcesConfig:
         cpus_per_host: Processors of a host.
         gpus_per_host: GPUs of a host; a share of one also limits its memory. A host computes on one GPU, more than one
             are for a custom method, with `engine.device: cpu`.
-        server_cpus: Processors that Ray keeps free for the server.
+        server_cpus: Processors that Ray keeps free for the server. It computes with `engine.threads` threads whatever
+            this is, as more would change the last bits of sums.
         server_gpus: Share of a GPU on which the method's server part computes; 0: the processor. Changes numbers.
     """
 

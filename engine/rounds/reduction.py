@@ -141,17 +141,28 @@ class Sums:
 
 # A product is computed for so many columns at a time.
 TILE = 8192
+# Up to so many rows are added up, uploads one by one, in longer tiles: memory is read in longer pieces.
+ROWS, LONGER = 16, 8 * TILE
 
 
 def multiply(rows: Tensor, held: Sequence[Tensor], out: Sequence[Tensor]) -> None:
     """Writes the product of `rows` `[k, clients]` and `held`, a flat tensor a client, into the k flat tensors of `out`.
 
-    These may be those of `held`: each tile is read before it is written.
+    These may be those of `held`: each tile is read before it is written. Where a client is in one row in the mean, or
+    in less, uploads are added up one by one: a stack of them would take longer than the product.
     """
-    width = held[0].numel()
-    for start in range(0, width, TILE):
-        tile = slice(start, min(start + TILE, width))
-        for row, part in zip(out, rows @ torch.stack([t[tile] for t in held])):
+    width, few = held[0].numel(), int(rows.count_nonzero()) <= len(held)
+    weights, factors = (rows.nonzero().tolist(), rows[rows != 0].tolist()) if few else ([], [])
+    size = LONGER if few and len(rows) <= ROWS else TILE
+    for start in range(0, width, size):
+        tile = slice(start, min(start + size, width))
+        if few:
+            product = rows.new_zeros(len(rows), tile.stop - start)
+            for (row, client), factor in zip(weights, factors):
+                product[row].add_(held[client][tile], alpha=factor)
+        else:
+            product = rows @ torch.stack([t[tile] for t in held])
+        for row, part in zip(out, product):
             row[tile] = part
 
 

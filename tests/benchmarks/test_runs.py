@@ -26,6 +26,7 @@ SMALLEST: dict[str, Sequence[str]] = {
     "propagation.py": ["--quick", "--nodes=2000", "--repeats=1", "--features=8"],
     "prototypes.py": ["--nodes=2000", "--repeats=1", "--hidden=8"],
     "secure.py": ["--models=1.4k", "--clients=2", "--turns=1", "--kinds", "none", "masks"],
+    "servers.py": ["--clients", "2", "3", "--classes=4", "--methods", "fedavg", "fedtgp", "gcfl_plus"],
     "small_clients.py": ["--models=sgc", "--clients=4", "--nodes=20", "--features=8", "--rounds=1"],
     "split.py": ["--clients=2", "--graphs=40", "--rounds=1", "--backends=local"],
     "spmm.py": ["--repeats=1"],

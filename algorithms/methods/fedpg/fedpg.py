@@ -24,12 +24,12 @@ from shoal.algorithms.base import (
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from shoal.algorithms.losses.prototype_losses import (
+    MarginCrossEntropy,
     class_margin,
     contrast,
     cosine_margin,
     largest_cosine,
     literal_contrast,
-    margin_cross_entropy,
 )
 from shoal.algorithms.losses.prototypes import bit_bytes, noisy, pack, unit, unpack
 from shoal.algorithms.methods.fedpg.alignment_term import (
@@ -310,20 +310,25 @@ class FedPG(Algorithm):
         margin_of = {"margin": class_margin, "contrast": cosine_margin}.get(self.server_loss, largest_cosine)
         classes = known_LC.shape[1]
         margins = [margin_of(q.proto_QH[: q.own], q.class_Q[: q.own], classes, self.margin_cap) for q in queries]
+        losses = [self._loss_of_level(q, known_LC[q.level], margin) for q, margin in zip(queries, margins)]
 
         def loss(anchor_SH: Tensor) -> Tensor:
-            total = anchor_SH.new_zeros(())
-            for q, margin in zip(queries, margins):
-                anchor_CH, known_C = anchor_SH.view(*known_LC.shape, -1)[q.level], known_LC[q.level]
-                labels = known_C.nonzero()[:, 0]
-                if self.server_loss == "margin":
-                    total = total + margin_cross_entropy(q.proto_QH, q.class_Q, anchor_CH, known_C, margin)
-                elif self.server_loss == "contrast":
-                    total = total + contrast(anchor_CH[labels], labels, q.proto_QH, q.class_Q, self.temperature, margin)
-                else:
-                    constant = self.server_loss == "eq4"
-                    total = total + literal_contrast(anchor_CH[labels], labels, q.proto_QH, q.class_Q, margin, constant)
-            return total
+            anchor_LCH = anchor_SH.view(*known_LC.shape, -1)
+            of_levels = [of_level(anchor_LCH[q.level]) for q, of_level in zip(queries, losses)]
+            return sum(of_levels, anchor_SH.new_zeros(()))
+
+        return loss
+
+    def _loss_of_level(self, q: Queries, known_C: Tensor, margin: float) -> Callable[[Tensor], Tensor]:
+        """Loss of the anchors `[C, H]` of one level."""
+        if self.server_loss == "margin":
+            return MarginCrossEntropy(q.proto_QH, q.class_Q, known_C, margin)
+        labels, constant = known_C.nonzero()[:, 0], self.server_loss == "eq4"
+
+        def loss(anchor_CH: Tensor) -> Tensor:
+            if self.server_loss == "contrast":
+                return contrast(anchor_CH[labels], labels, q.proto_QH, q.class_Q, self.temperature, margin)
+            return literal_contrast(anchor_CH[labels], labels, q.proto_QH, q.class_Q, margin, constant)
 
         return loss
 

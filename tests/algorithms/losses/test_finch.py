@@ -84,6 +84,13 @@ def test_equal_cosines_take_the_lowest_index() -> None:
     assert finch(at(31, 30, 0, -31, -30)).tolist() == [0, 0, 0, 1, 1]
 
 
+@pytest.mark.parametrize(("nearer", "expected"), [(1.5e-12, [0, 1, 0, 1, 0]), (1e-14, [0, 0, 1, 0, 1])])
+def test_cosines_that_agree_to_twelve_decimals_are_equal(nearer: float, expected: list[int]) -> None:
+    # Point 0 is at 60 degrees from 1, and by so much of a cosine less from 2; 3 is beside 1, and 4 beside 2.
+    degrees = math.degrees(nearer / math.sin(math.pi / 3))
+    assert finch(at(0, 60, degrees - 60, 61, -61)).tolist() == expected
+
+
 def test_zero_points_have_cosine_zero() -> None:
     points = torch.tensor([[1.0, 0], [0, 0], [1, 0.1], [-1, 0], [-1, 0.1]])
     # Equally far from all that point to the right and at right angles: the lowest index wins.

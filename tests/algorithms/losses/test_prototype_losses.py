@@ -10,16 +10,20 @@ from torch import Tensor
 
 from shoal.algorithms.losses import prototype_losses
 from shoal.algorithms.losses.prototype_losses import (
+    NEAR,
+    MarginCrossEntropy,
     NodeAlignment,
     class_margin,
+    columns_of,
     contrast,
     contrast_by_class,
     cosine_margin,
     distances,
-    margin_cross_entropy,
     mean_square,
+    measure,
     nt_xent,
     prototype_alignment,
+    rows_of,
 )
 
 
@@ -91,10 +95,24 @@ def test_cross_entropy_on_distances_of_a_loop(margin: float) -> None:
             d: -np.linalg.norm(q - a) - margin * (c == d) for d, a in enumerate(in_numpy(anchor)) if bool(known[d])
         }
         values.append(np.log(sum(np.exp(value) for value in logit.values())) - logit[c])
-    found = margin_cross_entropy(query, own, anchor, known, margin)
+    found = MarginCrossEntropy(query, own, known, margin)(anchor)
     assert float(found) == pytest.approx(np.mean(values), rel=1e-5)
-    inputs = [t.double().requires_grad_() for t in (query, anchor)]
-    assert torch.autograd.gradcheck(lambda q, a: margin_cross_entropy(q, own, a, known, margin), inputs)
+    loss = MarginCrossEntropy(query.double(), own, known, margin)
+    assert torch.autograd.gradcheck(loss, anchor.double().requires_grad_())
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e2, 1e4])
+def test_distances_by_products_agree_with_float64_near_and_far(norm: float) -> None:
+    """Pairs at a distance of 0, and 1e-6 to 1 of the norm of both: the nearest are but some steps of float32 apart."""
+    anchor = drawn(9, 1) + norm * torch.full((5,), 5**-0.5)
+    share = torch.tensor([0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0])
+    query = (anchor[None] + (share * (1 + norm))[:, None, None] * drawn(9, 2)).flatten(0, 1)
+    rows, columns, distance = rows_of(query), columns_of(anchor), torch.empty(len(query), len(anchor))
+    near = NEAR * float(rows[:, -2].max() + columns[-1].max())
+    assert measure(rows, columns, near, torch.empty_like(distance, dtype=torch.float64), distance)
+    expected = (query.double()[:, None] - anchor.double()).square().sum(2).sqrt()
+    torch.testing.assert_close(distance.double(), expected, rtol=1e-6, atol=0)
+    assert torch.equal(distance[:9].diagonal(), torch.zeros(9))
 
 
 def test_cross_entropy_on_distances_keeps_the_digits_of_near_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +133,7 @@ def test_cross_entropy_on_distances_keeps_the_digits_of_near_pairs(monkeypatch: 
     for block in (2048, 7):
         monkeypatch.setattr(prototype_losses, "QUERIES", block)
         leaf = anchor.clone().requires_grad_()
-        found = margin_cross_entropy(query, own, leaf, known, 0.3)
+        found = MarginCrossEntropy(query, own, known, 0.3)(leaf)
         found.backward()
         assert float(found.detach()) == pytest.approx(float(expected.detach()), abs=1e-7)
         torch.testing.assert_close(leaf.grad.double(), moved.grad, rtol=1e-5, atol=1e-7)

@@ -10,7 +10,8 @@ from support.fixtures import Keys, PlainClients, Start
 from support.written_rounds import cohorts_of
 from torch import Tensor, nn
 
-from shoal.algorithms.methods.fedgen import sameness
+from shoal.algorithms.methods import fedgen as fedgen_module
+from shoal.algorithms.methods.fedgen import ensemble_cross_entropy, sameness
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.rng import key
 
@@ -141,3 +142,25 @@ def test_sameness_pushes_equal_embeddings_nowhere_and_others_apart() -> None:
     assert g.grad.isfinite().all()
     # Down the gradient, the third goes further right, the other two further left.
     assert g.grad[:, 0].sign().tolist() == [1, 1, -1]
+
+
+@pytest.mark.parametrize("logits", [1, 2**17])
+def test_loss_of_the_classifiers_and_its_gradient_as_in_float64(logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedgen_module, "LOGITS", logits)
+    random = torch.Generator().manual_seed(3)
+    weight_BCH, bias_BC = torch.randn(4, 5, 6, generator=random), torch.randn(4, 5, generator=random)
+    # The last client has no rows, and nobody has any of class 4.
+    count_BC = torch.tensor([[3, 0, 1, 2, 0], [0, 2, 1, 0, 0], [5, 0, 0, 4, 0], [0, 0, 0, 0, 0]])
+    share_BC = count_BC / count_BC.sum(0).clamp_min(1)
+    g_NH, y_N = torch.randn(7, 6, generator=random, requires_grad=True), torch.tensor([3, 0, 1, 3, 2, 0, 0])
+    loss = ensemble_cross_entropy(g_NH, y_N, weight_BCH, bias_BC, share_BC)
+    (of_g_NH,) = torch.autograd.grad(3 * loss, g_NH)
+
+    exact_NH = g_NH.detach().double().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    for weight, bias, share in zip(weight_BCH.double(), bias_BC.double(), share_BC.double()):
+        for g, y in zip(exact_NH, y_N):
+            total = total + share[y] * F.cross_entropy(weight @ g + bias, y) / len(y_N)
+    (expected_NH,) = torch.autograd.grad(3 * total, exact_NH)
+    torch.testing.assert_close(loss, total.float())
+    torch.testing.assert_close(of_g_NH, expected_NH.float())

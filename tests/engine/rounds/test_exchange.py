@@ -264,9 +264,16 @@ def mixer_of(meter: Meter, held: Tensor) -> tuple[Exchange, FederationState]:
 
 @pytest.mark.parametrize("numbers", [1, 9, 2**20])
 @pytest.mark.parametrize("shape", [(5, 8), (5, 2, 4), (5,)])
-def test_mix_is_the_product_of_numpy(meter: Meter, monkeypatch: Any, shape: tuple[int, ...], numbers: int) -> None:
-    monkeypatch.setattr(reduction, "TILE", numbers)
+@pytest.mark.parametrize("once", [True, False])
+def test_mix_is_the_product_of_numpy(
+    meter: Meter, monkeypatch: Any, shape: tuple[int, ...], numbers: int, once: bool
+) -> None:
+    """Every client is in all rows, or each is in one, and the second row is empty."""
+    for name in ("TILE", "LONGER"):
+        monkeypatch.setattr(reduction, name, numbers)
     held, rows = torch.randn(shape), torch.rand(3, 5, dtype=torch.float64)
+    if once:
+        rows *= torch.tensor([0, 2, 0, 2, 0]) == torch.arange(3)[:, None]
     mixer, next_state = mixer_of(meter, held)
     assert mixer.mix(Mix("w", rows, dst=[4, 0, 2])) is None
     expected = np.tensordot(rows.numpy(), held.double().numpy(), axes=1)
