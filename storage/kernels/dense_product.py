@@ -21,7 +21,7 @@ MOST = 4 if binding.get_host_cpu_features().get("avx512f", False) else 1
 SHAPES = [(4, 1), (8, 1), *((LANES, vectors) for vectors in range(1, MOST + 1))]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, fastmath=False)
 def multiply_dense(
     a: int, a_row: int, a_step: int, b: int, b_row: int, out: int, out_row: int,
     rows: int, depth: int, columns: int, beta: float,

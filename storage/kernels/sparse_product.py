@@ -27,7 +27,8 @@ BIT, INT32, INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 LLVM_TYPES = {types.uint16: ir.HalfType(), types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 
 
-@numba.njit(cache=True, nogil=True)
+# Without a word on it, a caller's reassociation would be this function's, too, and stay in its cache.
+@numba.njit(cache=True, nogil=True, fastmath=False)
 def multiply(
     indptr: np.ndarray,
     indices: np.ndarray,

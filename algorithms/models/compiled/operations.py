@@ -132,7 +132,10 @@ def execute(
 def address_of(code: Code) -> int:
     """Returns the address of an operation, which is compiled when it is first asked for."""
     signature = types.void(types.CPointer(types.int64), types.float32, types.float32)
-    compiled = numba.cfunc(signature, cache=True, nopython=True, fastmath=FAST)(_OPERATIONS[code])
+    # Functions that an operation calls take over how it computes, unless they say so themselves.
+    compiled = numba.cfunc(signature, cache=True, nopython=True, fastmath=FAST if code in _LOOPS else False)(
+        _OPERATIONS[code]
+    )
     _COMPILED.append(compiled)
     return int(compiled.address)
 
@@ -355,6 +358,11 @@ def _scatter(pointer: Any, f: float, g: float) -> None:
         _add(at[0] + 4 * i * at[4], at[2] + 4 * rows[i] * at[4], at[4], ONE, ONE)
 
 
+# Are loops of their own; others are calls of kernels.
+_LOOPS = set(Code) - {
+    *(Code.SPARSE, Code.SPARSE_ONES, Code.DENSE),
+    *(Code.ATTEND, Code.UNATTEND, Code.ATTEND_PRODUCTS, Code.UNATTEND_PRODUCTS),
+}
 _OPERATIONS: dict[Code, Any] = {
     code: globals().get(f"_{code.name.lower()}")
     or getattr(attention_operations, code.name.lower(), None)

@@ -148,7 +148,7 @@ class _Products(torch.autograd.Function):
         return of_query, of_key, of_value, None
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, fastmath=False)
 def additive_scores(
     indptr: np.ndarray, indices: np.ndarray, receiver: np.ndarray, sender: np.ndarray, slope: float, out: np.ndarray
 ) -> None:
@@ -170,7 +170,7 @@ def additive_scores(
                 out[e, h] -= highest[h]
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, fastmath=False)
 def sums(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
     """Scales weights to sum to one in every row, in place, and computes the sums; zero in a row without an entry."""
     heads, width = x.shape[1], x.shape[2]
