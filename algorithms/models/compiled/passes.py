@@ -83,7 +83,7 @@ def addresses(inputs: Sequence[Any], back: bool, **tensors: Tensor | None) -> np
 def parts_of(inputs: Inputs) -> Sequence[Any] | None:
     """Lists the matrices of a model's inputs; None: they are more than matrices."""
     if isinstance(inputs, Neighbourhood):
-        if not inputs.operators:
+        if not inputs.operators or not _are_rows_of(inputs.operators[-1], inputs.rows):
             return None
         x_NF: Any = inputs.x_NF
         kept: list[Tensor] = []
@@ -91,6 +91,14 @@ def parts_of(inputs: Inputs) -> Sequence[Any] | None:
             x_NF, *kept = x_NF.masked
         return [x_NF, *inputs.operators, *([] if inputs.rows is None else [inputs.rows]), *kept]
     return None if isinstance(inputs, ItemBatch) else inputs
+
+
+def _are_rows_of(matrix: Any, rows: Tensor | None) -> bool:
+    """Whether rows that are asked for exist; what is done about others is torch's."""
+    if rows is None or not len(rows) or not rows.is_cpu:
+        return True
+    low, high = torch.aminmax(rows)
+    return int(low) >= 0 and int(high) < len(matrix)
 
 
 class Passes:
@@ -158,7 +166,8 @@ class Passes:
     @contextmanager
     def adding(self) -> Iterator[None]:
         """Lets backward passes inside the block add to `w.grad` themselves, which saves two copies of it."""
-        self._adds = True
+        # Frozen parameters have no gradient, which is told one by one.
+        self._adds = all(p.requires_grad for p in self._parameters)
         try:
             yield
         finally:

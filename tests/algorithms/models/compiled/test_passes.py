@@ -299,6 +299,27 @@ def test_gradients_may_be_added_to_those_of_parameters(name: str) -> None:
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
+def test_frozen_parameters_have_no_gradient() -> None:
+    model = model_of("gcn")
+    around, passes, frozen = graph_of(model, True), model.passes, model.module.head.linears[0].weight  # type: ignore
+    assert passes is not None
+    frozen.requires_grad_(False)
+    for adds in (passes.adding, nullcontext):
+        assert model.w.grad is not None
+        model.w.grad.zero_()
+        with adds():
+            model(around).logits_NC.square().sum().backward()
+        assert not frozen.grad.any()
+        assert bool(model.w.grad.any())
+
+
+@pytest.mark.parametrize("row", [NODES, -1])
+def test_rows_that_do_not_exist_are_refused(row: int) -> None:
+    model = model_of("gcn")
+    with pytest.raises(IndexError):
+        model(graph_of(model, True)._replace(rows=torch.tensor([0, row])))
+
+
 def unknown_function(of: Any, around: Neighbourhood) -> Output:
     x = torch.sigmoid(transform(around.x_NF, of.lift.weight))
     return Output(of.last(x), x)
