@@ -152,7 +152,8 @@ def summarize_run(
         # Papers count numbers of four bytes.
         "scalars": {f"{way}_per_client_round": total / visits / 4 for way, total in totals.sent.items()},
         "seconds": {"round_median": median(totals.rounds), "rounds": sum(totals.rounds), **totals.seconds},
-        "hosts": last["hosts"]["of"],
+        # Lines of former versions do not tell.
+        "hosts": last["hosts"].get("of"),
         # Seconds of work of each host, in all rounds; empty if all is one process.
         "busy_seconds": {host: totals.busy.get(host, 0.0) for host in last["hosts"].get("busy", {})},
         "retries": totals.retries,

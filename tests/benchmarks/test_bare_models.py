@@ -84,14 +84,14 @@ def test_bare_loops_have_the_gradient_of_shoal(tmp_path: Path, bench: Any, name:
 
 
 def test_floor_plays_the_cases_that_are_named(tmp_path: Path, bench: Any) -> None:
-    chosen = bench("floor").chosen
+    chosen, graph_case = bench("floor").chosen, bench("graph_case")
     names = {words: [case.name for case in chosen(words, 2, tmp_path)] for words in ("cora,gcn", "cora", "mlp", "")}
     assert names["cora,gcn"] == ["gcn on cora"]
-    assert names["cora"] == [f"{model} on cora" for model in ("gcn", "sage", "sgc", "gamlp")]
+    assert names["cora"] == [f"{model} on cora" for model in graph_case.MODELS]
     assert names["mlp"] == ["mlp, 50 clients"]
-    assert len(names[""]) == 6 * 4 + 4
+    assert len(names[""]) == 6 * 8 + 4
     with refused("--only"):
-        chosen("cora,gat", 2, tmp_path)
+        chosen("cora,gcnn", 2, tmp_path)
 
 
 def test_interval_of_the_median_is_the_sign_tests(bench: Any) -> None:

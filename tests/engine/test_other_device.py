@@ -44,7 +44,10 @@ ON_PROCESSOR = {
 # Factors of low rank are made and multiplied there, so that server and clients have the same ones; nodes that look
 # alike are looked for there.
 OWN = {
-    "fedkd": {"isfinite", "_linalg_svd", "pow", "cumsum", "mul", "t", "cat", "mm", "select", "split_with_sizes"},
+    "fedkd": {
+        *("isfinite", "_linalg_eigh", "linalg_vector_norm", "clamp_min", "div", "flip", "alias", "cumsum", "mul", "t"),
+        *("cat", "mm", "select", "split_with_sizes"),
+    },
     "fggp": {"div", "index", "linalg_vector_norm", "mm", "nonzero", "select", "t"},
 }
 # What torch 2.13 has no kernel for on GPUs, of all that these runs call with `Tensor.is_cuda` left alone.

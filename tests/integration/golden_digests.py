@@ -166,7 +166,6 @@ def matrix() -> dict[str, Keys]:
     runs["lg_fedavg gin conv head"] = {"algorithm": {"name": "lg_fedavg"}, "model": apart, **MOST}
     jumping = {**COUPLED, "layers": 4, "jumping": "max"}
     runs["fedavg gcn jumping"] = {"model": jumping}
-    runs["fedavg gcn jumping autograd"] = {"model": jumping, "engine": {"trainer": "autograd"}}
     runs["fedavg autograd"] = {"model": COUPLED, "engine": {"trainer": "autograd"}}
     for model in (COUPLED, DECOUPLED):
         runs[f"fedavg sparse {model['name']}"] = {"model": model, "data": {"layout": "sparse"}}
