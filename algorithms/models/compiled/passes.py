@@ -26,6 +26,8 @@ from shoal.algorithms.models.layers.head import Output
 MOST_PRODUCTS = 2**27
 # Passes of a model that are kept, a few kilobytes each: clients differ in sizes.
 MOST_KEPT = 4096
+# Rooms of a model that wait for their next use, and the numbers of the largest that does: 16 MiB.
+MOST_FREE, LARGEST_FREE = 4, 2**22
 
 # Finds the parameters, or their gradients, in a vector of all.
 Parts = Callable[[Tensor], Iterator[Tensor]]
@@ -109,6 +111,7 @@ class Passes:
         self._module, self._w, self._parts = module, w, parts
         self._parameters = list(module.parameters())
         self._adds = False
+        self._free: list[Tensor] = []
         self._kept: dict[Any, Pass | None] = {}
 
     def of(self, inputs: Inputs, embeds: bool = True) -> Pass | None:
@@ -177,11 +180,29 @@ class Passes:
         """Finds the gradients of all parameters in a vector of them; None where they are added to `w.grad` already."""
         return iter([None] * len(self._parameters)) if self._adds else self._parts(vector)
 
+    def room(self, numbers: int) -> "_Room":
+        """Returns memory for so many numbers, which comes back when the room is given up."""
+        for place, free in enumerate(self._free):
+            if len(free) >= numbers:
+                return _Room(self._free.pop(place), self._free)
+        return _Room(torch.empty(numbers), self._free)
+
     def memory_of_gradient(self) -> tuple[Tensor, bool]:
         """Returns the vector that a backward pass writes to, and whether it adds to what is there."""
         if self._adds and self._w.grad is not None:
             return self._w.grad, True
         return torch.empty_like(self._w), False
+
+
+class _Room:
+    """Memory that is used again: pages of new memory take as long as a small client's products."""
+
+    def __init__(self, memory: Tensor, free: list[Tensor]) -> None:
+        self.memory, self._free = memory, free
+
+    def __del__(self) -> None:
+        if len(self._free) < MOST_FREE and len(self.memory) <= LARGEST_FREE:
+            self._free.append(self.memory)
 
 
 class _Run(torch.autograd.Function):
@@ -191,18 +212,20 @@ class _Run(torch.autograd.Function):
     def forward(
         ctx: Any, compiled: Pass, inputs: Sequence[Any], passes: Passes, w: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
-        work, kept = torch.empty(compiled.work), torch.empty(compiled.kept)
+        room, kept = passes.room(compiled.work), torch.empty(compiled.kept)
         compiled.draw(kept)
         logits_NC, embedding_NH = torch.empty(compiled.logits), torch.empty(compiled.embedding)
         back = any(ctx.needs_input_grad)
-        bases = addresses(inputs, back, weights=w, work=work, kept=kept, logits=logits_NC, embedding=embedding_NH)
+        bases = addresses(
+            inputs, back, weights=w, work=room.memory, kept=kept, logits=logits_NC, embedding=embedding_NH
+        )
         execute(*compiled.forward, bases)
         ctx.set_materialize_grads(False)
         # Saved, so that torch refuses a way back through parameters that have changed.
         ctx.save_for_backward(*parameters)
         ctx.compiled, ctx.passes, ctx.bases = compiled, passes, bases
         # What the bases are addresses of.
-        ctx.refer = inputs, work, kept
+        ctx.refer = inputs, room, kept
         return logits_NC, embedding_NH
 
     @staticmethod

@@ -8,7 +8,6 @@ from typing import Any
 
 import numba
 import numpy as np
-import torch
 from torch import Tensor
 
 from shoal.algorithms.models.compiled.operations import Base, execute, matrix_at
@@ -44,8 +43,8 @@ class TracedModel(SmallModel):
 
     def train(self, plan: Pass, inputs: Inputs, label_T: Tensor, *trained: Any) -> tuple[float, float]:
         w, gradient, mean, square, kept, *options = trained
-        work = torch.empty(plan.work)
-        bases = addresses(parts_of(inputs) or (), True, work=work)
+        room = self._passes.room(plan.work)
+        bases = addresses(parts_of(inputs) or (), True, work=room.memory)
         bases[[Base.WEIGHTS, Base.GRADIENTS, Base.KEPT]] = [part.ctypes.data for part in (w, gradient, kept)]
         logits = plan.at, plan.logits[1], label_T.numpy()
         vectors = w, gradient, mean, square

@@ -320,6 +320,20 @@ def test_rows_that_do_not_exist_are_refused(row: int) -> None:
         model(graph_of(model, True)._replace(rows=torch.tensor([0, row])))
 
 
+def test_memory_is_used_again_when_nothing_refers_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: Any = model_of("gcn").passes
+    first, second = passes.room(100), passes.room(50)
+    places = {room.memory.data_ptr() for room in (first, second)}
+    assert len(places) == 2
+    del first, second
+    again = passes.room(80)
+    assert again.memory.data_ptr() in places
+    assert len(again.memory) == 100
+    monkeypatch.setattr(module_of_passes, "LARGEST_FREE", 90)
+    del again
+    assert [len(free) for free in passes._free] == [50]
+
+
 def unknown_function(of: Any, around: Neighbourhood) -> Output:
     x = torch.sigmoid(transform(around.x_NF, of.lift.weight))
     return Output(of.last(x), x)
