@@ -22,10 +22,15 @@ EPS = 1e-12
 
 
 def is_compiled(x_NH: Tensor, *constants: Tensor) -> bool:
-    """Whether rows are float32 on a processor, the only ones with a gradient, and no function maps over them."""
+    """Whether rows are float32 on a processor, the only ones with a gradient, and no function maps over them.
+
+    Constants are matrices as wide as the rows. Compiled code checks no shapes: others are torch's, to refuse or not.
+    """
     if not x_NH.is_cpu or x_NH.dtype != torch.float32 or torch._C._functorch.is_functorch_wrapped_tensor(x_NH):
         return False
-    return not any(t.requires_grad for t in constants)
+    return x_NH.dim() == 2 and all(
+        t.is_cpu and t.dim() == 2 and t.shape[1] == x_NH.shape[1] and not t.requires_grad for t in constants
+    )
 
 
 def row_loss(kernel: Callable[..., float], x_NH: Tensor, *constants: Tensor | float) -> Tensor:
@@ -51,10 +56,15 @@ class _RowLoss(torch.autograd.Function):
 def squares(
     x: np.ndarray, label: np.ndarray, target: np.ndarray, present: np.ndarray, weight: float, gradient: np.ndarray
 ) -> float:
-    """Computes weight / H * mean of |x_n - t_{y_n}|^2 over the rows whose class is present, 0 without any."""
+    """Computes weight / H * mean of |x_n - t_{y_n}|^2 over the rows whose class is present, 0 without any.
+
+    An IndexError for a label that is no class, but -1.
+    """
     rows, width = x.shape
     count, total = 0, 0.0
     for n in range(rows):
+        if label[n] >= min(len(target), len(present)):
+            raise IndexError("expected labels below the number of targets")
         count += label[n] >= 0 and present[label[n]]
     scale = np.float32(2 * weight / (width * max(count, 1)))
     for n in range(rows):

@@ -17,9 +17,10 @@ from shoal.storage.shards.view import View
 
 def distillation_loss(teacher_NC: Tensor, student_NC: Tensor, detach: bool = True) -> Tensor:
     """Averages KL(softmax(teacher) || softmax(student)) over rows, from logits; a detached teacher gets no gradient."""
-    if detach and is_compiled(student_NC) and teacher_NC.dtype == torch.float32:
-        return row_loss(divergences, student_NC, teacher_NC.detach())
-    log_p_NC = (teacher_NC.detach() if detach else teacher_NC).log_softmax(1)
+    teacher_alone_NC = teacher_NC.detach()
+    if detach and teacher_NC.shape == student_NC.shape and is_compiled(student_NC, teacher_alone_NC):
+        return row_loss(divergences, student_NC, teacher_alone_NC)
+    log_p_NC = (teacher_alone_NC if detach else teacher_NC).log_softmax(1)
     return F.kl_div(student_NC.log_softmax(1), log_p_NC, reduction="batchmean", log_target=True)
 
 
@@ -40,7 +41,7 @@ def distilled_from_neighbours(
         if norm == "mean":
             received /= data.degree[:, None]
     sum_NH, negative_entropy_N = received[:, :-1], received[:, -1]
-    if is_compiled(student_NH):
+    if sum_NH.shape == student_NH.shape and is_compiled(student_NH, sum_NH):
         return negative_entropy_N.mean() + row_loss(soft_cross_entropies, student_NH, sum_NH)
     return (negative_entropy_N - (sum_NH * student_NH.log_softmax(1)).sum(1)).mean()
 

@@ -140,7 +140,7 @@ def contrast(
     S+ = sum of exp((cos - margin) / t) over the bank's entries of the query's class, S- = sum of exp(cos / t) over all
     others. FedPG's eq. 4 adds the margin instead and leaves the cosine out of S-; here it makes the task harder.
     """
-    if is_compiled(query_QH, bank_BH):
+    if len(class_Q) == len(query_QH) and len(class_B) == len(bank_BH) and is_compiled(query_QH, bank_BH):
         return row_loss(contrasts, query_QH, class_Q, bank_BH, class_B, float(temperature), float(margin))
     cosine_QB = direction(query_QH) @ direction(bank_BH).T
     same_QB = class_Q[:, None] == class_B
@@ -218,7 +218,7 @@ def mean_square(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tensor,
     That is the mean squared error, so that a weight means the same at every width H. Rows of negative labels have no
     part; `present_C` are the classes that have a target.
     """
-    if is_compiled(z_NH, target_CH):
+    if len(y_N) == len(z_NH) and is_compiled(z_NH, target_CH):
         return row_loss(squares, z_NH, y_N, target_CH, present_C, float(weight))
     class_N = y_N.clamp_min(0)
     weight_N = (present_C[class_N] & (y_N >= 0)).to(z_NH.dtype)

@@ -78,3 +78,27 @@ def test_constants_with_a_gradient_are_left_to_torch() -> None:
     contrast(z, y, bank, torch.arange(4), 0.5).backward()
     assert bank.grad is not None
     assert bool((bank.grad != 0).any())
+
+
+def test_shapes_that_do_not_fit_are_refused_as_torch_refuses_them() -> None:
+    """Compiled code would read what lies behind a tensor."""
+    z, y = rows()
+    known = torch.ones(CLASSES).bool()
+    for call in (
+        lambda: mean_square(z, y[:-1], torch.ones(CLASSES, WIDTH), known),
+        lambda: mean_square(z, y, torch.ones(CLASSES, WIDTH + 1), known),
+        lambda: contrast(z, y[:-1], torch.randn(4, WIDTH), torch.arange(4), 0.5),
+        lambda: contrast(z, y, torch.randn(4, WIDTH), torch.arange(3), 0.5),
+        lambda: contrast(z, y, torch.randn(4, WIDTH + 1), torch.arange(4), 0.5),
+        lambda: distillation_loss(torch.randn(30, WIDTH + 1), z),
+    ):
+        with pytest.raises(RuntimeError):
+            call()
+    with pytest.raises(IndexError):
+        mean_square(z, torch.full((30,), CLASSES), torch.ones(CLASSES, WIDTH), known)
+    with pytest.raises(IndexError):
+        mean_square(z, y, torch.ones(CLASSES - 1, WIDTH), known[:-1])
+    # One row of a teacher is for all rows, as in torch.
+    torch.testing.assert_close(
+        distillation_loss(torch.ones(1, WIDTH), z), distillation_loss(torch.ones(30, WIDTH), z), rtol=1e-5, atol=1e-6
+    )
