@@ -39,7 +39,7 @@ def multiply_dense(
         whole = rows - rows % ROWS
         for row in range(0, whole, ROWS):
             at, into = a + 4 * row * a_row, out + 4 * (row * out_row + first)
-            _multiply_rows(at, a_row, a_step, b + 4 * first, b_row, into, out_row, depth, beta, tile, last, 6)
+            _multiply_rows(at, a_row, a_step, b + 4 * first, b_row, into, out_row, depth, beta, tile, last, ROWS)
         for row in range(whole, rows):
             at, into = a + 4 * row * a_row, out + 4 * (row * out_row + first)
             _multiply_rows(at, a_row, a_step, b + 4 * first, b_row, into, out_row, depth, beta, tile, last, 1)
