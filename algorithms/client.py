@@ -201,10 +201,12 @@ class FlatModel:
 
     @cached_property
     def passes(self) -> "Passes | None":
-        """Compiled passes of the model; None: its class has none, it reads dense rows, or it lies on a GPU."""
-        if not vars(type(self.module)).get("traced") or self.w.device.type != "cpu" or self.bfloat16:
+        """Compiled passes of the model; None: its class is not traced, it reads dense rows, or it lies on a GPU."""
+        if not vars(type(self.module)).get("traced") or (self.coupled is None and not self.sparse):
             return None
-        # Models of rows need no compiled loops.
+        if self.w.device.type != "cpu" or self.bfloat16:
+            return None
+        # Other models load none of it.
         from shoal.algorithms.models.compiled.passes import Passes
 
         return Passes(self.module, self.w, self.parts)

@@ -49,7 +49,7 @@ class Memory:
 
 @dataclass
 class Operations:
-    """A list of operations, and what has to stay in memory for it."""
+    """A list of operations in columns, an entry of each a line."""
 
     functions: list[int] = field(default_factory=list)
     arguments: list[list[int]] = field(default_factory=list)
@@ -256,16 +256,6 @@ class Lowering:
         assert memory.gradient is not None
         return memory.gradient
 
-    def hand_over(self, value: Value, gradient: Place, change: Callable[[Place], None] | None = None) -> bool:
-        """Lets a value have a gradient's memory as its own, changed in place; False: it has one already."""
-        memory = self.memory[value]
-        if memory.begun or value.kind in ("input", "rows"):
-            return False
-        if change is not None:
-            change(gradient)
-        memory.gradient, memory.begun = gradient, True
-        return True
-
     def copied(self, value: Value) -> Place:
         """Copies what a value is made of to its memory, if that is another one."""
         source, out = self.memory[value.of[0]].place, self.memory[value].place
@@ -274,9 +264,12 @@ class Lowering:
         return out
 
     def copy_to(self, value: Value, gradient: Place) -> None:
-        """Hands a gradient over that is needed no more, or adds it."""
-        if not self.hand_over(value, gradient):
+        """Lets a value have a gradient's memory, which is needed no more, as that of its own; or adds it to that."""
+        memory = self.memory[value]
+        if memory.begun or value.kind in ("input", "rows"):
             self.pass_on(value, lambda out, g: self.backward.add(Code.MIX, gradient, out, value.numbers, g=g))
+        else:
+            memory.gradient, memory.begun = gradient, True
 
     def change(self, value: Value, change: Callable[[Place], None]) -> None:
         """Changes a value's gradient in place, and lets what it is made of have it."""

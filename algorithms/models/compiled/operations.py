@@ -68,9 +68,8 @@ class Code(Enum):
     SCALED = auto()  # x, factor, out, numbers: out = f factor x + g out, of a factor in memory
     DOT = auto()  # x, y, out, numbers: out = f <x, y> + g out
     ZERO = auto()  # out, numbers: out = 0
-    NORM = (
-        auto()
-    )  # x, weight, bias, out, moments, rows, width: out = weight (x - mean) / deviation + bias; f is epsilon
+    # x, weight, bias, out, moments, rows, width: out = weight (x - mean) / deviation + bias; f is epsilon
+    NORM = auto()
     LEAKY = auto()  # out, numbers: out = out where it is above 0, else f out
     THROUGH_LEAKY = auto()  # gradient, x, numbers: the gradient where x > 0, else f times it
     PRELU = auto()  # x, slope, out, numbers: out = x where it is above 0, else slope x
@@ -85,9 +84,8 @@ class Code(Enum):
     UNATTEND_PRODUCTS = auto()  # its way back
     WEIGH = auto()  # see `hop_operations.weigh`
     UNWEIGH = auto()  # its way back
-    UNNORM = (
-        auto()
-    )  # gradient, x, weight, moments, out, of_weight, of_bias, rows, width: gradients of NORM; g of parameters
+    # gradient, x, weight, moments, out, of_weight, of_bias, rows, width: gradients of NORM; g of parameters
+    UNNORM = auto()
 
 
 ARRAYS = 6
@@ -133,9 +131,8 @@ def address_of(code: Code) -> int:
     """Returns the address of an operation, which is compiled when it is first asked for."""
     signature = types.void(types.CPointer(types.int64), types.float32, types.float32)
     # Functions that an operation calls take over how it computes, unless they say so themselves.
-    compiled = numba.cfunc(signature, cache=True, nopython=True, fastmath=FAST if code in _LOOPS else False)(
-        _OPERATIONS[code]
-    )
+    function, fastmath = (_LOOPS[code], FAST) if code in _LOOPS else (_OF_KERNELS[code], False)
+    compiled = numba.cfunc(signature, cache=True, nopython=True, fastmath=fastmath)(function)
     _COMPILED.append(compiled)
     return int(compiled.address)
 
@@ -358,14 +355,38 @@ def _scatter(pointer: Any, f: float, g: float) -> None:
         _add(at[0] + 4 * i * at[4], at[2] + 4 * rows[i] * at[4], at[4], ONE, ONE)
 
 
-# Are loops of their own; others are calls of kernels.
-_LOOPS = set(Code) - {
-    *(Code.SPARSE, Code.SPARSE_ONES, Code.DENSE),
-    *(Code.ATTEND, Code.UNATTEND, Code.ATTEND_PRODUCTS, Code.UNATTEND_PRODUCTS),
+# Calls of kernels, which say themselves how they compute.
+_OF_KERNELS: dict[Code, Any] = {
+    Code.SPARSE: _sparse,
+    Code.SPARSE_ONES: _sparse_ones,
+    Code.DENSE: _dense,
+    Code.ATTEND: attention_operations.attend,
+    Code.UNATTEND: attention_operations.unattend,
+    Code.ATTEND_PRODUCTS: attention_operations.attend_products,
+    Code.UNATTEND_PRODUCTS: attention_operations.unattend_products,
 }
-_OPERATIONS: dict[Code, Any] = {
-    code: globals().get(f"_{code.name.lower()}")
-    or getattr(attention_operations, code.name.lower(), None)
-    or getattr(hop_operations, code.name.lower())
-    for code in Code
+# Loops of their own.
+_LOOPS: dict[Code, Any] = {
+    Code.TRANSPOSE: _transpose,
+    Code.BIAS: _bias,
+    Code.RELU: _relu,
+    Code.THROUGH: _through,
+    Code.MASK: _mask,
+    Code.SUMS: _sums,
+    Code.MIX: _mix,
+    Code.SCALED: _scaled,
+    Code.DOT: _dot,
+    Code.ZERO: _zero,
+    Code.NORM: _norm,
+    Code.UNNORM: _unnorm,
+    Code.LEAKY: _leaky,
+    Code.THROUGH_LEAKY: _through_leaky,
+    Code.PRELU: _prelu,
+    Code.THROUGH_PRELU: _through_prelu,
+    Code.COLUMNS: _columns,
+    Code.SCALE_ROWS: _scale_rows,
+    Code.GATHER: _gather,
+    Code.SCATTER: _scatter,
+    Code.WEIGH: hop_operations.weigh,
+    Code.UNWEIGH: hop_operations.unweigh,
 }

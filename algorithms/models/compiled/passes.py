@@ -3,6 +3,7 @@
 Axes: N rows of the output, H width of the embedding, C classes, P parameters.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from shoal.algorithms.models.layers.head import Output
 
 # Multiplications of a product up to which passes are compiled: they keep all values until the way back is done.
 MOST_PRODUCTS = 2**27
-# Passes of a model that are kept, a few kilobytes each: clients differ in sizes.
+# Passes of a model that are kept, 4 KB of a GCN's and 11 of a GIN's: clients differ in sizes.
 MOST_KEPT = 4096
 # Rooms of a model that wait for their next use, and the numbers of the largest that does: 16 MiB.
 MOST_FREE, LARGEST_FREE = 4, 2**22
@@ -111,7 +112,7 @@ class Passes:
         self._module, self._w, self._parts = module, w, parts
         self._parameters = list(module.parameters())
         self._adds = False
-        self._free: list[Tensor] = []
+        self._free: deque[Tensor] = deque(maxlen=MOST_FREE)
         self._kept: dict[Any, Pass | None] = {}
 
     def of(self, inputs: Inputs, embeds: bool = True) -> Pass | None:
@@ -176,32 +177,34 @@ class Passes:
         finally:
             self._adds = False
 
-    def gradients(self, vector: Tensor) -> Iterator[Tensor | None]:
-        """Finds the gradients of all parameters in a vector of them; None where they are added to `w.grad` already."""
-        return iter([None] * len(self._parameters)) if self._adds else self._parts(vector)
-
     def room(self, numbers: int) -> "_Room":
         """Returns memory for so many numbers, which comes back when the room is given up."""
         for place, free in enumerate(self._free):
             if len(free) >= numbers:
-                return _Room(self._free.pop(place), self._free)
-        return _Room(torch.empty(numbers), self._free)
+                del self._free[place]
+                return _Room(free, self._free)
+        return _Room(torch.empty(numbers), self._free if numbers <= LARGEST_FREE else None)
 
-    def memory_of_gradient(self) -> tuple[Tensor, bool]:
-        """Returns the vector that a backward pass writes to, and whether it adds to what is there."""
-        if self._adds and self._w.grad is not None:
-            return self._w.grad, True
-        return torch.empty_like(self._w), False
+    def go_back(self, compiled: Pass, bases: np.ndarray) -> list[Tensor | None]:
+        """Runs a pass back; returns the gradients of all parameters, None where it added them to `w.grad`."""
+        adds = self._adds and self._w.grad is not None
+        gradient = self._w.grad if adds else torch.empty_like(self._w)
+        assert gradient is not None
+        bases[Base.GRADIENTS] = gradient.data_ptr()
+        *operations, factors = compiled.backward
+        execute(*operations, compiled.adding if adds else factors, bases)
+        return [None] * len(self._parameters) if adds else list(self._parts(gradient))
 
 
 class _Room:
     """Memory that is used again: pages of new memory take as long as a small client's products."""
 
-    def __init__(self, memory: Tensor, free: list[Tensor]) -> None:
+    def __init__(self, memory: Tensor, free: deque[Tensor] | None) -> None:
+        """Takes where the memory waits for its next use; None: it is given back."""
         self.memory, self._free = memory, free
 
     def __del__(self) -> None:
-        if len(self._free) < MOST_FREE and len(self.memory) <= LARGEST_FREE:
+        if self._free is not None:
             self._free.append(self.memory)
 
 
@@ -233,10 +236,7 @@ class _Run(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         _ = ctx.saved_tensors
         of_logits, of_embedding = (None if g is None else g.contiguous() for g in gradients)
-        (gradient, adds), bases = ctx.passes.memory_of_gradient(), ctx.bases.copy()
-        bases[Base.GRADIENTS] = gradient.data_ptr()
+        bases = ctx.bases.copy()
         for base, of_output in ((Base.OF_LOGITS, of_logits), (Base.OF_EMBEDDING, of_embedding)):
             bases[base] = 0 if of_output is None else of_output.data_ptr()
-        *operations, factors = ctx.compiled.backward
-        execute(*operations, ctx.compiled.adding if adds else factors, bases)
-        return None, None, None, None, *ctx.passes.gradients(gradient)
+        return None, None, None, None, *ctx.passes.go_back(ctx.compiled, bases)

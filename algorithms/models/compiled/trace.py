@@ -28,7 +28,7 @@ class Value:
     """A matrix `[N, H]` that a pass computes.
 
     Attributes:
-        kind: What makes it, a name of `lowering.Lowering`; `of` are the values that it is made of.
+        kind: What makes it, see `kinds`; `of` are the values that it is made of.
         uses: How many values, and outputs, read it.
         with_: Whatever else it is made of: matrices, parameters, factors.
     """

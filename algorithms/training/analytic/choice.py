@@ -48,8 +48,7 @@ def analytic(model: FlatModel) -> Formulas:
             steps = GAMLPGradients(model)
     if is_small_head(model):
         return Formulas(SmallHead(model), steps)
-    passes = model.passes if model.coupled is not None or model.sparse else None
-    if passes is None:
+    if (passes := model.passes) is None:
         return Formulas(None, steps)
     # Heads need none of it.
     from shoal.algorithms.training.analytic.one_call import TracedModel

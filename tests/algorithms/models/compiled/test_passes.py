@@ -329,9 +329,16 @@ def test_memory_is_used_again_when_nothing_refers_to_it(monkeypatch: pytest.Monk
     again = passes.room(80)
     assert again.memory.data_ptr() in places
     assert len(again.memory) == 100
-    monkeypatch.setattr(module_of_passes, "LARGEST_FREE", 90)
     del again
-    assert [len(free) for free in passes._free] == [50]
+    kept = [passes.room(100) for _ in range(9)]
+    kept.clear()
+    assert len(passes._free) == module_of_passes.MOST_FREE
+    passes._free.clear()
+    monkeypatch.setattr(module_of_passes, "LARGEST_FREE", 90)
+    del kept
+    large = passes.room(91)
+    del large
+    assert not passes._free
 
 
 def unknown_function(of: Any, around: Neighbourhood) -> Output:
