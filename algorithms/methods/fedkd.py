@@ -142,7 +142,7 @@ def _singular_parts(matrix: Tensor, energy: float) -> tuple[Tensor, Tensor, Tens
     """Finds left singular vectors, `[R, A]`, right ones, `[R, B]`, and values of `truncate`, the largest first.
 
     Squared values and the vectors of the shorter side are those of the product of the matrix with itself, of min(A, B)
-    rows, which is a fifth of the work of a decomposition. Values below 1e-8 of the largest are lost in its rounding.
+    rows, which take less time than a decomposition. Values below 1e-8 of the largest are lost in its rounding.
     """
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.t()
     squares, vectors = torch.linalg.eigh(tall.t() @ tall)
