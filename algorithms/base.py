@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ Requests = Generator[Ask | Mix, Any, None]
 # The value of `receive`, of any type that suits the method.
 Received = Any
 Loss = Callable[[Output, Tensor, Tensor, Received], Tensor]
+Marked = TypeVar("Marked", bound=Callable[..., Tensor])
 Term = Callable[[], Tensor]
 ClientModels = Literal["global", "personal", "heterogeneous"]
 Forms = Mapping[str, Mapping[str, Any]]
@@ -78,6 +79,15 @@ class Trainer(Protocol):
 
     def optimizer(self, client: Client, model: str = MODEL) -> AbstractContextManager[torch.optim.Optimizer]:
         """Makes the optimizer of one of a client's models, with its moments, for a method's own training loop."""
+
+
+def pure(loss: Marked) -> Marked:
+    """Marks a loss that is the same function of outputs in all steps of a visit: it draws nothing, and reads no `w`.
+
+    It may be called once for all steps, of stand-ins for the outputs, see `models.compiled.losses`.
+    """
+    loss.is_pure = True  # type: ignore[attr-defined]
+    return loss
 
 
 class Algorithm:
@@ -157,6 +167,7 @@ class Algorithm:
         """
         return trainer.fit(client, received)
 
+    @pure
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
         """Computes the training loss of a batch, a scalar.
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shoal.algorithms.base import Algorithm as Algorithm
     from shoal.algorithms.base import Pull as Pull
     from shoal.algorithms.base import Trainer as Trainer
+    from shoal.algorithms.base import pure as pure
     from shoal.algorithms.client import Client as Client
     from shoal.algorithms.client import ClientInfo as ClientInfo
     from shoal.algorithms.client import ClientModel as ClientModel
@@ -91,6 +92,7 @@ PLACES = {
     "PastRun": "shoal.past.rewind",
     "Phase": "shoal.engine.rounds.stage",
     "Pull": "shoal.algorithms.base",
+    "pure": "shoal.algorithms.base",
     "Reader": "shoal.past.reader",
     "Reading": "shoal.past.reader",
     "Reduce": "shoal.algorithms.protocol",

@@ -12,11 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.overrides import handle_torch_function, has_torch_function
 
 from shoal.storage.kernels.exponentials import exp
 
 FAST = {"reassoc", "contract", "nsz"}
 ZERO = np.float32(0)
+# Bits of a float32 but its sign.
+SIGN = np.int32(2**31 - 1)
 # Lengths up to which a row has no direction.
 EPS = 1e-12
 
@@ -26,7 +29,9 @@ def is_compiled(x_NH: Tensor, *constants: Tensor) -> bool:
 
     Constants are matrices as wide as the rows. Compiled code checks no shapes: others are torch's, to refuse or not.
     """
-    if not x_NH.is_cpu or x_NH.dtype != torch.float32 or torch._C._functorch.is_functorch_wrapped_tensor(x_NH):
+    if not has_torch_function((x_NH,)) and (
+        not x_NH.is_cpu or x_NH.dtype != torch.float32 or torch._C._functorch.is_functorch_wrapped_tensor(x_NH)
+    ):
         return False
     return x_NH.dim() == 2 and all(
         t.is_cpu and t.dim() == 2 and t.shape[1] == x_NH.shape[1] and not t.requires_grad for t in constants
@@ -35,6 +40,9 @@ def is_compiled(x_NH: Tensor, *constants: Tensor) -> bool:
 
 def row_loss(kernel: Callable[..., float], x_NH: Tensor, *constants: Tensor | float) -> Tensor:
     """Computes a scalar; `kernel` takes rows, constants and the memory of the gradient, which it writes."""
+    if has_torch_function((x_NH,)):
+        loss_of_stand_in: Tensor = handle_torch_function(row_loss, (x_NH,), kernel, x_NH, *constants)
+        return loss_of_stand_in
     loss: Tensor = _RowLoss.apply(x_NH, kernel, *constants)
     return loss
 
@@ -140,16 +148,40 @@ def contrasts(
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"})
-def divergences(x: np.ndarray, teacher: np.ndarray, gradient: np.ndarray) -> float:
-    """Averages KL(softmax(t_n) || softmax(x_n)) over rows."""
+def divergences(x: np.ndarray, teacher: np.ndarray, row: np.ndarray, gradient: np.ndarray) -> float:
+    """Averages KL(softmax(t_r) || softmax(x_n)) over rows, r the row of the teacher; without one, -1, there is none."""
     rows, width = x.shape
-    total, share = 0.0, np.float32(1 / max(rows, 1))
+    count, total = 0, 0.0
+    for n in range(rows):
+        count += row[n] >= 0
+    share = np.float32(1 / max(count, 1))
     probability = np.empty(width, np.float32)
     for n in range(rows):
-        log_mass, log_teacher = _softmax(x[n], gradient[n]), _softmax(teacher[n], probability)
+        if row[n] < 0:
+            gradient[n, :] = ZERO
+            continue
+        taught = teacher[row[n]]
+        log_mass, log_teacher = _softmax(x[n], gradient[n]), _softmax(taught, probability)
         for h in range(width):
-            total += probability[h] * ((teacher[n, h] - log_teacher) - (x[n, h] - log_mass))
+            total += probability[h] * ((taught[h] - log_teacher) - (x[n, h] - log_mass))
             gradient[n, h] = share * (gradient[n, h] - probability[h])
+    return total / max(count, 1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def softplus_along(x: np.ndarray, direction: np.ndarray, temperature: float, gradient: np.ndarray) -> float:
+    """Averages log(1 + exp(<x_n / |x_n|, d_n> / temperature)) over rows."""
+    rows, width = x.shape
+    total, unit = 0.0, np.empty(width, np.float32)
+    for n in range(rows):
+        length, along, of_row = _unit(x[n], unit), ZERO, direction[n]
+        for h in range(width):
+            along += unit[h] * of_row[h]
+        score = float(along) / temperature
+        total += max(score, 0.0) + math.log1p(math.exp(-abs(score)))
+        scale = np.float32(1 / ((1 + math.exp(-score)) * temperature * rows * length))
+        for h in range(width):
+            gradient[n, h] = scale * (of_row[h] - along * unit[h])
     return total / max(rows, 1)
 
 
@@ -195,3 +227,47 @@ def _unit(x: np.ndarray, out: np.ndarray) -> float:
     for h in range(len(x)):
         out[h] = x[h] * np.float32(1 / length)
     return length
+
+
+@numba.njit(cache=True, nogil=True, fastmath=False)
+def cross_entropy(logits: np.ndarray, label: np.ndarray) -> float:
+    """Replaces logits by softmax - one-hot, N times the gradient of the mean cross-entropy, which it returns.
+
+    Logits are float32 `[N, C]`, labels int64 `[N]`, an IndexError if not of a class. A row without a finite maximum, as
+    of NaN, has NaN for both.
+    """
+    rows, classes = logits.shape
+    total = 0.0
+    for n in range(rows):
+        row, true_class = logits[n], label[n]
+        if not 0 <= true_class < classes:
+            raise IndexError("expected labels below the number of logits")
+        highest = _maximum(row)
+        of_label = row[true_class] - highest
+        mass = _exponentials(row, highest)
+        scale = np.float32(1) / mass
+        for c in range(classes):
+            row[c] *= scale
+        row[true_class] -= np.float32(1)
+        total += math.log(mass) - of_label
+    return total / rows if rows else math.nan
+
+
+@numba.njit(cache=True, nogil=True, fastmath=False)
+def _maximum(row: np.ndarray) -> np.float32:
+    """Finds the maximum by integers in the order of floats, of which LLVM makes vector code."""
+    highest = np.int32(-(2**31))
+    for c in range(len(row)):
+        bits = np.float32(row[c]).view(np.int32)
+        highest = max(highest, np.int32(bits ^ ((bits >> np.int32(31)) & SIGN)))
+    return np.int32(highest ^ ((highest >> np.int32(31)) & SIGN)).view(np.float32)
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def _exponentials(row: np.ndarray, highest: np.float32) -> np.float32:
+    """Replaces a row by exp(row - highest); returns their sum."""
+    total = np.float32(0)
+    for c in range(len(row)):
+        row[c] = exp(row[c] - highest)
+        total += row[c]
+    return total

@@ -19,9 +19,20 @@ def distillation_loss(teacher_NC: Tensor, student_NC: Tensor, detach: bool = Tru
     """Averages KL(softmax(teacher) || softmax(student)) over rows, from logits; a detached teacher gets no gradient."""
     teacher_alone_NC = teacher_NC.detach()
     if detach and teacher_NC.shape == student_NC.shape and is_compiled(student_NC, teacher_alone_NC):
-        return row_loss(divergences, student_NC, teacher_alone_NC)
+        return row_loss(divergences, student_NC, teacher_alone_NC, torch.arange(len(teacher_NC)))
     log_p_NC = (teacher_alone_NC if detach else teacher_NC).log_softmax(1)
     return F.kl_div(student_NC.log_softmax(1), log_p_NC, reduction="batchmean", log_target=True)
+
+
+def distilled_by_class(teacher_CC: Tensor, known_C: Tensor, y_N: Tensor, student_NC: Tensor) -> Tensor:
+    """Computes `distillation_loss` of the rows whose class has a teacher, its row of `teacher_CC`; zero without any."""
+    row_N = y_N.where(known_C[y_N], -1)
+    if len(y_N) == len(student_NC) and is_compiled(student_NC, teacher_CC):
+        return row_loss(divergences, student_NC, teacher_CC, row_N)
+    taught_N = row_N >= 0
+    if not bool(taught_N.any()):
+        return student_NC.sum() * 0
+    return distillation_loss(teacher_CC[y_N[taught_N]], student_NC[taught_N])
 
 
 def distilled_from_neighbours(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.losses.compiled_rows import contrasts, is_compiled, row_loss, squares
+from shoal.algorithms.losses.compiled_rows import contrasts, is_compiled, row_loss, softplus_along, squares
 from shoal.algorithms.losses.prototypes import EPS, class_means, direction, unit
 
 # Queries of a block of `MarginCrossEntropy`: its matrices stay in a processor's cache.
@@ -224,6 +224,16 @@ def mean_square(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tensor,
     weight_N = (present_C[class_N] & (y_N >= 0)).to(z_NH.dtype)
     distance_N = (z_NH - target_CH[class_N]).square().sum(1)
     return weight / z_NH.shape[1] * ((weight_N * distance_N).sum() / weight_N.sum().clamp_min(1))
+
+
+def softplus_of_cosines(z_NH: Tensor, apart_NH: Tensor, temperature: float) -> Tensor:
+    """Averages log(1 + exp(<z_n / |z_n|, d_n> / temperature)) over rows, d_n constant, a scalar (MOON).
+
+    With d the difference of two directions it is -log of the softmax over both cosines at that which is taken away.
+    """
+    if apart_NH.shape == z_NH.shape and is_compiled(z_NH, apart_NH):
+        return row_loss(softplus_along, z_NH, apart_NH, float(temperature))
+    return F.softplus((direction(z_NH) * apart_NH).sum(1) / temperature).mean()
 
 
 class NodeAlignment:

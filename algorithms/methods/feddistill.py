@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Output
-from shoal.algorithms.losses.distillation import distillation_loss
+from shoal.algorithms.base import Client, Output, pure
+from shoal.algorithms.losses.distillation import distilled_by_class
 from shoal.algorithms.methods.shared.class_prototypes import ClassRows
 from shoal.storage.options.types import NotNegative
 
@@ -26,15 +26,13 @@ class FedDistill(ClassRows):
     reads_embedding = False
     gamma: NotNegative = 1.0
 
+    @pure
     def loss(self, out: Output, y: Tensor, w: Tensor, received: tuple[Tensor, Tensor] | None) -> Tensor:
         plain = super().loss(out, y, w, received)
         if not self.gamma or received is None:
             return plain
         teacher_CC, known_C = received
-        taught_N = known_C[y]
-        if not bool(taught_N.any()):
-            return plain
-        return plain + self.gamma * distillation_loss(teacher_CC[y[taught_N]], out.logits_NC[taught_N])
+        return plain + self.gamma * distilled_by_class(teacher_CC, known_C, y, out.logits_NC)
 
     def rows_of(self, client: Client) -> Tensor:
         return client.model.logits_of("train")

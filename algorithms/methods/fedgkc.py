@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Forms, Mix, Output, Requests, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Forms, Mix, Output, Requests, Trainer, Tree, Upload, pure
 from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.losses.distillation import distillation_loss, distilled_from_neighbours, embedding_distance
 from shoal.algorithms.losses.prototypes import unit
@@ -163,6 +163,7 @@ class FedGKC(WithCopilot):
         rest = round(1 - self.alpha - self.beta, 12)
         return Shares(self.alpha, ramp * neighbours, ramp * rest)
 
+    @pure
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Shares) -> Tensor:
         return received.labels * F.cross_entropy(out.logits_NC, y)
 

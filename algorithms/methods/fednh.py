@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
-from shoal.algorithms.losses.prototypes import direction, unit
+from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload, pure
+from shoal.algorithms.losses.prototype_losses import contrast
+from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.body import as_layer, body_of, join_body
 from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_embeddings, training_means
@@ -99,8 +99,10 @@ class FedNH(FedAvg):
         client.model.load(join_body(client.model.flat, down["w"], classifier))
         return classes_CH
 
+    @pure
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Tensor) -> Tensor:
-        return F.cross_entropy(self._scores(out.embedding_NH, received), y)
+        # The cross-entropy of scale * cosines.
+        return contrast(out.embedding_NH, y, received, torch.arange(len(received), device=y.device), 1 / self.scale)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         means_CH, counts_C = training_means(client, unit(training_embeddings(client)))
@@ -117,4 +119,4 @@ class FedNH(FedAvg):
         return self._scores(model.output(model.gathered(part)).embedding_NH, received)
 
     def _scores(self, z_NH: Tensor, classes_CH: Tensor) -> Tensor:
-        return self.scale * direction(z_NH) @ unit(classes_CH).t()
+        return self.scale * unit(z_NH) @ unit(classes_CH).t()

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Output, Tree
+from shoal.algorithms.base import Client, Context, Output, Tree, pure
 from shoal.algorithms.losses.prototype_losses import contrast
 from shoal.algorithms.methods.fedproto import AveragedRows
 from shoal.storage.options.types import AboveZero, Share
@@ -53,6 +53,7 @@ class FedProc(AveragedRows):
         proto_CH, known_C = received
         return Contrasted(proto_CH[known_C], known_C.nonzero()[:, 0], float(down["share"]))
 
+    @pure
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Contrasted | None) -> Tensor:
         plain = super().loss(out, y, w, received)
         if received is None or not bool(torch.isin(y, received.class_B).any()):

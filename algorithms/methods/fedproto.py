@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Output, Received, Requests, Tree, Upload
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Output, Received, Requests, Tree, Upload, pure
 from shoal.algorithms.losses.prototype_losses import mean_square
 from shoal.algorithms.losses.prototypes import unpack
 from shoal.algorithms.methods.fedavg import FedAvg
@@ -33,6 +33,7 @@ class Aligned(Algorithm):
 
     lam: NotNegative = 1.0
 
+    @pure
     def loss(self, out: Output, y: Tensor, w: Tensor, received: tuple[Tensor, Tensor] | None) -> Tensor:
         plain = super().loss(out, y, w, received)
         if not self.lam or received is None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload, pure
 from shoal.algorithms.losses.finch import class_clusters
 from shoal.algorithms.losses.prototype_losses import contrast, mean_square
 from shoal.algorithms.losses.prototypes import bits, class_means, from_bits, row_bytes
@@ -81,6 +81,7 @@ class FPL(FedAvg):
         mean_CH, count_C = class_means(centre_BH, class_B, client.info.classes)
         return Bank(centre_BH, class_B, mean_CH, count_C > 0)
 
+    @pure
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Bank | None) -> Tensor:
         total = super().loss(out, y, w, received)
         if received is None:

@@ -1,13 +1,13 @@
 """MOON: embeddings are drawn towards those of the received model and away from those of the client's last one."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Output, Received, Term, Trainer, Tree
-from shoal.algorithms.losses.prototypes import direction, unit
+from shoal.algorithms.base import Client, Context, Output, Received, Term, Trainer, Tree, pure
+from shoal.algorithms.losses.prototype_losses import softplus_of_cosines
+from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.requirements import require_nodes
 from shoal.storage.errors import ShoalError
@@ -15,13 +15,6 @@ from shoal.storage.options.types import AboveZero, NotNegative
 
 # A client's state holds the parameters of its last training under this name, `[P]`.
 PREVIOUS = "previous"
-
-
-class Anchors(NamedTuple):
-    """Directions of the contrasted rows' embeddings by the model that was sent and by that of the last training."""
-
-    sent_NH: Tensor
-    previous_NH: Tensor
 
 
 @dataclass(frozen=True)
@@ -57,12 +50,13 @@ class MOON(FedAvg):
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if not self.mu or not client.info.train:
             return trainer.fit(client, None)
-        anchors = self._anchors(client)
-        loss = trainer.fit(client, anchors, term=self._term(client, anchors))
+        apart_NH = self._apart(client)
+        loss = trainer.fit(client, apart_NH, term=self._term(client, apart_NH))
         client.state[PREVIOUS] = client.model.w
         return loss
 
-    def _anchors(self, client: Client) -> Anchors | None:
+    def _apart(self, client: Client) -> Tensor | None:
+        """Computes how far directions of embeddings by the last training's model lie from those by the sent one."""
         if PREVIOUS not in client.state:
             return None
         model, w, inputs = client.model, client.model.w.clone(), client.model.gathered(self.rows)
@@ -70,20 +64,19 @@ class MOON(FedAvg):
         model.load(client.state[PREVIOUS])
         previous_NH = unit(model.output(inputs).embedding_NH)
         model.load(w)
-        return Anchors(sent_NH, previous_NH)
+        return previous_NH - sent_NH
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, received: Anchors | None) -> Tensor:
+    @pure
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Tensor | None) -> Tensor:
         plain = super().loss(out, y, w, received)
         return plain if received is None or self.rows == "all" else plain + self._contrast(out, received)
 
-    def _term(self, client: Client, anchors: Anchors | None) -> Term | None:
+    def _term(self, client: Client, apart_NH: Tensor | None) -> Term | None:
         """Computes the contrast of all rows, which no batch holds."""
-        if anchors is None or self.rows == "train":
+        if apart_NH is None or self.rows == "train":
             return None
         inputs = client.model.gathered("all")
-        return lambda: self._contrast(client.model(inputs), anchors)
+        return lambda: self._contrast(client.model(inputs), apart_NH)
 
-    def _contrast(self, out: Output, received: Anchors) -> Tensor:
-        z_NH = direction(out.embedding_NH)
-        further_N = (z_NH * (received.previous_NH - received.sent_NH)).sum(1)
-        return self.mu * F.softplus(further_N / self.tau).mean()
+    def _contrast(self, out: Output, apart_NH: Tensor) -> Tensor:
+        return self.mu * softplus_of_cosines(out.embedding_NH, apart_NH, self.tau)

@@ -17,7 +17,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neig
 from shoal.algorithms.protocol import MODEL, Tree, moments_key
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.choice import Formulas
+from shoal.algorithms.training.analytic.choice import Formulas, fits_plainly
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix, require_stored
 
@@ -93,8 +93,11 @@ class LocalTrainer:
     ) -> None:
         """Makes the optimizers once; plain training goes by `formulas`, or by the gradients of `ClippedRows`."""
         self.options = options
-        self._method = method
+        self._method, self._plain = method, fits_plainly(method)
         self._one_call, self._steps = formulas or Formulas(None, None)
+        if not self._plain:
+            # Gradients of single steps are those of cross-entropy.
+            self._steps = None
         if clipped_rows is not None:
             from shoal.algorithms.training.clipped_rows import ClippedRows
 
@@ -117,14 +120,15 @@ class LocalTrainer:
             return float("nan")
         trained = client.models[model]
         # Items of a method's own, as an augmented graph, are read in other ways than formulas know.
-        plain = loss is None and term is None and model == MODEL and trained.items is None
+        alone = term is None and model == MODEL and trained.items is None
+        plain = alone and loss is None
         with self.optimizer(client, model) as optimizer:
             y = client.data.train_label
             pull = pull_of(self._method, client, received, self.options) if model == MODEL else None
             trained.flat.set_training(True)
-            if plain and self._one_call is not None and self._one_call.takes(trained.gathered("train"), self.options):
+            if self._one_call is not None and alone and (plan := self._plan(trained, y, received, loss)) is not None:
                 return bounded_loss(
-                    *self._one_call.fit(trained, y, optimizer.state[trained.flat.w], self.options, pull)
+                    *self._one_call.fit(trained, plan, optimizer.state[trained.flat.w], self.options, pull)
                 )
             form = self._steps if plain else None
             # Rows are rounded once: half the memory, and less work in every step.
@@ -152,6 +156,18 @@ class LocalTrainer:
                 first = first or losses.copy()
         # A second number would be a second wait on a GPU; there losses are compared from round to round alone.
         return bounded_loss(float(sum(losses)), float(sum(first)) if y.device.type == "cpu" else math.inf)
+
+    def _plan(self, trained: ClientModel, y: Tensor, received: Received, loss: Loss | None) -> Any | None:
+        """Plans the whole training in one compiled call; None: it is not to be had."""
+        inputs = trained.gathered("train")
+        if self._one_call is None or not self._one_call.takes(inputs, self.options):
+            return None
+        if loss is None and self._plain:
+            return self._one_call.plan(inputs, y)
+        of_output = loss or self._method.loss
+        if not getattr(of_output, "is_pure", False):
+            return None
+        return self._one_call.plan(inputs, y, lambda out, w: of_output(out, y, w, received))
 
     def _by_autograd(self, own: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Gradient:
         """Computes gradients of a loss, the method's by default, and of a term."""

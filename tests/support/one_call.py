@@ -49,13 +49,20 @@ def require_visits_of_autograd(
     torch.testing.assert_close(by_call[2], w, rtol=1e-4, atol=w_atol)
 
 
+def fit_in_one_call(small: SmallModel, client: Client, label_N: Tensor) -> tuple[float, float]:
+    """Trains a client on cross-entropy with these labels; gives the last loss and the first."""
+    client.model.flat.set_training(True)
+    plan = small.plan(client.model.gathered("train"), label_N)
+    return small.fit(client.model, plan, {}, TrainOptions())
+
+
 def require_same_bits_on_any_threads(make: Callable[[], Client], form: Callable[[FlatModel], Any]) -> None:
     """Trains fresh clients on one and on two threads, and compares their parameters."""
     ends = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         client = make()
-        form(client.model.flat).fit(client.model, client.data.train_label, {}, TrainOptions())
+        fit_in_one_call(form(client.model.flat), client, client.data.train_label)
         ends.append(client.model.w.clone())
     torch.set_num_threads(1)
     assert torch.equal(*ends)

@@ -42,6 +42,16 @@ def longs_at(address: int, count: int) -> np.ndarray:
 
 
 @numba.njit
+def doubles_at(address: int, count: int) -> np.ndarray:
+    return numba.carray(_pointer(address), (count,), np.float64)
+
+
+@numba.njit
+def flags_at(address: int, count: int) -> np.ndarray:
+    return numba.carray(_pointer(address), (count,), np.bool_)
+
+
+@numba.njit
 def heads_at(address: int, rows: int, heads: int, width: int) -> np.ndarray:
     return numba.carray(_pointer(address), (rows, heads, width), np.float32)
 

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from shoal.algorithms.models.compiled import attention_operations, hop_operations
+from shoal.algorithms.models.compiled import attention_operations, hop_operations, loss_operations
 from shoal.algorithms.models.compiled.memory import (
     ARGUMENTS,
     ONE,
@@ -86,6 +86,13 @@ class Code(Enum):
     UNWEIGH = auto()  # its way back
     # gradient, x, weight, moments, out, of_weight, of_bias, rows, width: gradients of NORM; g of parameters
     UNNORM = auto()
+    # Losses of rows, see `loss_operations`; f is their weight.
+    CROSS_ENTROPIES = auto()
+    SQUARES = auto()
+    CONTRASTS = auto()
+    DIVERGENCES = auto()
+    SOFT_CROSS_ENTROPIES = auto()
+    SOFTPLUS_ALONG = auto()
 
 
 ARRAYS = 6
@@ -364,6 +371,12 @@ _OF_KERNELS: dict[Code, Any] = {
     Code.UNATTEND: attention_operations.unattend,
     Code.ATTEND_PRODUCTS: attention_operations.attend_products,
     Code.UNATTEND_PRODUCTS: attention_operations.unattend_products,
+    Code.CROSS_ENTROPIES: loss_operations.cross_entropies,
+    Code.SQUARES: loss_operations.squares,
+    Code.CONTRASTS: loss_operations.contrasts,
+    Code.DIVERGENCES: loss_operations.divergences,
+    Code.SOFT_CROSS_ENTROPIES: loss_operations.soft_cross_entropies,
+    Code.SOFTPLUS_ALONG: loss_operations.softplus_along,
 }
 # Loops of their own.
 _LOOPS: dict[Code, Any] = {

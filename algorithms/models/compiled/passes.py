@@ -45,6 +45,7 @@ class Pass:
         work, kept: Numbers of the memory for values, and for what dropout keeps.
         drops: The entries that dropout draws.
         logits, embedding: Shapes of the outputs.
+        embeds: The outputs are written out, and gradients of both are read.
         at: The place of the logits in the memory for values, in bytes.
         widths: The largest width that a sparse input multiplies, by its number.
     """
@@ -57,6 +58,7 @@ class Pass:
     drops: Sequence[Drop]
     logits: torch.Size
     embedding: torch.Size
+    embeds: bool
     at: int
     widths: Mapping[int, int]
 
@@ -157,7 +159,7 @@ class Passes:
             return None
         return Pass(
             lowered.forward.arrays(), lowered.backward.arrays(), lowered.adding(), lowered.work, lowered.kept,
-            lowered.drops, logits.shape, embedding.shape, lowered.logits.offset, lowered.widths,
+            lowered.drops, logits.shape, embedding.shape, embeds, lowered.logits.offset, lowered.widths,
         )  # fmt: skip
 
     def output(self, inputs: Inputs) -> Output | None:

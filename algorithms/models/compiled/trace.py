@@ -48,6 +48,12 @@ class Value:
     def __len__(self) -> int:
         return self.rows
 
+    def __getattr__(self, name: str) -> Any:
+        raise Untraceable(name)
+
+    def to_dense(self) -> "Value":
+        return self
+
     def to(self, dtype: torch.dtype) -> "Value":
         return self
 

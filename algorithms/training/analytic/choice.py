@@ -68,7 +68,8 @@ def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:
         missing = _needed_for_passes(model)
     if missing is not None:
         return missing
-    if not fits_plainly(method):
+    by_pass = model.coupled is not None or model.sparse
+    if not fits_plainly(method) and not (by_pass and trains_by_loss(method)):
         return f"a method of plain cross-entropy, which {type(method).__name__} is not"
     return None
 
@@ -114,6 +115,13 @@ def _no_formulas(name: str | None) -> str:
     if name is None:
         return "a model that is not adapted to another width"
     return f"a model with formulas of its gradients, which {name} is not"
+
+
+def trains_by_loss(method: Algorithm) -> bool:
+    """Returns whether clients train on a pure loss, by a `train` of ours or the default one."""
+    return getattr(method.loss, "is_pure", False) and (
+        type(method).__module__.startswith(OURS) or not overrides(method, "train")
+    )
 
 
 def fits_plainly(method: Algorithm) -> bool:

@@ -3,25 +3,19 @@
 Axes: N rows of a batch, F inputs, H outputs, C classes. G is the gradient at a layer's output.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import numba
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.client import FlatModel
+from shoal.algorithms.losses.compiled_rows import cross_entropy
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.models.layers.head import Head
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
-from shoal.storage.kernels.exponentials import exp
-
-# Bits of a float32 but its sign.
-SIGN = np.int32(2**31 - 1)
 
 
 class Buffers:
@@ -43,50 +37,6 @@ class Buffers:
 def let_through(gradient: Tensor, output: Tensor) -> Tensor:
     """Computes the gradient before ReLU, in place: entries stay where the output, dropped or not, is above zero."""
     return torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
-
-
-@numba.njit(cache=True, nogil=True)
-def cross_entropy(logits: np.ndarray, label: np.ndarray) -> float:
-    """Replaces logits by softmax - one-hot, N times the gradient of the mean cross-entropy, which it returns.
-
-    Logits are float32 `[N, C]`, labels int64 `[N]`, an IndexError if not of a class. A row without a finite maximum, as
-    of NaN, has NaN for both.
-    """
-    rows, classes = logits.shape
-    total = 0.0
-    for n in range(rows):
-        row, true_class = logits[n], label[n]
-        if not 0 <= true_class < classes:
-            raise IndexError("expected labels below the number of logits")
-        highest = _maximum(row)
-        of_label = row[true_class] - highest
-        mass = _exponentials(row, highest)
-        scale = np.float32(1) / mass
-        for c in range(classes):
-            row[c] *= scale
-        row[true_class] -= np.float32(1)
-        total += math.log(mass) - of_label
-    return total / rows if rows else math.nan
-
-
-@numba.njit(cache=True, nogil=True)
-def _maximum(row: np.ndarray) -> np.float32:
-    """Finds the maximum by integers in the order of floats, of which LLVM makes vector code."""
-    highest = np.int32(-(2**31))
-    for c in range(len(row)):
-        bits = np.float32(row[c]).view(np.int32)
-        highest = max(highest, np.int32(bits ^ ((bits >> np.int32(31)) & SIGN)))
-    return np.int32(highest ^ ((highest >> np.int32(31)) & SIGN)).view(np.float32)
-
-
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def _exponentials(row: np.ndarray, highest: np.float32) -> np.float32:
-    """Replaces a row by exp(row - highest); returns their sum."""
-    total = np.float32(0)
-    for c in range(len(row)):
-        row[c] = exp(row[c] - highest)
-        total += row[c]
-    return total
 
 
 def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Axes: E steps, N rows, F features, H hidden units (0: one layer), C classes, P p
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -14,19 +15,23 @@ from torch import Tensor
 
 from shoal.algorithms.base import Pull
 from shoal.algorithms.client import ClientModel, FlatModel
+from shoal.algorithms.losses.compiled_rows import cross_entropy
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.heads import HEADS, cross_entropy
+from shoal.algorithms.training.analytic.heads import HEADS
 
 FAST = {"reassoc", "contract", "nsz"}
 # Products of a step's forward pass up to which one call takes less time than torch's calls (`benchmarks/visits.py`).
 MOST_PRODUCTS = 2**18
 # Constants of Adam, as torch has them by default.
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+# Computes a loss of the output and the parameters.
+OutputLoss = Callable[[Output, Tensor], Tensor]
 NO_MOMENT = np.empty(0, dtype=np.float32)
 
 
@@ -41,8 +46,11 @@ class SmallModel(ABC):
         """Whether it trains a client that reads these inputs for its training rows, in training mode."""
 
     @abstractmethod
-    def plan(self, inputs: Inputs) -> Any:
-        """Makes what the other functions need to know of inputs that it takes."""
+    def plan(self, inputs: Inputs, label_N: Tensor, loss: OutputLoss | None = None) -> Any:
+        """Makes what the other functions need to know of inputs that it takes, and of a loss, by default cross-entropy.
+
+        The loss is `pure`. None: it is not one of those that are computed here.
+        """
 
     @abstractmethod
     def kept(self, plan: Any) -> int:
@@ -53,24 +61,22 @@ class SmallModel(ABC):
         """Draws what dropout keeps in a step, 1 or 0, as many numbers."""
 
     @abstractmethod
-    def train(self, plan: Any, inputs: Inputs, label_N: Tensor, *trained: Any) -> tuple[float, float]:
+    def train(self, plan: Any, inputs: Inputs, *trained: Any) -> tuple[float, float]:
         """Makes the compiled call, see `fit`.
 
-        Behind labels come parameters, gradients, both moments `[P]`, empty for SGD, what dropout keeps in every step,
-        `[E, kept]`, E, Adam's steps before, rate and decay, and what `pull` takes.
+        Behind the inputs come parameters, gradients, both moments `[P]`, empty for SGD, what dropout keeps in every
+        step, `[E, kept]`, E, Adam's steps before, rate and decay, and what `pull` takes.
         """
 
     def fit(
-        self, own: ClientModel, label_N: Tensor, moments: Tree, options: TrainOptions, pull: Pull | None = None
+        self, own: ClientModel, plan: Any, moments: Tree, options: TrainOptions, pull: Pull | None = None
     ) -> tuple[float, float]:
         """Changes a client's parameters and Adam's moments in place; gives the loss before the last step and the first.
 
-        The last gradient, pulled, stays in the model. Dropout draws what the formulas of single steps draw. An
-        IndexError for a label that is not one of the classes.
+        The plan is one of its training rows, in training mode. The last gradient, pulled, stays in the model. Dropout
+        draws what the formulas of single steps draw. An IndexError for a label that is not one of the classes.
         """
         inputs = own.gathered("train")
-        own.flat.set_training(True)
-        plan = self.plan(inputs)
         w, gradient = own.flat.w.detach(), own.flat.w.grad
         assert gradient is not None
         kept = torch.empty(options.epochs, self.kept(plan))
@@ -88,7 +94,7 @@ class SmallModel(ABC):
         pull = pull or Pull()
         pulled = (NO_MOMENT if t is None else t.numpy() for t in (pull.total, pull.linear, pull.origin))
         losses = self.train(
-            plan, inputs, label_N, w.numpy(), gradient.numpy(), mean_P, square_P, kept.numpy(), options.epochs, before,
+            plan, inputs, w.numpy(), gradient.numpy(), mean_P, square_P, kept.numpy(), options.epochs, before,
             options.lr, options.weight_decay, *pulled, pull.mu,
         )  # fmt: skip
         if adam:
@@ -115,21 +121,21 @@ class SmallHead(SmallModel):
         width = self.hidden * (self._features + self.classes) if self.hidden else self._features * self.classes
         return in_one_batch(rows, options) and rows * width <= MOST_PRODUCTS
 
-    def plan(self, inputs: Inputs) -> int:
-        return _rows(inputs)
+    def plan(self, inputs: Inputs, label_N: Tensor, loss: OutputLoss | None = None) -> np.ndarray | None:
+        return label_N.numpy() if loss is None else None
 
-    def kept(self, plan: int) -> int:
-        return plan * self.hidden if self._dropout else 0
+    def kept(self, plan: np.ndarray) -> int:
+        return len(plan) * self.hidden if self._dropout else 0
 
-    def draw(self, plan: int, out: Tensor) -> None:
+    def draw(self, plan: np.ndarray, out: Tensor) -> None:
         fill_kept(out, self._dropout)
 
-    def train(self, plan: int, inputs: Inputs, label_N: Tensor, *trained: Any) -> tuple[float, float]:
+    def train(self, plan: np.ndarray, inputs: Inputs, *trained: Any) -> tuple[float, float]:
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         (x_NF,) = inputs
         assert isinstance(x_NF, Tensor)
         x = x_NF.float().contiguous().numpy()
-        losses: tuple[float, float] = _train(x, label_N.numpy(), self.hidden, self.classes, self._dropout, *trained)
+        losses: tuple[float, float] = _train(x, plan, self.hidden, self.classes, self._dropout, *trained)
         return losses
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.fixtures import MakeView
-from support.one_call import VISITS, require_same_bits_on_any_threads, require_visits_of_autograd
+from support.one_call import VISITS, fit_in_one_call, require_same_bits_on_any_threads, require_visits_of_autograd
 from support.user_graph import sparse_features
 
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
@@ -103,14 +103,14 @@ def test_nan_in_any_weight_that_is_read_is_nan_in_the_loss(name: str, make_view:
     for parameter in dict(model_of(name).module.named_parameters()):
         client = client_of(model_of(name), view)
         client.model.module.get_parameter(parameter).data[...] = torch.nan
-        last, first = small_of(client.model.flat).fit(client.model, view.train_label, {}, TrainOptions())
+        last, first = fit_in_one_call(small_of(client.model.flat), client, view.train_label)
         assert np.isnan([last, first]).all(), parameter
 
 
 def test_a_label_that_is_no_class_is_refused(make_view: MakeView) -> None:
     client = client_of(model_of("gcn"), view_of(make_view))
     with pytest.raises(IndexError):
-        small_of(client.model.flat).fit(client.model, client.data.train_label + 1, {}, TrainOptions())
+        fit_in_one_call(small_of(client.model.flat), client, client.data.train_label + 1)
 
 
 def test_what_one_call_takes(make_view: MakeView) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.fixtures import MakeClient, MakeView
-from support.one_call import VISITS, require_same_bits_on_any_threads, require_visits_of_autograd
+from support.one_call import VISITS, fit_in_one_call, require_same_bits_on_any_threads, require_visits_of_autograd
 
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.build import build
@@ -68,7 +68,7 @@ def test_bits_depend_on_no_threads(make_view: MakeView, make_client: MakeClient)
 def test_nan_in_any_weight_is_nan_in_the_loss(layers: int, make_view: MakeView, make_client: MakeClient) -> None:
     client = client_of(11, head(layers), make_view, make_client)
     client.model.flat.w.data[0] = torch.nan
-    last, first = SmallHead(client.model.flat).fit(client.model, client.data.train_label, {}, TrainOptions())
+    last, first = fit_in_one_call(SmallHead(client.model.flat), client, client.data.train_label)
     assert np.isnan([last, first]).all()
 
 

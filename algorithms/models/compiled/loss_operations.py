@@ -1,0 +1,55 @@
+"""Losses of rows as operations: calls of their kernels by addresses.
+
+The arguments are rows x, their count and width, the memory of their gradient, a sum in float64 that gets f times the
+loss, the kernel's factors, float64, and behind those its matrices and vectors, each with its length.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from shoal.algorithms.losses import compiled_rows
+from shoal.algorithms.models.compiled.memory import arguments_at, doubles_at, flags_at, longs_at, matrix_at
+
+
+def cross_entropies(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    x, gradient = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2])
+    if at[0] != at[3]:
+        gradient[:] = x
+    doubles_at(at[4], 1)[0] += f * compiled_rows.cross_entropy(gradient, longs_at(at[6], at[7]))
+    gradient *= np.float32(1 / max(at[1], 1))
+
+
+def squares(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    x, gradient, target = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2]), matrix_at(at[8], at[9], at[2])
+    label, present, weight = longs_at(at[6], at[7]), flags_at(at[10], at[11]), doubles_at(at[5], 1)[0]
+    doubles_at(at[4], 1)[0] += f * compiled_rows.squares(x, label, target, present, weight, gradient)
+
+
+def contrasts(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    x, gradient, bank = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2]), matrix_at(at[8], at[9], at[2])
+    label, class_of, factors = longs_at(at[6], at[7]), longs_at(at[10], at[11]), doubles_at(at[5], 2)
+    loss = compiled_rows.contrasts(x, label, bank, class_of, factors[0], factors[1], gradient)
+    doubles_at(at[4], 1)[0] += f * loss
+
+
+def divergences(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    x, gradient = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2])
+    teacher, row = matrix_at(at[6], at[7], at[2]), longs_at(at[8], at[9])
+    doubles_at(at[4], 1)[0] += f * compiled_rows.divergences(x, teacher, row, gradient)
+
+
+def soft_cross_entropies(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    x, gradient, target = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2]), matrix_at(at[6], at[7], at[2])
+    doubles_at(at[4], 1)[0] += f * compiled_rows.soft_cross_entropies(x, target, gradient)
+
+
+def softplus_along(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    x, gradient, apart = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2]), matrix_at(at[6], at[7], at[2])
+    doubles_at(at[4], 1)[0] += f * compiled_rows.softplus_along(x, apart, doubles_at(at[5], 1)[0], gradient)
