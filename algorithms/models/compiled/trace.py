@@ -51,6 +51,9 @@ class Value:
     def __getattr__(self, name: str) -> Any:
         raise Untraceable(name)
 
+    def dim(self) -> int:
+        return 2
+
     def to_dense(self) -> "Value":
         return self
 
@@ -141,6 +144,9 @@ class SparseFeatures(FeatureMatrix):
     def __matmul__(self, weight_FH: Tensor) -> Any:
         parts = {"matrices": [self.operator], "weight": weight_FH, "kept": self._kept}
         return Value("features", [], len(self), weight_FH.shape[1], **parts)
+
+    def dim(self) -> int:
+        return 2
 
     def to_dense(self) -> Tensor:
         raise Untraceable("sparse features written out")
