@@ -157,8 +157,8 @@ def score(
     for part, name in enumerate(PARTS):
         rows = getattr(client.data, name)
         if len(rows):
-            scores, label = scores_of(algorithm, client, received, name, len(rows)), client.data.label[rows]
-            class_N = scores.argmax(1)
+            scores, label = scores_in_form(algorithm, client, received, name, len(rows)), class_label(client.data, name)
+            class_N = winners(scores, name)
             counts[part, :KINDS] = count_rows(label, class_N, client.info.classes)
             for place, measure in enumerate(measures.values(), KINDS):
                 counts[part, place] = measure(scores, label)
@@ -170,8 +170,11 @@ def score(
 
 def count_rows(label: torch.Tensor, predicted: torch.Tensor, classes: int) -> np.ndarray:
     """Counts rows of every class, predicted so, rightly so, int64 `[3, C]`, of labels and predictions `[rows]`."""
-    right = label[predicted == label]
-    return np.stack([torch.bincount(c_N, minlength=classes).cpu().numpy() for c_N in (label, predicted, right)])
+    label_N, class_N = label.cpu().numpy(), predicted.cpu().numpy()
+    counts_3C = np.empty((KINDS, classes), dtype=np.int64)
+    for kind_of_rows, c_N in enumerate((label_N, class_N, label_N[label_N == class_N])):
+        counts_3C[kind_of_rows] = np.bincount(c_N, minlength=classes)
+    return counts_3C
 
 
 def scores_of(algorithm: Algorithm, client: Client, received: Received, part: str, rows: int) -> torch.Tensor:
@@ -181,9 +184,16 @@ def scores_of(algorithm: Algorithm, client: Client, received: Received, part: st
         ShoalError: The method's code failed, gave scores of another shape, or a row's largest score is not finite.
     """
     scores = scores_in_form(algorithm, client, received, part, rows)
-    # NaN counts as the largest; -inf below it is a class that is ruled out.
-    require_winner(part, bool(torch.isfinite(scores.max(1).values).all()))
+    winners(scores, part)
     return scores
+
+
+def winners(scores_NC: torch.Tensor, part: str) -> torch.Tensor:
+    """Returns the class of every row's largest score, the first one of several, int64 `[N]`; a ShoalError as above."""
+    best_N, class_N = scores_NC.max(1)
+    # NaN counts as the largest; -inf below it is a class that is ruled out.
+    require_winner(part, bool(torch.isfinite(best_N).all()))
+    return class_N
 
 
 def scores_in_form(algorithm: Algorithm, client: Client, received: Received, part: str, rows: int) -> torch.Tensor:

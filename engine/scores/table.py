@@ -50,6 +50,8 @@ class ScoreTable(Mapping[int, np.ndarray]):
         """Returns the counts of those of some clients that have any, or of all the others."""
         table = self.copy()
         keep = np.isin(table.clients, client_B, invert=others)
+        if not keep.any():
+            return ScoreTable()
         if not keep.all():
             table._client, table._rows = table._client[keep], table._rows[np.flatnonzero(keep)]
         return table
@@ -61,9 +63,14 @@ class ScoreTable(Mapping[int, np.ndarray]):
             return self.copy()
         kept = self.only(np.concatenate([part._client for part in parts]), others=True)
         parts = [*([kept] if len(kept) else []), *parts]
-        client = np.concatenate([part._client for part in parts])
-        order, joined = np.argsort(client), parts[-1].copy()
-        joined._client, joined._rows = client[order], vstack([part._rows for part in parts], format="csr")[order]
+        joined = parts[-1].copy()
+        if len(parts) == 1:
+            return joined
+        client, rows = np.concatenate([part._client for part in parts]), vstack([p._rows for p in parts], format="csr")
+        order = np.argsort(client)
+        joined._client, joined._rows = (
+            (client, rows) if (order[1:] > order[:-1]).all() else (client[order], rows[order])
+        )
         return joined
 
     def blocks(self) -> Iterator[np.ndarray]:

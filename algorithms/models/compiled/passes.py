@@ -167,7 +167,12 @@ class Passes:
         compiled = self.of(inputs)
         if compiled is None:
             return None
-        return Output(*_Run.apply(compiled, parts_of(inputs), self, self._w, *self._parameters))
+        parts = parts_of(inputs)
+        assert parts is not None
+        if not torch.is_grad_enabled():
+            logits_NC, embedding_NH, *_ = self.go(compiled, parts, back=False)
+            return Output(logits_NC, embedding_NH)
+        return Output(*_Run.apply(compiled, parts, self, self._w, *self._parameters))
 
     @contextmanager
     def adding(self) -> Iterator[None]:
@@ -186,6 +191,22 @@ class Passes:
                 del self._free[place]
                 return _Room(free, self._free)
         return _Room(torch.empty(numbers), self._free if numbers <= LARGEST_FREE else None)
+
+    def go(
+        self, compiled: Pass, inputs: Sequence[Any], back: bool
+    ) -> tuple[Tensor, Tensor, np.ndarray, tuple[Any, ...]]:
+        """Runs a pass; returns logits, embedding, the bases of its operations, and what these are addresses of.
+
+        Without `back` they are not those of a way back.
+        """
+        room, kept = self.room(compiled.work), torch.empty(compiled.kept)
+        compiled.draw(kept)
+        logits_NC, embedding_NH = torch.empty(compiled.logits), torch.empty(compiled.embedding)
+        bases = addresses(
+            inputs, back, weights=self._w, work=room.memory, kept=kept, logits=logits_NC, embedding=embedding_NH
+        )
+        execute(*compiled.forward, bases)
+        return logits_NC, embedding_NH, bases, (inputs, room, kept)
 
     def go_back(self, compiled: Pass, bases: np.ndarray) -> list[Tensor | None]:
         """Runs a pass back; returns the gradients of all parameters, None where it added them to `w.grad`."""
@@ -217,20 +238,11 @@ class _Run(torch.autograd.Function):
     def forward(
         ctx: Any, compiled: Pass, inputs: Sequence[Any], passes: Passes, w: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
-        room, kept = passes.room(compiled.work), torch.empty(compiled.kept)
-        compiled.draw(kept)
-        logits_NC, embedding_NH = torch.empty(compiled.logits), torch.empty(compiled.embedding)
-        back = any(ctx.needs_input_grad)
-        bases = addresses(
-            inputs, back, weights=w, work=room.memory, kept=kept, logits=logits_NC, embedding=embedding_NH
-        )
-        execute(*compiled.forward, bases)
+        logits_NC, embedding_NH, bases, refer = passes.go(compiled, inputs, any(ctx.needs_input_grad))
         ctx.set_materialize_grads(False)
         # Saved, so that torch refuses a way back through parameters that have changed.
         ctx.save_for_backward(*parameters)
-        ctx.compiled, ctx.passes, ctx.bases = compiled, passes, bases
-        # What the bases are addresses of.
-        ctx.refer = inputs, room, kept
+        ctx.compiled, ctx.passes, ctx.bases, ctx.refer = compiled, passes, bases, refer
         return logits_NC, embedding_NH
 
     @staticmethod
