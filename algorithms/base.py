@@ -82,12 +82,18 @@ class Trainer(Protocol):
 
 
 def pure(loss: Marked) -> Marked:
-    """Marks a loss that is the same function of outputs in all steps of a visit: it draws nothing, and reads no `w`.
+    """Marks a loss, or a term, that is the same function of outputs in all steps of a visit.
 
-    It may be called once for all steps, of stand-ins for the outputs, see `models.compiled.losses`.
+    It draws nothing beside what models drop, and reads no `w`. It may be called once for all steps, of stand-ins for
+    the outputs, see `models.compiled.losses`.
     """
     loss.is_pure = True  # type: ignore[attr-defined]
     return loss
+
+
+def is_pure(loss: Callable[..., Tensor]) -> bool:
+    """Whether a loss, or a term of one, is marked as `pure`."""
+    return getattr(loss, "is_pure", False)
 
 
 class Algorithm:

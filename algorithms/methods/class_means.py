@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload, pure
 from shoal.algorithms.losses.prototypes import noisy, pack, unpack
 from shoal.algorithms.methods.local import Local
 from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_means
@@ -80,9 +80,8 @@ class ClassMeans(Local):
             return trainer.fit(client, received)
         mean_QF, class_Q = received
         rows, share = client.model.standalone(mean_QF), self.weight * len(class_Q) / client.info.train
-        return trainer.fit(
-            client, received, term=lambda: share * F.cross_entropy(client.model(rows).logits_NC, class_Q)
-        )
+        term = pure(lambda: share * F.cross_entropy(client.model(rows).logits_NC, class_Q))
+        return trainer.fit(client, received, term=term)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         if phase == "train":

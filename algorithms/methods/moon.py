@@ -76,7 +76,7 @@ class MOON(FedAvg):
         if apart_NH is None or self.rows == "train":
             return None
         inputs = client.model.gathered("all")
-        return lambda: self._contrast(client.model(inputs), apart_NH)
+        return pure(lambda: self._contrast(client.model(inputs), apart_NH))
 
     def _contrast(self, out: Output, apart_NH: Tensor) -> Tensor:
         return self.mu * softplus_of_cosines(out.embedding_NH, apart_NH, self.tau)

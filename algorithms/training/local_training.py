@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Loss, Pull, Received, Term
+from shoal.algorithms.base import Algorithm, Loss, Pull, Received, Term, is_pure
 from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.method_errors import fault, kind, raise_named
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood, sample_neighbourhood
@@ -120,13 +120,14 @@ class LocalTrainer:
             return float("nan")
         trained = client.models[model]
         # Items of a method's own, as an augmented graph, are read in other ways than formulas know.
-        alone = term is None and model == MODEL and trained.items is None
-        plain = alone and loss is None
+        of_model = model == MODEL and trained.items is None
+        plain = of_model and loss is None and term is None
         with self.optimizer(client, model) as optimizer:
             y = client.data.train_label
             pull = pull_of(self._method, client, received, self.options) if model == MODEL else None
             trained.flat.set_training(True)
-            if self._one_call is not None and alone and (plan := self._plan(trained, y, received, loss)) is not None:
+            plan = self._plan(trained, received, loss, term) if self._one_call is not None and of_model else None
+            if self._one_call is not None and plan is not None:
                 return bounded_loss(
                     *self._one_call.fit(trained, plan, optimizer.state[trained.flat.w], self.options, pull)
                 )
@@ -157,17 +158,22 @@ class LocalTrainer:
         # A second number would be a second wait on a GPU; there losses are compared from round to round alone.
         return bounded_loss(float(sum(losses)), float(sum(first)) if y.device.type == "cpu" else math.inf)
 
-    def _plan(self, trained: ClientModel, y: Tensor, received: Received, loss: Loss | None) -> Any | None:
+    def _plan(self, trained: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Any | None:
         """Plans the whole training in one compiled call; None: it is not to be had."""
-        inputs = trained.gathered("train")
+        inputs, y = trained.gathered("train"), trained.data.train_label
         if self._one_call is None or not self._one_call.takes(inputs, self.options):
             return None
-        if loss is None and self._plain:
+        if loss is None and term is None and self._plain:
             return self._one_call.plan(inputs, y)
         of_output = loss or self._method.loss
-        if not getattr(of_output, "is_pure", False):
+        if not all(part is None or is_pure(part) for part in (of_output, term)):
             return None
-        return self._one_call.plan(inputs, y, lambda out, w: of_output(out, y, w, received))
+
+        def loss_of(w: Tensor) -> Tensor:
+            value = of_output(trained(inputs), y, w, received)
+            return value if term is None else value + term()
+
+        return self._one_call.plan(inputs, y, loss_of)
 
     def _by_autograd(self, own: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Gradient:
         """Computes gradients of a loss, the method's by default, and of a term."""

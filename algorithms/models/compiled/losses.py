@@ -4,7 +4,7 @@ Axes: N rows, H width of rows, C classes.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from shoal.algorithms.losses import compiled_rows
 from shoal.algorithms.losses.compiled_rows import row_loss
 from shoal.algorithms.models.compiled.lowering import Operations
 from shoal.algorithms.models.compiled.operations import Code
+from shoal.algorithms.models.compiled.passes import Call, Passes
 from shoal.algorithms.models.compiled.trace import HANDLERS, Untraceable, Value
-from shoal.algorithms.models.layers.head import Output
 
 # Operations of kernels, and the types of the tensors that they take.
 _KERNELS: dict[Callable[..., float], tuple[Code, tuple[torch.dtype, ...]]] = {
@@ -26,6 +26,10 @@ _KERNELS: dict[Callable[..., float], tuple[Code, tuple[torch.dtype, ...]]] = {
     compiled_rows.soft_cross_entropies: (Code.SOFT_CROSS_ENTROPIES, (torch.float32,)),
     compiled_rows.softplus_along: (Code.SOFTPLUS_ALONG, (torch.float32,)),
 }
+
+
+# Addresses of outputs and of their gradients, the same for an output that is needed no more.
+Places = dict[Value, tuple[int, int]]
 
 
 class Term(NamedTuple):
@@ -113,28 +117,24 @@ def _cross_entropy(x: Any, label: Any, reduction: str = "mean", label_smoothing:
 HANDLERS |= {F.cross_entropy: _cross_entropy, row_loss: _row_loss}
 
 
-def trace_loss(
-    function: Callable[[Output, Tensor], Any], logits: torch.Size, embedding: torch.Size
-) -> tuple[Loss, tuple[Value, Value]]:
-    """Computes a loss of stand-ins for outputs of these shapes, which come with it, and for the parameters.
+def trace_loss(passes: Passes, loss_of: Callable[[Tensor], Any]) -> tuple[Loss, list[Call]]:
+    """Computes a loss of a model's outputs, all of stand-ins; gives its calls, too.
 
-    Raises Untraceable: it is more than a sum of losses of rows.
+    `loss_of` takes a stand-in for the parameters. Raises Untraceable: it is more than a sum of losses of rows.
     """
-    outputs = Value("output", [], *logits), Value("output", [], *embedding)
-    out, parameters = (cast(Any, part) for part in (Output(*cast(Any, outputs)), Value("parameters", [], 1, 0)))
-    loss = function(out, parameters)
-    if not isinstance(loss, Loss):
-        raise Untraceable("a loss that reads no output")
-    if any(not any(term.x is part for part in outputs) for term in loss.terms):
+    parameters: Any = Value("parameters", [], 1, 0)
+    with passes.drawing() as calls:
+        loss = loss_of(parameters)
+    outputs = {value for call in calls for value in call.outputs}
+    if not isinstance(loss, Loss) or not outputs.issuperset(term.x for term in loss.terms):
         raise Untraceable("a loss of what is computed of outputs")
-    return loss, outputs
+    return loss, calls
 
 
-def lower_loss(loss: Loss, places: dict[Value, tuple[int, int]], total: np.ndarray) -> tuple[Operations, list[Any]]:
+def lower_loss(loss: Loss, places: Places, total: np.ndarray) -> tuple[Operations, list[Any]]:
     """Makes the operations of a loss, and what they read, to be kept as long as they run.
 
-    `places` are the addresses of outputs and of their gradients, the same for an output that is needed no more; the
-    loss is added to `total`, float64 `[1]`.
+    The loss, without its number, is added to `total`, float64 `[1]`.
     """
     list_of, kept, begun = Operations(), [], set()
     for term in loss.terms:

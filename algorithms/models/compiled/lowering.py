@@ -69,7 +69,7 @@ class Operations:
         return (
             np.array(self.functions, dtype=np.int64),
             np.array(self.arguments, dtype=np.int64).reshape(-1, ARGUMENTS),
-            np.array(self.bases_of, dtype=np.int8).reshape(-1, ARGUMENTS),
+            np.array(self.bases_of, dtype=np.int16).reshape(-1, ARGUMENTS),
             np.array(self.factors, dtype=np.float32).reshape(-1, 2),
         )
 

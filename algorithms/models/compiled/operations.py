@@ -120,7 +120,7 @@ def execute(
 
     Args:
         functions: Addresses of what they do, int64 `[O]`, see `address_of`.
-        arguments: `[O, ARGUMENTS]`, int64; addresses count in bytes from a base, whose number is in `bases_of`, int8.
+        arguments: `[O, ARGUMENTS]`, int64; addresses count in bytes from a base, whose number is in `bases_of`, int16.
         factors: f and g, float32 `[O, 2]`.
         bases: Addresses of the bases, int64, 0 for `Base.NOWHERE`, and for memory that does not exist.
     """

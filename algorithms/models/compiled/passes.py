@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,6 +67,30 @@ class Pass:
         for drop in self.drops:
             fill_kept(out[drop.first : drop.last], drop.p)
 
+    def way_back(self, adds: bool) -> Arrays:
+        """Returns the operations backward, which may add to gradients of parameters instead of writing them."""
+        *operations, factors = self.backward
+        return operations[0], operations[1], operations[2], self.adding if adds else factors
+
+
+def joined(lists: Sequence[Arrays], bases: Sequence[int]) -> Arrays:
+    """Joins lists of operations whose bases, so many of each, lie behind one another."""
+    if len(lists) == 1:
+        return lists[0]
+    functions, arguments, bases_of, factors = (np.concatenate(parts) for parts in zip(*lists))
+    first = np.repeat(np.cumsum([0, *bases[:-1]]), [len(part[0]) for part in lists])
+    # A number counts from nowhere in any list.
+    moved = np.where(bases_of, bases_of + first[:, None], Base.NOWHERE)
+    return functions, arguments, moved.astype(bases_of.dtype), factors
+
+
+class Call(NamedTuple):
+    """Inputs, a pass over them, and stand-ins for logits and embedding."""
+
+    inputs: Inputs
+    compiled: Pass
+    outputs: tuple[Value, Value]
+
 
 def addresses(inputs: Sequence[Any], back: bool, **tensors: Tensor | None) -> np.ndarray:
     """Lists the bases of operations: of tensors by their names in lower case, and of the arrays of inputs.
@@ -114,6 +138,7 @@ class Passes:
         self._module, self._w, self._parts = module, w, parts
         self._parameters = list(module.parameters())
         self._adds = False
+        self._calls: list[Call] | None = None
         self._free: deque[Tensor] = deque(maxlen=MOST_FREE)
         self._kept: dict[Any, Pass | None] = {}
 
@@ -163,7 +188,12 @@ class Passes:
         )  # fmt: skip
 
     def output(self, inputs: Inputs) -> Output | None:
-        """Computes the output for inputs, with gradients where these are enabled; None: no pass does."""
+        """Computes the output for inputs, with gradients where these are enabled; None: no pass does.
+
+        Inside `drawing` it is one of stand-ins; Untraceable says that no pass does.
+        """
+        if self._calls is not None:
+            return self._draw(inputs, self._calls)
         compiled = self.of(inputs)
         if compiled is None:
             return None
@@ -173,6 +203,24 @@ class Passes:
             logits_NC, embedding_NH, *_ = self.go(compiled, parts, back=False)
             return Output(logits_NC, embedding_NH)
         return Output(*_Run.apply(compiled, parts, self, self._w, *self._parameters))
+
+    def _draw(self, inputs: Inputs, calls: list[Call]) -> Output:
+        # A pass that does not embed has the same shapes, and may be all that is needed.
+        compiled = self.of(inputs, embeds=False)
+        if compiled is None:
+            raise Untraceable("inputs without a pass")
+        outputs: Any = Value("output", [], *compiled.logits), Value("output", [], *compiled.embedding)
+        calls.append(Call(inputs, compiled, outputs))
+        return Output(*outputs)
+
+    @contextmanager
+    def drawing(self) -> Iterator[list[Call]]:
+        """Lets the model answer with stand-ins inside the block, and gives its calls there."""
+        self._calls = []
+        try:
+            yield self._calls
+        finally:
+            self._calls = None
 
     @contextmanager
     def adding(self) -> Iterator[None]:
@@ -214,8 +262,7 @@ class Passes:
         gradient = self._w.grad if adds else torch.empty_like(self._w)
         assert gradient is not None
         bases[Base.GRADIENTS] = gradient.data_ptr()
-        *operations, factors = compiled.backward
-        execute(*operations, compiled.adding if adds else factors, bases)
+        execute(*compiled.way_back(adds), bases)
         return [None] * len(self._parameters) if adds else list(self._parts(gradient))
 
 

@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, fits_cross_entropy, overrides
+from shoal.algorithms.base import Algorithm, fits_cross_entropy, is_pure, overrides
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.method_errors import OURS
 from shoal.algorithms.models.build import name_of
@@ -119,9 +119,7 @@ def _no_formulas(name: str | None) -> str:
 
 def trains_by_loss(method: Algorithm) -> bool:
     """Returns whether clients train on a pure loss, by a `train` of ours or the default one."""
-    return getattr(method.loss, "is_pure", False) and (
-        type(method).__module__.startswith(OURS) or not overrides(method, "train")
-    )
+    return is_pure(method.loss) and (type(method).__module__.startswith(OURS) or not overrides(method, "train"))
 
 
 def fits_plainly(method: Algorithm) -> bool:

@@ -1,4 +1,4 @@
-"""The whole local training of a model in one compiled call: steps of a compiled pass, with the loss of its outputs.
+"""The whole local training of a model in one compiled call: steps of compiled passes, with the loss of their outputs.
 
 Axes: T training rows, C classes, P parameters.
 """
@@ -11,25 +11,25 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.models.compiled.losses import Loss, lower_loss, trace_loss
+from shoal.algorithms.models.compiled.losses import Loss, Places, lower_loss, trace_loss
 from shoal.algorithms.models.compiled.operations import Base, Code, execute
-from shoal.algorithms.models.compiled.passes import Arrays, Pass, Passes, addresses, parts_of
-from shoal.algorithms.models.compiled.trace import Untraceable, Value
+from shoal.algorithms.models.compiled.passes import Arrays, Call, Passes, addresses, joined, parts_of
+from shoal.algorithms.models.compiled.trace import Untraceable
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.small_heads import OutputLoss, SmallModel, adam, in_one_batch, pull, sgd
+from shoal.algorithms.training.analytic.compiled_steps import adam, pull, sgd
+from shoal.algorithms.training.analytic.small_heads import LossOf, SmallModel, in_one_batch
 
-KEPT = int(Base.KEPT)
 OUTPUTS = [Base.LOGITS, Base.EMBEDDING]
 GRADIENTS = [Base.OF_LOGITS, Base.OF_EMBEDDING]
 
 
 class Plan(NamedTuple):
-    """A pass over a client's inputs, and the loss of stand-ins for its outputs."""
+    """Passes, and the loss of their outputs; `in_place`: it reads logits alone, whose gradient takes their place."""
 
-    compiled: Pass
+    calls: list[Call]
     loss: Loss
-    outputs: tuple[Value, Value]
+    in_place: bool
 
 
 class TracedModel(SmallModel):
@@ -42,60 +42,79 @@ class TracedModel(SmallModel):
         compiled = self._passes.of(inputs, embeds=False)
         return compiled is not None and in_one_batch(compiled.logits[0], options)
 
-    def plan(self, inputs: Inputs, label_T: Tensor, loss: OutputLoss | None = None) -> Plan | None:
-        compiled = self._passes.of(inputs, embeds=False)
-        assert compiled is not None
-        loss = loss or (lambda out, w: F.cross_entropy(out.logits_NC, label_T))
+    def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None) -> Plan | None:
+        def cross_entropy(w: Tensor) -> Tensor:
+            out = self._passes.output(inputs)
+            assert out is not None
+            return F.cross_entropy(out.logits_NC, label_N)
+
         try:
-            traced, outputs = trace_loss(loss, compiled.logits, compiled.embedding)
+            loss, calls = trace_loss(self._passes, loss_of or cross_entropy)
         except (Untraceable, TypeError):
             # Stand-ins have few operators; autograd names what is wrong.
             return None
-        if [(term.x is outputs[0], term.code) for term in traced.terms] != [(True, Code.CROSS_ENTROPIES)]:
-            compiled = self._passes.of(inputs)
-        return None if compiled is None else Plan(compiled, traced, outputs)
+        logits = calls[0].outputs[0]
+        if len(calls) == 1 and [(term.x, term.code) for term in loss.terms] == [(logits, Code.CROSS_ENTROPIES)]:
+            return Plan(calls, loss, in_place=True)
+        whole = [(call, self._passes.of(call.inputs)) for call in calls]
+        embedding = [call._replace(compiled=compiled) for call, compiled in whole if compiled is not None]
+        return Plan(embedding, loss, in_place=False) if len(embedding) == len(calls) else None
 
     def kept(self, plan: Plan) -> int:
-        return plan.compiled.kept
+        return sum(call.compiled.kept for call in plan.calls)
 
     def draw(self, plan: Plan, out: Tensor) -> None:
-        plan.compiled.draw(out)
+        for call, of_call in zip(plan.calls, out.split([call.compiled.kept for call in plan.calls])):
+            call.compiled.draw(of_call)
 
-    def train(self, plan: Plan, inputs: Inputs, *trained: Any) -> tuple[float, float]:
-        compiled, loss, outputs = plan
+    def train(self, plan: Plan, *trained: Any) -> tuple[float, float]:
         w, gradient, mean, square, kept, *options = trained
-        rows = [part.numbers for part in outputs] * 2 if compiled.embeds else []
-        room = self._passes.room(compiled.work + sum(rows))
-        ends = room.memory.data_ptr() + 4 * (compiled.work + np.append(0, np.cumsum(rows, dtype=np.int64)))
-        bases = addresses(parts_of(inputs) or (), True, work=room.memory)
-        bases[[Base.WEIGHTS, Base.GRADIENTS, Base.KEPT]] = [part.ctypes.data for part in (w, gradient, kept)]
-        if compiled.embeds:
-            read = [any(term.x is part for term in loss.terms) for part in outputs]
-            bases[OUTPUTS], bases[GRADIENTS] = ends[:2], np.where(read, ends[2:4], 0)
-            places = {part: (int(ends[k]), int(ends[2 + k])) for k, part in enumerate(outputs)}
-        else:
-            # The gradient of logits takes their place.
-            at = room.memory.data_ptr() + compiled.at
-            places = {outputs[0]: (at, at)}
-        total = np.zeros(1)
-        operations, _constants = lower_loss(loss, places, total)
+        bases: list[np.ndarray] = []
+        rooms, kept_at = [], []
+        places: Places = {}
+        next_kept, a_step = kept.ctypes.data, 4 * self.kept(plan)
+        for call in plan.calls:
+            compiled = call.compiled
+            rows = [] if plan.in_place else [value.numbers for value in call.outputs] * 2
+            rooms.append(room := self._passes.room(compiled.work + sum(rows)))
+            memory = room.memory.data_ptr()
+            own = addresses(parts_of(call.inputs) or (), True, work=room.memory)
+            own[[Base.WEIGHTS, Base.GRADIENTS, Base.KEPT]] = w.ctypes.data, gradient.ctypes.data, next_kept
+            kept_at.append(sum(len(part) for part in bases) + Base.KEPT)
+            next_kept += 4 * compiled.kept
+            if plan.in_place:
+                places[call.outputs[0]] = (memory + compiled.at,) * 2
+            else:
+                starts = memory + 4 * (compiled.work + np.cumsum([0, *rows[:3]]))
+                own[OUTPUTS + GRADIENTS] = starts
+                places |= {value: (int(starts[k]), int(starts[2 + k])) for k, value in enumerate(call.outputs)}
+                read = [any(term.x is value for term in plan.loss.terms) for value in call.outputs]
+                own[GRADIENTS] *= read
+            bases.append(own)
+        value = np.zeros(1)
+        operations, _constants = lower_loss(plan.loss, places, value)
+        sizes = [len(own) for own in bases]
+        forward = joined([call.compiled.forward for call in plan.calls], sizes)
+        backward = joined([call.compiled.way_back(adds=number > 0) for number, call in enumerate(plan.calls)], sizes)
         losses: tuple[float, float] = _train(
-            compiled.forward, operations.arrays(), compiled.backward, bases, total, loss.number,
-            w, gradient, mean, square, 4 * compiled.kept, *options,
+            forward, operations.arrays(), backward, np.concatenate(bases), np.array(kept_at), a_step,
+            value, plan.loss.number, w, gradient, mean, square, *options,
         )  # fmt: skip
         return losses
 
 
 @numba.njit(cache=True, nogil=True)
 def _train(
-    forward: Arrays, of_loss: Arrays, backward: Arrays, bases: np.ndarray, loss: np.ndarray, constant: float,
-    w: np.ndarray, gradient: np.ndarray, mean: np.ndarray, square: np.ndarray, kept_bytes: int, epochs: int,
-    before: int, lr: float, weight_decay: float, total: np.ndarray, linear: np.ndarray, origin: np.ndarray, mu: float,
+    forward: Arrays, of_loss: Arrays, backward: Arrays, bases: np.ndarray, kept_at: np.ndarray, kept_bytes: int,
+    loss: np.ndarray, constant: float, w: np.ndarray, gradient: np.ndarray, mean: np.ndarray, square: np.ndarray,
+    epochs: int, before: int, lr: float, weight_decay: float, total: np.ndarray, linear: np.ndarray,
+    origin: np.ndarray, mu: float,
 ) -> tuple[float, float]:  # fmt: skip
-    """See `SmallModel.train`; lists of operations are the first arguments of `execute`, and a step's loss is in `loss`.
+    """See `SmallModel.train`; lists of operations are the first arguments of `execute`.
 
-    Numba keeps this function compiled, with `adam`, `pull` and `execute` in it, as long as this file stays as it is: a
-    change of the other files is seen with one of this.
+    A step's loss is in `loss`; the bases at `kept_at`, of what dropout keeps, go on by so many bytes a step. Numba
+    keeps this function compiled, with `adam`, `pull` and `execute` in it, as long as this file stays as it is: a change
+    of the other files is seen with one of this.
     """
     first = math.nan
     for epoch in range(epochs):
@@ -105,7 +124,8 @@ def _train(
         if not epoch:
             first = loss[0]
         execute(backward[0], backward[1], backward[2], backward[3], bases)
-        bases[KEPT] += kept_bytes
+        for place in kept_at:
+            bases[place] += kept_bytes
         pull(w, gradient, total, linear, origin, mu)
         if len(mean):
             adam(w, gradient, mean, square, before + epoch + 1, lr, weight_decay)

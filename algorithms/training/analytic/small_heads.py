@@ -19,19 +19,16 @@ from shoal.algorithms.losses.compiled_rows import cross_entropy
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
-from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.analytic.compiled_steps import FAST, adam, pull, sgd
 from shoal.algorithms.training.analytic.heads import HEADS
 
-FAST = {"reassoc", "contract", "nsz"}
 # Products of a step's forward pass up to which one call takes less time than torch's calls (`benchmarks/visits.py`).
 MOST_PRODUCTS = 2**18
-# Constants of Adam, as torch has them by default.
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
-# Computes a loss of the output and the parameters.
-OutputLoss = Callable[[Output, Tensor], Tensor]
+# Computes a pure loss of the parameters, which asks the model for its outputs.
+LossOf = Callable[[Tensor], Tensor]
 NO_MOMENT = np.empty(0, dtype=np.float32)
 
 
@@ -46,10 +43,10 @@ class SmallModel(ABC):
         """Whether it trains a client that reads these inputs for its training rows, in training mode."""
 
     @abstractmethod
-    def plan(self, inputs: Inputs, label_N: Tensor, loss: OutputLoss | None = None) -> Any:
-        """Makes what the other functions need to know of inputs that it takes, and of a loss, by default cross-entropy.
+    def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None) -> Any:
+        """Makes what `train` needs to know of inputs that it takes, and of a loss, by default cross-entropy.
 
-        The loss is `pure`. None: it is not one of those that are computed here.
+        None: the loss is not one of those that are computed here.
         """
 
     @abstractmethod
@@ -61,11 +58,11 @@ class SmallModel(ABC):
         """Draws what dropout keeps in a step, 1 or 0, as many numbers."""
 
     @abstractmethod
-    def train(self, plan: Any, inputs: Inputs, *trained: Any) -> tuple[float, float]:
+    def train(self, plan: Any, *trained: Any) -> tuple[float, float]:
         """Makes the compiled call, see `fit`.
 
-        Behind the inputs come parameters, gradients, both moments `[P]`, empty for SGD, what dropout keeps in every
-        step, `[E, kept]`, E, Adam's steps before, rate and decay, and what `pull` takes.
+        Behind the plan come parameters, gradients, both moments `[P]`, empty for SGD, what dropout keeps in every step,
+        `[E, kept]`, E, Adam's steps before, rate and decay, and what `pull` takes.
         """
 
     def fit(
@@ -74,9 +71,8 @@ class SmallModel(ABC):
         """Changes a client's parameters and Adam's moments in place; gives the loss before the last step and the first.
 
         The plan is one of its training rows, in training mode. The last gradient, pulled, stays in the model. Dropout
-        draws what the formulas of single steps draw. An IndexError for a label that is not one of the classes.
+        draws what the formulas of single steps draw.
         """
-        inputs = own.gathered("train")
         w, gradient = own.flat.w.detach(), own.flat.w.grad
         assert gradient is not None
         kept = torch.empty(options.epochs, self.kept(plan))
@@ -94,7 +90,7 @@ class SmallModel(ABC):
         pull = pull or Pull()
         pulled = (NO_MOMENT if t is None else t.numpy() for t in (pull.total, pull.linear, pull.origin))
         losses = self.train(
-            plan, inputs, w.numpy(), gradient.numpy(), mean_P, square_P, kept.numpy(), options.epochs, before,
+            plan, w.numpy(), gradient.numpy(), mean_P, square_P, kept.numpy(), options.epochs, before,
             options.lr, options.weight_decay, *pulled, pull.mu,
         )  # fmt: skip
         if adam:
@@ -121,21 +117,20 @@ class SmallHead(SmallModel):
         width = self.hidden * (self._features + self.classes) if self.hidden else self._features * self.classes
         return in_one_batch(rows, options) and rows * width <= MOST_PRODUCTS
 
-    def plan(self, inputs: Inputs, label_N: Tensor, loss: OutputLoss | None = None) -> np.ndarray | None:
-        return label_N.numpy() if loss is None else None
-
-    def kept(self, plan: np.ndarray) -> int:
-        return len(plan) * self.hidden if self._dropout else 0
-
-    def draw(self, plan: np.ndarray, out: Tensor) -> None:
-        fill_kept(out, self._dropout)
-
-    def train(self, plan: np.ndarray, inputs: Inputs, *trained: Any) -> tuple[float, float]:
+    def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None) -> tuple[np.ndarray, ...] | None:
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         (x_NF,) = inputs
         assert isinstance(x_NF, Tensor)
-        x = x_NF.float().contiguous().numpy()
-        losses: tuple[float, float] = _train(x, plan, self.hidden, self.classes, self._dropout, *trained)
+        return None if loss_of else (x_NF.float().contiguous().numpy(), label_N.numpy())
+
+    def kept(self, plan: tuple[np.ndarray, ...]) -> int:
+        return len(plan[0]) * self.hidden if self._dropout else 0
+
+    def draw(self, plan: tuple[np.ndarray, ...], out: Tensor) -> None:
+        fill_kept(out, self._dropout)
+
+    def train(self, plan: tuple[np.ndarray, ...], *trained: Any) -> tuple[float, float]:
+        losses: tuple[float, float] = _train(*plan, self.hidden, self.classes, self._dropout, *trained)
         return losses
 
 
@@ -232,41 +227,3 @@ def _of_input(out: np.ndarray, w: np.ndarray, x: np.ndarray, gradient: np.ndarra
                 gradient[n, h] += out[n, c] * w[c * width + h]
         for h in range(width):
             gradient[n, h] = gradient[n, h] * factor if x[n, h] > 0 else np.float32(0)
-
-
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
-def pull(
-    w: np.ndarray, gradient: np.ndarray, total: np.ndarray, linear: np.ndarray, origin: np.ndarray, mu: float
-) -> None:
-    """Computes `Pull.apply`; an empty array stands for None."""
-    for i in range(len(total)):
-        total[i] += gradient[i]
-    for i in range(len(linear)):
-        gradient[i] += linear[i]
-    to_origin = np.float32(mu)
-    for i in range(len(origin)):
-        gradient[i] += to_origin * (w[i] - origin[i])
-
-
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
-def sgd(w: np.ndarray, gradient: np.ndarray, lr: np.float32, weight_decay: np.float32) -> None:
-    for i in range(len(w)):
-        w[i] -= lr * (gradient[i] + weight_decay * w[i])
-
-
-# Divisions that raise nothing become vector code.
-@numba.njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
-def adam(
-    w: np.ndarray, gradient: np.ndarray, mean: np.ndarray, square: np.ndarray, step: int, lr: float, weight_decay: float
-) -> None:
-    """Takes step `step`, from 1, of Adam with the decay in the gradient (Kingma and Ba, 2015, algorithm 1)."""
-    # Differences in float64, as torch has them: in float32 1 - beta2, and so every square, is off by 1.3e-5.
-    of_mean, of_square = np.float32(1 - BETA1), np.float32(1 - BETA2)
-    beta2, decay = np.float32(BETA2), np.float32(weight_decay)
-    rate = np.float32(lr / (1 - BETA1**step))
-    root, eps = np.float32(math.sqrt(1 - BETA2**step)), np.float32(EPS)
-    for i in range(len(w)):
-        change = gradient[i] + decay * w[i]
-        mean[i] += of_mean * (change - mean[i])
-        square[i] = beta2 * square[i] + of_square * change * change
-        w[i] -= rate * mean[i] / (math.sqrt(square[i]) / root + eps)

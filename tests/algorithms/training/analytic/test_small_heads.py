@@ -12,7 +12,8 @@ from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
-from shoal.algorithms.training.analytic.small_heads import MOST_PRODUCTS, SmallHead, adam, is_small_head
+from shoal.algorithms.training.analytic.compiled_steps import adam
+from shoal.algorithms.training.analytic.small_heads import MOST_PRODUCTS, SmallHead, is_small_head
 
 FEATURES, CLASSES = 9, 4
 
