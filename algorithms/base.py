@@ -64,6 +64,10 @@ class Trainer(Protocol):
 
     options: TrainOptions
 
+    @property
+    def compiles(self) -> bool:
+        """Whether `pure` losses may be trained on in one compiled call."""
+
     def fit(
         self, client: Client, received: Received, model: str = MODEL, loss: Loss | None = None, term: Term | None = None
     ) -> float:

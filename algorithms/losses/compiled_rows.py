@@ -149,10 +149,15 @@ def contrasts(
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"})
 def divergences(x: np.ndarray, teacher: np.ndarray, row: np.ndarray, gradient: np.ndarray) -> float:
-    """Averages KL(softmax(t_r) || softmax(x_n)) over rows, r the row of the teacher; without one, -1, there is none."""
+    """Averages KL(softmax(t_r) || softmax(x_n)) over rows, r the row of the teacher; without one, -1, there is none.
+
+    An IndexError for a row that the teacher has not.
+    """
     rows, width = x.shape
     count, total = 0, 0.0
     for n in range(rows):
+        if row[n] >= len(teacher):
+            raise IndexError("expected rows below those of the teacher")
         count += row[n] >= 0
     share = np.float32(1 / max(count, 1))
     probability = np.empty(width, np.float32)

@@ -5,7 +5,7 @@ from functools import partial
 
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Received, Trainer, Upload
+from shoal.algorithms.base import Client, Received, Trainer, Upload, pure
 from shoal.algorithms.losses.distillation import distillation_loss
 from shoal.algorithms.methods.shared.copilot import COPILOT, TaughtRows
 from shoal.algorithms.protocol import MODEL
@@ -44,8 +44,8 @@ class FML(TaughtRows):
         rows = self.taught(client)
         if not (client.info.train if rows == "train" else client.info.items):
             return float("nan")
-        personal = partial(self._mutual, client, MODEL, COPILOT, self.alpha)
-        copilot = partial(self._mutual, client, COPILOT, MODEL, self.beta)
+        personal = pure(partial(self._mutual, client, MODEL, COPILOT, self.alpha))
+        copilot = pure(partial(self._mutual, client, COPILOT, MODEL, self.beta))
         if self.alpha < 1:
             return train_jointly(client, trainer, {MODEL: personal, COPILOT: copilot}, rows)[MODEL]
         # A pass over all nodes would drop other activations than Local does.

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Output, Trainer
+from shoal.algorithms.base import Output, Trainer, is_pure
 from shoal.algorithms.client import Client, ClientModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.protocol import MODEL, moments_key
@@ -52,6 +52,13 @@ def train_jointly(
         optimizers = {name: stack.enter_context(trainer.optimizer(client, name)) for name in losses}
         for model in models.values():
             model.flat.set_training(True)
+        if trainer.compiles and not anew and after_epoch is None and all(map(is_pure, losses.values())):
+            from shoal.algorithms.training.analytic.joint_call import train_in_one_call
+
+            moments = {name: optimizer.state[models[name].flat.w] for name, optimizer in optimizers.items()}
+            ended = train_in_one_call(models, inputs, losses, moments, streams, trainer.options)
+            if ended is not None:
+                return {name: bounded_loss(*both) for name, both in ended.items()}
         for _ in range(trainer.options.epochs):
             outputs = {}
             for name, model in models.items():

@@ -95,6 +95,7 @@ class LocalTrainer:
         self.options = options
         self._method, self._plain = method, fits_plainly(method)
         self._one_call, self._steps = formulas or Formulas(None, None)
+        self.compiles = formulas is not None and clipped_rows is None and not options.momentum
         if not self._plain:
             # Gradients of single steps are those of cross-entropy.
             self._steps = None

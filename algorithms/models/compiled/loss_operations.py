@@ -21,6 +21,19 @@ def cross_entropies(pointer: Any, f: float, g: float) -> None:
     gradient *= np.float32(1 / max(at[1], 1))
 
 
+def cross_entropies_of_rows(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    x, gradient = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2])
+    label, places = longs_at(at[6], at[7]), longs_at(at[8], at[9])
+    some = np.empty((at[7], at[2]), np.float32)
+    for n in range(len(places)):
+        some[n] = x[places[n]]
+    doubles_at(at[4], 1)[0] += f * compiled_rows.cross_entropy(some, label)
+    gradient[:] = 0
+    for n in range(len(places)):
+        gradient[places[n]] += some[n] / np.float32(at[7])
+
+
 def squares(pointer: Any, f: float, g: float) -> None:
     at = arguments_at(pointer)
     x, gradient, target = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2]), matrix_at(at[8], at[9], at[2])

@@ -15,7 +15,7 @@ from shoal.algorithms.losses import compiled_rows
 from shoal.algorithms.losses.compiled_rows import row_loss
 from shoal.algorithms.models.compiled.lowering import Operations
 from shoal.algorithms.models.compiled.operations import Code
-from shoal.algorithms.models.compiled.passes import Call, Passes
+from shoal.algorithms.models.compiled.passes import Call
 from shoal.algorithms.models.compiled.trace import HANDLERS, Untraceable, Value
 
 # Operations of kernels, and the types of the tensors that they take.
@@ -28,6 +28,8 @@ _KERNELS: dict[Callable[..., float], tuple[Code, tuple[torch.dtype, ...]]] = {
 }
 
 
+# Constants that are places in others.
+_PLACES: dict[Code, list[tuple[int, tuple[int, ...]]]] = {Code.SQUARES: [(0, (1, 2))], Code.DIVERGENCES: [(1, (0,))]}
 # Addresses of outputs and of their gradients, the same for an output that is needed no more.
 Places = dict[Value, tuple[int, int]]
 
@@ -38,13 +40,13 @@ class Term(NamedTuple):
     Attributes:
         code: Its operation.
         x: The rows.
-        tensors, factors: The constants of its kernel, contiguous.
+        tensors, factors: The constants of its kernel, contiguous; a detached output is one, too.
         weight: How many times it counts.
     """
 
     code: Code
     x: Value
-    tensors: Sequence[Tensor]
+    tensors: Sequence[Tensor | Value]
     factors: Sequence[float]
     weight: float = 1.0
 
@@ -74,6 +76,9 @@ class Loss:
     def __sub__(self, other: Any) -> "Loss":
         return self + -1 * other
 
+    def __rsub__(self, other: Any) -> "Loss":
+        return other + -self
+
     def __truediv__(self, other: Any) -> "Loss":
         return self * (1 / _number(other))
 
@@ -88,7 +93,9 @@ def _number(x: Any) -> float:
     raise Untraceable(f"a loss and a {type(x).__name__}")
 
 
-def _constant(t: Any, dtype: torch.dtype) -> Tensor:
+def _constant(t: Any, dtype: torch.dtype) -> Tensor | Value:
+    if isinstance(t, Value) and t.kind == "detached" and dtype == torch.float32:
+        return t
     if not isinstance(t, Tensor) or t.dtype != dtype or not t.is_cpu or t.requires_grad:
         raise Untraceable("a loss of other tensors")
     return t.contiguous()
@@ -98,8 +105,12 @@ def _row_loss(kernel: Callable[..., float], x: Any, *constants: Any) -> Loss:
     if not isinstance(x, Value) or kernel not in _KERNELS:
         raise Untraceable("a loss of its own")
     code, dtypes = _KERNELS[kernel]
-    tensors = [t for t in constants if isinstance(t, Tensor)]
-    factors = [float(f) for f in constants if not isinstance(f, Tensor)]
+    for places, matrices in _PLACES.get(code, ()):
+        # An operation has no exceptions.
+        if len(constants[places]) and int(constants[places].max()) >= min(len(constants[k]) for k in matrices):
+            raise IndexError("expected labels below the number of targets")
+    tensors = [t for t in constants if isinstance(t, Tensor | Value)]
+    factors = [float(f) for f in constants if not isinstance(f, Tensor | Value)]
     return Loss([Term(code, x, [_constant(t, dtype) for t, dtype in zip(tensors, dtypes, strict=True)], factors)])
 
 
@@ -109,49 +120,58 @@ def _cross_entropy(x: Any, label: Any, reduction: str = "mean", label_smoothing:
     if not isinstance(x, Value) or not isinstance(label, Tensor) or label.shape != (x.rows,):
         raise Untraceable("a cross-entropy of other labels")
     label_N = _constant(label, torch.int64)
-    if x.rows and not 0 <= int(label_N.min()) <= int(label_N.max()) < x.width:
+    if x.rows and not 0 <= int(label.min()) <= int(label.max()) < x.width:
         raise IndexError("expected labels below the number of logits")
+    if x.kind == "picked":
+        places, rows = x.with_["places"], x.of[0].rows
+        if len(places) and not 0 <= int(places.min()) <= int(places.max()) < rows:
+            raise IndexError(f"expected rows below {rows}")
+        return Loss([Term(Code.CROSS_ENTROPIES_OF_ROWS, x.of[0], [label_N, x.with_["places"]], [])])
     return Loss([Term(Code.CROSS_ENTROPIES, x, [label_N], [])])
 
 
 HANDLERS |= {F.cross_entropy: _cross_entropy, row_loss: _row_loss}
 
 
-def trace_loss(passes: Passes, loss_of: Callable[[Tensor], Any]) -> tuple[Loss, list[Call]]:
-    """Computes a loss of a model's outputs, all of stand-ins; gives its calls, too.
+def trace_loss(loss_of: Callable[[Tensor], Any], calls: Sequence[Call]) -> Loss:
+    """Computes a loss of stand-ins, of which the outputs of the model's `calls` alone may have gradients.
 
     `loss_of` takes a stand-in for the parameters. Raises Untraceable: it is more than a sum of losses of rows.
     """
     parameters: Any = Value("parameters", [], 1, 0)
-    with passes.drawing() as calls:
-        loss = loss_of(parameters)
+    loss = loss_of(parameters)
+    if not isinstance(loss, Loss):
+        raise Untraceable("a loss that reads no output")
     outputs = {value for call in calls for value in call.outputs}
-    if not isinstance(loss, Loss) or not outputs.issuperset(term.x for term in loss.terms):
+    if not outputs.issuperset(term.x for term in loss.terms):
         raise Untraceable("a loss of what is computed of outputs")
-    return loss, calls
+    return loss
 
 
-def lower_loss(loss: Loss, places: Places, total: np.ndarray) -> tuple[Operations, list[Any]]:
-    """Makes the operations of a loss, and what they read, to be kept as long as they run.
+def lower_loss(to: Operations, loss: Loss, places: Places, total: np.ndarray) -> list[Any]:
+    """Adds the operations of a loss; gives what they read, to be kept as long as they run.
 
     The loss, without its number, is added to `total`, float64 `[1]`.
     """
-    list_of, kept, begun = Operations(), [], set()
+    kept: list[Any] = []
+    begun: set[Value] = set()
     for term in loss.terms:
         x, gradient = places[term.x]
-        factors = np.array(term.factors)
-        arrays = [number for t in term.tensors for number in (t.data_ptr(), len(t))]
+        factors, out, sizes = np.array(term.factors), gradient, (term.x.rows, term.x.width)
+        arrays = [part for t in term.tensors for part in (_address(t, places), len(t))]
         kept += [*term.tensors, factors]
-        out = gradient
         if term.x in begun:
             more = np.empty(term.x.numbers, np.float32)
             kept.append(more)
             out = more.ctypes.data
-        sizes = term.x.rows, term.x.width
-        list_of.add(term.code, x, *sizes, out, total.ctypes.data, factors.ctypes.data, *arrays, f=term.weight)
+        to.add(term.code, x, *sizes, out, total.ctypes.data, factors.ctypes.data, *arrays, f=term.weight)
         if term.x in begun:
-            list_of.add(Code.MIX, out, gradient, term.x.numbers, f=term.weight, g=1.0)
+            to.add(Code.MIX, out, gradient, term.x.numbers, f=term.weight, g=1.0)
         elif term.weight != 1:
-            list_of.add(Code.MIX, 0, gradient, term.x.numbers, g=term.weight)
+            to.add(Code.MIX, 0, gradient, term.x.numbers, g=term.weight)
         begun.add(term.x)
-    return list_of, kept
+    return kept
+
+
+def _address(t: Tensor | Value, places: Places) -> int:
+    return places[t.of[0]][0] if isinstance(t, Value) else t.data_ptr()

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from shoal.algorithms.models.compiled import attention_operations, hop_operations, loss_operations
+from shoal.algorithms.models.compiled import attention_operations, hop_operations, loss_operations, step_operations
 from shoal.algorithms.models.compiled.memory import (
     ARGUMENTS,
     ONE,
@@ -88,11 +88,16 @@ class Code(Enum):
     UNNORM = auto()
     # Losses of rows, see `loss_operations`; f is their weight.
     CROSS_ENTROPIES = auto()
+    CROSS_ENTROPIES_OF_ROWS = auto()
     SQUARES = auto()
     CONTRASTS = auto()
     DIVERGENCES = auto()
     SOFT_CROSS_ENTROPIES = auto()
     SOFTPLUS_ALONG = auto()
+    # Steps of optimizers, see `step_operations`.
+    PULL = auto()
+    SGD = auto()
+    ADAM = auto()
 
 
 ARRAYS = 6
@@ -372,11 +377,15 @@ _OF_KERNELS: dict[Code, Any] = {
     Code.ATTEND_PRODUCTS: attention_operations.attend_products,
     Code.UNATTEND_PRODUCTS: attention_operations.unattend_products,
     Code.CROSS_ENTROPIES: loss_operations.cross_entropies,
+    Code.CROSS_ENTROPIES_OF_ROWS: loss_operations.cross_entropies_of_rows,
     Code.SQUARES: loss_operations.squares,
     Code.CONTRASTS: loss_operations.contrasts,
     Code.DIVERGENCES: loss_operations.divergences,
     Code.SOFT_CROSS_ENTROPIES: loss_operations.soft_cross_entropies,
     Code.SOFTPLUS_ALONG: loss_operations.softplus_along,
+    Code.PULL: step_operations.pull_step,
+    Code.SGD: step_operations.sgd_step,
+    Code.ADAM: step_operations.adam_step,
 }
 # Loops of their own.
 _LOOPS: dict[Code, Any] = {

@@ -73,15 +73,12 @@ class Pass:
         return operations[0], operations[1], operations[2], self.adding if adds else factors
 
 
-def joined(lists: Sequence[Arrays], bases: Sequence[int]) -> Arrays:
-    """Joins lists of operations whose bases, so many of each, lie behind one another."""
-    if len(lists) == 1:
-        return lists[0]
-    functions, arguments, bases_of, factors = (np.concatenate(parts) for parts in zip(*lists))
-    first = np.repeat(np.cumsum([0, *bases[:-1]]), [len(part[0]) for part in lists])
+def joined(lists: Sequence[tuple[Arrays, int]]) -> Arrays:
+    """Joins lists of operations, each of which has the number of its first base."""
+    functions, arguments, _, factors = (np.concatenate(columns) for columns in zip(*(part for part, _ in lists)))
     # A number counts from nowhere in any list.
-    moved = np.where(bases_of, bases_of + first[:, None], Base.NOWHERE)
-    return functions, arguments, moved.astype(bases_of.dtype), factors
+    moved = [part[2] if not first else np.where(part[2], part[2] + first, Base.NOWHERE) for part, first in lists]
+    return functions, arguments, np.concatenate(moved).astype(np.int16), factors
 
 
 class Call(NamedTuple):

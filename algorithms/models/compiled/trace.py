@@ -48,6 +48,13 @@ class Value:
     def __len__(self) -> int:
         return self.rows
 
+    # Tensors that stand-ins are beside of are float32, and those that are detached have no gradient.
+    is_cpu, dtype = True, torch.float32
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.kind != "detached"
+
     def __getattr__(self, name: str) -> Any:
         raise Untraceable(name)
 
@@ -65,7 +72,12 @@ class Value:
             raise Untraceable("columns, or rows that are no input")
         return Value("gather", [self], rows.count, self.width, number=rows.number)
 
-    def __getitem__(self, rows: slice) -> "Value":
+    def detach(self) -> "Value":
+        return Value("detached", [self], self.rows, self.width)
+
+    def __getitem__(self, rows: Any) -> "Value":
+        if isinstance(rows, Tensor) and rows.dtype == torch.int64 and rows.dim() == 1 and rows.is_cpu:
+            return Value("picked", [self], len(rows), self.width, places=rows.contiguous())
         if not isinstance(rows, slice) or rows.start or rows.step or rows.stop is None or rows.stop < 0:
             raise Untraceable("rows that are not the first ones")
         stop, whole = min(rows.stop, self.rows), self.of[0] if self.kind == "rows" else self

@@ -6,7 +6,7 @@ Axes: E steps, N rows, F features, H hidden units (0: one layer), C classes, P p
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -17,12 +17,12 @@ from shoal.algorithms.base import Pull
 from shoal.algorithms.client import ClientModel, FlatModel
 from shoal.algorithms.losses.compiled_rows import cross_entropy
 from shoal.algorithms.models.build import name_of
+from shoal.algorithms.models.compiled.step_operations import FAST, adam, pull, sgd
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.compiled_steps import FAST, adam, pull, sgd
 from shoal.algorithms.training.analytic.heads import HEADS
 
 # Products of a step's forward pass up to which one call takes less time than torch's calls (`benchmarks/visits.py`).
@@ -30,6 +30,53 @@ MOST_PRODUCTS = 2**18
 # Computes a pure loss of the parameters, which asks the model for its outputs.
 LossOf = Callable[[Tensor], Tensor]
 NO_MOMENT = np.empty(0, dtype=np.float32)
+
+
+class Trained(NamedTuple):
+    """What a compiled call changes and reads of a model.
+
+    Attributes:
+        w, gradient: Parameters and their gradients, `[P]`.
+        mean, square: Adam's moments, `[P]`, empty for SGD, and its steps `before`.
+        kept: What dropout keeps in every step, 1 or 0, `[E, kept]`.
+        lr, weight_decay: Rate and decay.
+        total, linear, origin, mu: A `Pull`; an empty array stands for None.
+    """
+
+    w: np.ndarray
+    gradient: np.ndarray
+    mean: np.ndarray
+    square: np.ndarray
+    kept: np.ndarray
+    before: int
+    lr: float
+    weight_decay: float
+    total: np.ndarray
+    linear: np.ndarray
+    origin: np.ndarray
+    mu: float
+
+    @classmethod
+    def of(cls, own: ClientModel, moments: Tree, kept: Tensor, options: TrainOptions, pull: Pull | None) -> "Trained":
+        """Takes a client's model, and the moments, by torch's names, which are begun if there are none."""
+        w, gradient = own.flat.w.detach(), own.flat.w.grad
+        assert gradient is not None
+        mean_P, square_P, before = NO_MOMENT, NO_MOMENT, 0
+        if options.optimizer == "adam":
+            if not moments:
+                moments |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(w), "exp_avg_sq": torch.zeros_like(w)}
+            mean_P, square_P = moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
+            before = int(moments["step"])
+        pull = pull or Pull()
+        total, linear, origin = (NO_MOMENT if t is None else t.numpy() for t in (pull.total, pull.linear, pull.origin))
+        vectors = w.numpy(), gradient.numpy(), mean_P, square_P, kept.numpy()
+        return cls(*vectors, before, options.lr, options.weight_decay, total, linear, origin, pull.mu)
+
+
+def count_steps(moments: Tree, options: TrainOptions) -> None:
+    """Counts the steps that Adam took."""
+    if options.optimizer == "adam":
+        moments["step"] = moments["step"] + options.epochs
 
 
 class SmallModel(ABC):
@@ -58,12 +105,8 @@ class SmallModel(ABC):
         """Draws what dropout keeps in a step, 1 or 0, as many numbers."""
 
     @abstractmethod
-    def train(self, plan: Any, *trained: Any) -> tuple[float, float]:
-        """Makes the compiled call, see `fit`.
-
-        Behind the plan come parameters, gradients, both moments `[P]`, empty for SGD, what dropout keeps in every step,
-        `[E, kept]`, E, Adam's steps before, rate and decay, and what `pull` takes.
-        """
+    def train(self, plan: Any, trained: Trained, epochs: int) -> tuple[float, float]:
+        """Makes the compiled call, see `fit`."""
 
     def fit(
         self, own: ClientModel, plan: Any, moments: Tree, options: TrainOptions, pull: Pull | None = None
@@ -73,28 +116,13 @@ class SmallModel(ABC):
         The plan is one of its training rows, in training mode. The last gradient, pulled, stays in the model. Dropout
         draws what the formulas of single steps draw.
         """
-        w, gradient = own.flat.w.detach(), own.flat.w.grad
-        assert gradient is not None
         kept = torch.empty(options.epochs, self.kept(plan))
         if kept.numel():
-            seed_default(w.device, own.random("train"))
+            seed_default(own.flat.w.device, own.random("train"))
             for of_step in kept:
                 self.draw(plan, of_step)
-        adam = options.optimizer == "adam"
-        if adam and not moments:
-            moments |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(w), "exp_avg_sq": torch.zeros_like(w)}
-        mean_P, square_P, before = NO_MOMENT, NO_MOMENT, 0
-        if adam:
-            mean_P, square_P = moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
-            before = int(moments["step"])
-        pull = pull or Pull()
-        pulled = (NO_MOMENT if t is None else t.numpy() for t in (pull.total, pull.linear, pull.origin))
-        losses = self.train(
-            plan, w.numpy(), gradient.numpy(), mean_P, square_P, kept.numpy(), options.epochs, before,
-            options.lr, options.weight_decay, *pulled, pull.mu,
-        )  # fmt: skip
-        if adam:
-            moments["step"] = moments["step"] + options.epochs
+        losses = self.train(plan, Trained.of(own, moments, kept, options, pull), options.epochs)
+        count_steps(moments, options)
         return losses
 
 
@@ -129,8 +157,8 @@ class SmallHead(SmallModel):
     def draw(self, plan: tuple[np.ndarray, ...], out: Tensor) -> None:
         fill_kept(out, self._dropout)
 
-    def train(self, plan: tuple[np.ndarray, ...], *trained: Any) -> tuple[float, float]:
-        losses: tuple[float, float] = _train(*plan, self.hidden, self.classes, self._dropout, *trained)
+    def train(self, plan: tuple[np.ndarray, ...], trained: Trained, epochs: int) -> tuple[float, float]:
+        losses: tuple[float, float] = _train(*plan, self.hidden, self.classes, self._dropout, epochs, *trained)
         return losses
 
 
@@ -153,9 +181,9 @@ def is_small_head(model: FlatModel) -> bool:
 
 @numba.njit(cache=True, nogil=True)
 def _train(
-    x: np.ndarray, label: np.ndarray, hidden: int, classes: int, dropout: float, w: np.ndarray, gradient: np.ndarray,
-    mean: np.ndarray, square: np.ndarray, kept: np.ndarray, epochs: int, before: int, lr: float, weight_decay: float,
-    total: np.ndarray, linear: np.ndarray, origin: np.ndarray, mu: float,
+    x: np.ndarray, label: np.ndarray, hidden: int, classes: int, dropout: float, epochs: int, w: np.ndarray,
+    gradient: np.ndarray, mean: np.ndarray, square: np.ndarray, kept: np.ndarray, before: int, lr: float,
+    weight_decay: float, total: np.ndarray, linear: np.ndarray, origin: np.ndarray, mu: float,
 ) -> tuple[float, float]:  # fmt: skip
     """See `SmallModel.train`."""
     rows, features = x.shape

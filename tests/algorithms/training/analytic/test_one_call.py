@@ -1,7 +1,6 @@
 """Models that pass messages, trained in one call beside autograd's steps, visit for visit and round for round."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +8,24 @@ import numpy as np
 import pytest
 import torch
 from support.fixtures import MakeView
-from support.one_call import VISITS, fit_in_one_call, require_same_bits_on_any_threads, require_visits_of_autograd
+from support.one_call import (
+    VISITS,
+    client_of,
+    fit_in_one_call,
+    model_of,
+    require_same_bits_on_any_threads,
+    require_visits_of_autograd,
+    view_of,
+)
 from support.user_graph import sparse_features
 
-from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
-from shoal.algorithms.models.build import build
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes
-from shoal.algorithms.protocol import MODEL
-from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.analytic.one_call import TracedModel
 from shoal.engine.rounds.server import Server
-from shoal.storage.graph.rows import CsrRows
-from shoal.storage.shards.view import View
 
-NODES, FEATURES, CLASSES = 30, 11, 3
-TRAIN = [2, 4, 5, 11, 17, 20, 26, 29]
 CASES = [
     "gcn conv",
     "gcn conv weighted",
@@ -35,36 +35,6 @@ CASES = [
     "gin linear",
     "gcnii linear weighted",
 ]
-
-
-def model_of(name: str, dropout: float = 0.0, sparse: bool = True, **options: Any) -> FlatModel:
-    module = build(name, FEATURES, CLASSES, 0, dropout, {"hidden": 6, "layers": 2, "head": "conv", **options})
-    model = FlatModel(module, sparse=sparse)
-    model.initial(1)
-    # Biases start at zero.
-    model.load(model.w.detach() + 0.1 * torch.randn(len(model.w), generator=torch.Generator().manual_seed(0)))
-    return model
-
-
-def view_of(make_view: MakeView, weighted: bool = False) -> View:
-    """Thirty nodes with sparse features, of which the fifth has no neighbour, and eight are trained on."""
-    rng = np.random.default_rng(3)
-    edges = np.argwhere(np.triu(rng.random((NODES, NODES)) < 0.1, 1))
-    edges = edges[(edges != 4).all(1)]
-    x = rng.standard_normal((NODES, FEATURES)).astype(np.float32)
-    kept = rng.random((NODES, FEATURES)) < 0.4
-    # A feature that no node has, and a node that has none.
-    kept[:, 7] = kept[11] = False
-    starts = np.append(0, kept.sum(1).cumsum()).astype(np.int32)
-    rows = CsrRows(starts, np.nonzero(kept)[1].astype(np.int32), x[kept], FEATURES)
-    half = rng.random((NODES, NODES)).astype(np.float32) + 0.1
-    return make_view(NODES, edges, [0, 1, 2] * 10, TRAIN, CLASSES, rows, half + half.T if weighted else None)
-
-
-def client_of(model: FlatModel, view: View) -> Client:
-    random = partial(key, 0, 1, view.client)
-    own = ClientModel(model, view, random)
-    return Client(ClientInfo(view.client, view.nodes, len(TRAIN), CLASSES), view, {MODEL: own}, {}, {}, random)
 
 
 @pytest.mark.exhaustive(3)

@@ -10,9 +10,9 @@ from support.one_call import VISITS, fit_in_one_call, require_same_bits_on_any_t
 
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.build import build
+from shoal.algorithms.models.compiled.step_operations import adam
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
-from shoal.algorithms.training.analytic.compiled_steps import adam
 from shoal.algorithms.training.analytic.small_heads import MOST_PRODUCTS, SmallHead, is_small_head
 
 FEATURES, CLASSES = 9, 4

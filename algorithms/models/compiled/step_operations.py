@@ -1,9 +1,12 @@
-"""Steps of optimizers in compiled code, on all P parameters of a model."""
+"""Steps of optimizers in compiled code, on all P parameters of a model, and as operations."""
 
 import math
+from typing import Any
 
 import numba
 import numpy as np
+
+from shoal.algorithms.models.compiled.memory import arguments_at, doubles_at, numbers_at
 
 FAST = {"reassoc", "contract", "nsz"}
 # Constants of Adam, as torch has them by default.
@@ -46,3 +49,33 @@ def adam(
         mean[i] += of_mean * (change - mean[i])
         square[i] = beta2 * square[i] + of_square * change * change
         w[i] -= rate * mean[i] / (math.sqrt(square[i]) / root + eps)
+
+
+def pull_step(pointer: Any, f: float, g: float) -> None:
+    """Pulls a gradient with the strength f.
+
+    Arguments: w, gradient, P, total, its length, linear, its length, origin, its length.
+    """
+    at = arguments_at(pointer)
+    w, gradient = numbers_at(at[0], at[2]), numbers_at(at[1], at[2])
+    pull(w, gradient, numbers_at(at[3], at[4]), numbers_at(at[5], at[6]), numbers_at(at[7], at[8]), f)
+
+
+def sgd_step(pointer: Any, f: float, g: float) -> None:
+    """Takes a step of rate f and decay g; arguments: w, gradient, P."""
+    at = arguments_at(pointer)
+    sgd(numbers_at(at[0], at[2]), numbers_at(at[1], at[2]), f, g)
+
+
+def adam_step(pointer: Any, f: float, g: float) -> None:
+    """Takes a step of Adam; arguments: w, gradient, P, both moments, and in float64 the steps before, rate, decay."""
+    at = arguments_at(pointer)
+    w, gradient, mean, square = (
+        numbers_at(at[0], at[2]),
+        numbers_at(at[1], at[2]),
+        numbers_at(at[3], at[2]),
+        numbers_at(at[4], at[2]),
+    )
+    options = doubles_at(at[5], 3)
+    options[0] += 1
+    adam(w, gradient, mean, square, int(options[0]), options[1], options[2])

@@ -1,0 +1,129 @@
+"""Losses of methods, drawn once and computed in compiled steps, beside the same runs by autograd."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.fixtures import MakeView, Start
+from support.one_call import CLASSES, VISITS, client_of, model_of, view_of
+from support.written_rounds import require_close_runs
+from torch import Tensor
+
+from shoal.algorithms.base import Algorithm, Loss, Output, Received, Term, pure
+from shoal.algorithms.losses.distillation import distillation_loss, distilled_by_class
+from shoal.algorithms.losses.prototype_losses import contrast, mean_square, softplus_of_cosines
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.analytic.choice import analytic
+from shoal.algorithms.training.local_training import LocalTrainer
+
+# Methods whose clients train in one call, and options that make every term of their losses count.
+METHODS: dict[str, dict[str, Any]] = {
+    "moon": {},
+    "moon, all rows": {"algorithm.rows": "all"},
+    "fpl": {"algorithm.cluster_from": 1},
+    "fedproc": {},
+    "fednh": {},
+    "fedproto": {},
+    "fedproto_averaged": {},
+    "feddistill": {},
+    "class_means": {},
+    "fml": {},
+    "fml, training rows": {"algorithm.rows": "train"},
+}
+
+
+@pytest.mark.exhaustive(5)
+@pytest.mark.parametrize("name", METHODS)
+def test_whole_runs_are_those_of_autograd_without_it(run: Start, name: str) -> None:
+    keys = {"model": {"name": "gcn", "hidden": 8, "head": "linear"}, "train.dropout": 0.3, "participation.ratio": 0.7}
+    keys |= {"algorithm.name": name.split(",")[0], **METHODS[name]}
+    by_autograd = run({**keys, "engine.trainer": "autograd"}, rounds=3)
+    refused = AssertionError("a backward pass of autograd")
+    with patch.object(torch.Tensor, "backward", side_effect=refused):
+        in_one_call = run(keys, rounds=3)
+    require_close_runs(by_autograd, in_one_call, rtol=1e-4, atol=1e-5)
+
+
+def of_all_terms(out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
+    """Adds every loss that is compiled, several on the same rows."""
+    target_CH, target_CC, known_C, apart_NH = received
+    total = 2 - 0.5 * F.cross_entropy(out.logits_NC, y) / -2
+    total = total + 0.3 * contrast(out.embedding_NH, y, target_CH, torch.arange(CLASSES), 0.5, 0.1)
+    total = total + mean_square(out.embedding_NH, y, target_CH, known_C, 0.7)
+    total = total + softplus_of_cosines(out.embedding_NH, apart_NH, 0.5) * torch.tensor(0.4)
+    total = total + distilled_by_class(target_CC, known_C, y, out.logits_NC)
+    return total + distillation_loss(apart_NH[:, :CLASSES], out.logits_NC)
+
+
+class Plain(Algorithm):
+    pass
+
+
+@pytest.mark.parametrize("options", VISITS)
+@pytest.mark.parametrize("term", [False, True])
+def test_every_compiled_loss_and_terms_that_ask_again(term: bool, options: str, make_view: MakeView) -> None:
+    generator = torch.Generator().manual_seed(3)
+    view = view_of(make_view)
+    target_CH, apart_NH = (torch.randn(rows, 6, generator=generator) for rows in (CLASSES, len(view.train)))
+    received = target_CH, target_CH[:, :CLASSES].contiguous(), torch.tensor([True, False, True]), apart_NH
+    ends = []
+    for by_call in (False, True):
+        client = client_of(model_of("gcn", 0.4, head="linear"), view)
+        loss: Loss = pure(of_all_terms) if by_call else partial(of_all_terms)
+        rows = client.model.standalone(torch.ones(2, 11))
+        more: Term = lambda: 0.2 * F.cross_entropy(client.model(rows).logits_NC, torch.tensor([1, 2]))  # noqa: B023, E731
+        flat = client.model.flat
+        trainer = LocalTrainer({MODEL: flat}, TrainOptions(**VISITS[options]), Plain(), analytic(flat))
+        with patch.object(torch.Tensor, "backward", autospec=True, side_effect=torch.Tensor.backward) as back:
+            terms: dict[str, Any] = {"term": pure(more) if by_call else more} if term else {}
+            lasts = [trainer.fit(client, received, loss=loss, **terms) for _ in range(2)]
+        assert bool(back.call_count) is not by_call
+        ends.append((lasts, client.model.w.clone(), client.state))
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-5)
+
+
+def untraced(change: Callable[[Output, Tensor], Tensor]) -> Loss:
+    return pure(lambda out, y, w, received: F.cross_entropy(out.logits_NC, y) + 0 * change(out, w))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        untraced(lambda out, w: out.logits_NC.exp().sum()),
+        untraced(lambda out, w: w.square().sum()),
+        untraced(lambda out, w: F.cross_entropy(out.logits_NC, torch.zeros(8, 3))),
+        untraced(lambda out, w: F.cross_entropy(out.logits_NC, torch.zeros(8).long(), label_smoothing=0.1)),
+        untraced(lambda out, w: F.cross_entropy(out.logits_NC, torch.zeros(8).long(), weight=torch.ones(3))),
+        untraced(lambda out, w: F.cross_entropy(out.logits_NC, torch.zeros(8).long(), reduction="sum")),
+        untraced(lambda out, w: (out.embedding_NH / 2).mean()),
+    ],
+)
+def test_a_loss_that_is_more_than_losses_of_rows_is_left_to_autograd(loss: Loss, make_view: MakeView) -> None:
+    client = client_of(model_of("gcn", head="linear"), view_of(make_view))
+    flat = client.model.flat
+    trainer = LocalTrainer({MODEL: flat}, TrainOptions(), Plain(), analytic(flat))
+    with patch.object(torch.Tensor, "backward", autospec=True, side_effect=torch.Tensor.backward) as back:
+        trainer.fit(client, None, loss=loss)
+    assert back.call_count == TrainOptions().epochs
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out, y, w, received: mean_square(out.embedding_NH, y, torch.ones(2, 6), torch.ones(3).bool()),
+        lambda out, y, w, received: mean_square(out.embedding_NH, y, torch.ones(3, 6), torch.ones(2).bool()),
+        lambda out, y, w, received: F.cross_entropy(out.logits_NC, y + 1),
+        lambda out, y, w, received: F.cross_entropy(out.logits_NC[y + 6], y),
+    ],
+)
+def test_places_that_are_not_there_are_refused(loss: Loss, make_view: MakeView) -> None:
+    """Compiled code would read what lies behind a tensor."""
+    client = client_of(model_of("gcn", head="linear"), view_of(make_view))
+    flat = client.model.flat
+    with pytest.raises(IndexError):
+        LocalTrainer({MODEL: flat}, TrainOptions(), Plain(), analytic(flat)).fit(client, None, loss=pure(loss))
