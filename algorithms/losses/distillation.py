@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.losses.compiled_rows import divergences, is_compiled, row_loss, soft_cross_entropies
 from shoal.algorithms.losses.prototypes import unit
+from shoal.algorithms.models.compiled.row_losses import divergences, is_compiled, row_loss, soft_cross_entropies
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.shards.view import View
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.losses.compiled_rows import contrasts, is_compiled, row_loss, softplus_along, squares
 from shoal.algorithms.losses.prototypes import EPS, class_means, direction, unit
+from shoal.algorithms.models.compiled.row_losses import contrasts, is_compiled, row_loss, softplus_along, squares
 
 # Queries of a block of `MarginCrossEntropy`: its matrices stay in a processor's cache.
 QUERIES = 512

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.algorithms.losses import compiled_rows
+from shoal.algorithms.models.compiled import row_losses
 from shoal.algorithms.models.compiled.memory import arguments_at, doubles_at, flags_at, longs_at, matrix_at
 
 
@@ -17,7 +17,7 @@ def cross_entropies(pointer: Any, f: float, g: float) -> None:
     x, gradient = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2])
     if at[0] != at[3]:
         gradient[:] = x
-    doubles_at(at[4], 1)[0] += f * compiled_rows.cross_entropy(gradient, longs_at(at[6], at[7]))
+    doubles_at(at[4], 1)[0] += f * row_losses.cross_entropy(gradient, longs_at(at[6], at[7]))
     gradient *= np.float32(1 / max(at[1], 1))
 
 
@@ -28,7 +28,7 @@ def cross_entropies_of_rows(pointer: Any, f: float, g: float) -> None:
     some = np.empty((at[7], at[2]), np.float32)
     for n in range(len(places)):
         some[n] = x[places[n]]
-    doubles_at(at[4], 1)[0] += f * compiled_rows.cross_entropy(some, label)
+    doubles_at(at[4], 1)[0] += f * row_losses.cross_entropy(some, label)
     gradient[:] = 0
     for n in range(len(places)):
         gradient[places[n]] += some[n] / np.float32(at[7])
@@ -38,14 +38,14 @@ def squares(pointer: Any, f: float, g: float) -> None:
     at = arguments_at(pointer)
     x, gradient, target = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2]), matrix_at(at[8], at[9], at[2])
     label, present, weight = longs_at(at[6], at[7]), flags_at(at[10], at[11]), doubles_at(at[5], 1)[0]
-    doubles_at(at[4], 1)[0] += f * compiled_rows.squares(x, label, target, present, weight, gradient)
+    doubles_at(at[4], 1)[0] += f * row_losses.squares(x, label, target, present, weight, gradient)
 
 
 def contrasts(pointer: Any, f: float, g: float) -> None:
     at = arguments_at(pointer)
     x, gradient, bank = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2]), matrix_at(at[8], at[9], at[2])
     label, class_of, factors = longs_at(at[6], at[7]), longs_at(at[10], at[11]), doubles_at(at[5], 2)
-    loss = compiled_rows.contrasts(x, label, bank, class_of, factors[0], factors[1], gradient)
+    loss = row_losses.contrasts(x, label, bank, class_of, factors[0], factors[1], gradient)
     doubles_at(at[4], 1)[0] += f * loss
 
 
@@ -53,16 +53,16 @@ def divergences(pointer: Any, f: float, g: float) -> None:
     at = arguments_at(pointer)
     x, gradient = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2])
     teacher, row = matrix_at(at[6], at[7], at[2]), longs_at(at[8], at[9])
-    doubles_at(at[4], 1)[0] += f * compiled_rows.divergences(x, teacher, row, gradient)
+    doubles_at(at[4], 1)[0] += f * row_losses.divergences(x, teacher, row, gradient)
 
 
 def soft_cross_entropies(pointer: Any, f: float, g: float) -> None:
     at = arguments_at(pointer)
     x, gradient, target = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2]), matrix_at(at[6], at[7], at[2])
-    doubles_at(at[4], 1)[0] += f * compiled_rows.soft_cross_entropies(x, target, gradient)
+    doubles_at(at[4], 1)[0] += f * row_losses.soft_cross_entropies(x, target, gradient)
 
 
 def softplus_along(pointer: Any, f: float, g: float) -> None:
     at = arguments_at(pointer)
     x, gradient, apart = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2]), matrix_at(at[6], at[7], at[2])
-    doubles_at(at[4], 1)[0] += f * compiled_rows.softplus_along(x, apart, doubles_at(at[5], 1)[0], gradient)
+    doubles_at(at[4], 1)[0] += f * row_losses.softplus_along(x, apart, doubles_at(at[5], 1)[0], gradient)

@@ -11,20 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.losses import compiled_rows
-from shoal.algorithms.losses.compiled_rows import row_loss
+from shoal.algorithms.models.compiled import row_losses
 from shoal.algorithms.models.compiled.lowering import Operations
 from shoal.algorithms.models.compiled.operations import Code
 from shoal.algorithms.models.compiled.passes import Call
+from shoal.algorithms.models.compiled.row_losses import row_loss
 from shoal.algorithms.models.compiled.trace import HANDLERS, Untraceable, Value
 
 # Operations of kernels, and the types of the tensors that they take.
 _KERNELS: dict[Callable[..., float], tuple[Code, tuple[torch.dtype, ...]]] = {
-    compiled_rows.squares: (Code.SQUARES, (torch.int64, torch.float32, torch.bool)),
-    compiled_rows.contrasts: (Code.CONTRASTS, (torch.int64, torch.float32, torch.int64)),
-    compiled_rows.divergences: (Code.DIVERGENCES, (torch.float32, torch.int64)),
-    compiled_rows.soft_cross_entropies: (Code.SOFT_CROSS_ENTROPIES, (torch.float32,)),
-    compiled_rows.softplus_along: (Code.SOFTPLUS_ALONG, (torch.float32,)),
+    row_losses.squares: (Code.SQUARES, (torch.int64, torch.float32, torch.bool)),
+    row_losses.contrasts: (Code.CONTRASTS, (torch.int64, torch.float32, torch.int64)),
+    row_losses.divergences: (Code.DIVERGENCES, (torch.float32, torch.int64)),
+    row_losses.soft_cross_entropies: (Code.SOFT_CROSS_ENTROPIES, (torch.float32,)),
+    row_losses.softplus_along: (Code.SOFTPLUS_ALONG, (torch.float32,)),
 }
 
 

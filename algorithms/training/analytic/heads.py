@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.losses.compiled_rows import cross_entropy
+from shoal.algorithms.models.compiled.row_losses import cross_entropy
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.models.layers.head import Head

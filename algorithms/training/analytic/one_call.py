@@ -20,6 +20,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.small_heads import LossOf, SmallModel, Trained, in_one_batch
 
+VECTORS = [Base.WEIGHTS, Base.GRADIENTS, Base.KEPT]
 OUTPUTS = [Base.LOGITS, Base.EMBEDDING]
 GRADIENTS = [Base.OF_LOGITS, Base.OF_EMBEDDING]
 
@@ -36,6 +37,10 @@ class Plan(NamedTuple):
     def kept(self) -> int:
         """Counts the numbers that dropout draws in a step."""
         return sum(call.compiled.kept for call in self.calls)
+
+    def further_rows(self, call: Call) -> int:
+        """Counts the numbers of outputs and their gradients that lie beside the values of a pass."""
+        return 0 if self.in_place else 2 * sum(value.numbers for value in call.outputs)
 
     def draw(self, out: Tensor) -> None:
         """Draws what dropout keeps in a step, from torch's default generator, as the model itself would."""
@@ -100,26 +105,17 @@ def train_in_turns(learners: Sequence[tuple[Plan, Trained]], epochs: int) -> lis
     rooms, moved, first = [], [], 0
     for plan, trained in learners:
         ways_back.append([])
-        next_kept = trained.kept.ctypes.data
+        kept_at = address(trained.kept)
         for number, call in enumerate(plan.calls):
-            compiled = call.compiled
-            rows = [] if plan.in_place else [value.numbers for value in call.outputs] * 2
-            rooms.append(room := plan.passes.room(compiled.work + sum(rows)))
-            memory = room.memory.data_ptr()
-            own = addresses(parts_of(call.inputs) or (), True, work=room.memory)
-            own[[Base.WEIGHTS, Base.GRADIENTS, Base.KEPT]] = address(trained.w), address(trained.gradient), next_kept
-            if plan.in_place:
-                places[call.outputs[0]] = (memory + compiled.at,) * 2
-            else:
-                starts = memory + 4 * (compiled.work + np.cumsum([0, *rows[:3]]))
-                own[OUTPUTS + GRADIENTS] = starts
-                places |= {value: (int(starts[k]), int(starts[2 + k])) for k, value in enumerate(call.outputs)}
-                own[GRADIENTS] *= [any(term.x is value for term in plan.loss.terms) for value in call.outputs]
-            bases.append(own)
-            forward.append((compiled.forward, first))
-            ways_back[-1].append((compiled.way_back(adds=number > 0), first))
+            rooms.append(room := plan.passes.room(call.compiled.work + plan.further_rows(call)))
+            of_call = addresses(parts_of(call.inputs) or (), True, work=room.memory)
+            of_call[VECTORS] = address(trained.w), address(trained.gradient), kept_at
+            places |= _place(plan, call, of_call)
+            bases.append(of_call)
+            forward.append((call.compiled.forward, first))
+            ways_back[-1].append((call.compiled.way_back(adds=number > 0), first))
             moved.append((first + Base.KEPT, 4 * plan.kept))
-            next_kept, first = next_kept + 4 * compiled.kept, first + len(own)
+            kept_at, first = kept_at + 4 * call.compiled.kept, first + len(of_call)
     lists, refer = [*forward], []
     losses = np.zeros(len(learners))
     for (plan, trained), way_back, loss in zip(learners, ways_back, np.split(losses, len(learners))):
@@ -129,6 +125,20 @@ def train_in_turns(learners: Sequence[tuple[Plan, Trained]], epochs: int) -> lis
     constants = np.array([plan.loss.number for plan, _ in learners])
     firsts = _repeat(*joined(lists), np.concatenate(bases), np.array(moved), losses, constants, epochs)
     return list(zip(losses.tolist(), firsts.tolist()))
+
+
+def _place(plan: Plan, call: Call, bases: np.ndarray) -> Places:
+    """Finds outputs and their gradients behind the memory for values, and notes both among the bases of a pass."""
+    memory = int(bases[Base.WORK])
+    if plan.in_place:
+        at = memory + call.compiled.at
+        return {call.outputs[0]: (at, at)}
+    logits, embedding = call.outputs
+    starts = memory + 4 * (call.compiled.work + np.cumsum([0, logits.numbers, embedding.numbers, logits.numbers]))
+    bases[OUTPUTS + GRADIENTS] = starts
+    # The gradient of an output that no loss reads is not there.
+    bases[GRADIENTS] *= [any(term.x is value for term in plan.loss.terms) for value in call.outputs]
+    return {value: (int(starts[k]), int(starts[2 + k])) for k, value in enumerate(call.outputs)}
 
 
 def add_step(to: Operations, trained: Trained) -> np.ndarray:

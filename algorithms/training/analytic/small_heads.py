@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shoal.algorithms.base import Pull
 from shoal.algorithms.client import ClientModel, FlatModel
-from shoal.algorithms.losses.compiled_rows import cross_entropy
 from shoal.algorithms.models.build import name_of
+from shoal.algorithms.models.compiled.row_losses import cross_entropy
 from shoal.algorithms.models.compiled.step_operations import FAST, adam, pull, sgd
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
@@ -33,7 +33,7 @@ NO_MOMENT = np.empty(0, dtype=np.float32)
 
 
 class Trained(NamedTuple):
-    """What a compiled call changes and reads of a model.
+    """The numbers of a model that a compiled call changes and reads.
 
     Attributes:
         w, gradient: Parameters and their gradients, `[P]`.

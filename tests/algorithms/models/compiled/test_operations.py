@@ -5,14 +5,13 @@ from typing import Any
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from shoal.algorithms.losses import compiled_rows
-from shoal.algorithms.models.compiled import attention_operations, hop_operations, memory, operations
+from shoal.algorithms.models.compiled import attention_operations, hop_operations, memory, operations, row_losses
 from shoal.algorithms.models.compiled.operations import Code, address_of
 
 
 def kernels() -> list[tuple[str, Any]]:
     """Functions with arithmetic that operations and losses of rows call, by name."""
-    modules = (operations, attention_operations, hop_operations, compiled_rows)
+    modules = (operations, attention_operations, hop_operations, row_losses)
     named = {name: f for module in modules for name, f in vars(module).items() if isinstance(f, Dispatcher)}
     return [(name, f) for name, f in named.items() if f not in vars(memory).values() and name != "execute"]
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.losses import distillation, prototype_losses
-from shoal.algorithms.losses.compiled_rows import row_loss, soft_cross_entropies
 from shoal.algorithms.losses.distillation import distillation_loss
 from shoal.algorithms.losses.prototype_losses import contrast, mean_square
+from shoal.algorithms.models.compiled.row_losses import row_loss, soft_cross_entropies
 
 CLASSES, WIDTH = 5, 6
 
