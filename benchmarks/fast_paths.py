@@ -151,7 +151,7 @@ def of_models(graph: str, clients: Clients) -> Iterator[FastPath]:
         yield FastPath(f"weighted hops stay sparse, {name}", graph, plain, clients.visits(flat, "torch"))
     for name in ("gcn", "sgc"):
         flat = clients.flat(name)
-        by_optimizer = partial(patch.object, local_training, "flat_step", lambda optimizer, w: optimizer.step)
+        by_optimizer = partial(patch.object, local_training, "flat_step", lambda optimizer, w: torch_step(optimizer))
         plain, fast = clients.visits(flat, "passes", by_optimizer), clients.visits(flat, "passes")
         yield FastPath(f"flat step in a visit, {name}", graph, plain, fast)
 
@@ -171,7 +171,13 @@ def of_steps(name: str, options: TrainOptions, size: int) -> FastPath:
     w = nn.Parameter(torch.randn(size))
     w.grad = torch.randn(size)
     optimizer = make_optimizer([w], options)
-    return FastPath(f"flat step, {name}", f"{size:,} parameters", optimizer.step, flat_step(optimizer, w))
+    return FastPath(f"flat step, {name}", f"{size:,} parameters", torch_step(optimizer), flat_step(optimizer, w))
+
+
+def torch_step(optimizer: torch.optim.Optimizer) -> Turn:
+    """Torch's own step of an optimizer of ours."""
+    cls = torch.optim.Adam if isinstance(optimizer, torch.optim.Adam) else torch.optim.SGD
+    return partial(cls.step, optimizer)
 
 
 def of_dropout(rows: int, width: int = 64) -> FastPath:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Context, Output, Received, Term, Trainer, Tree, Upload
-from shoal.algorithms.losses.prototype_losses import NodeAlignment
+from shoal.algorithms.losses.prototype_losses import of_classes
 from shoal.algorithms.methods import fedavg, feddc, fedproto, fedtgp, scaffold
 from shoal.algorithms.methods.shared.mean_gradient import steps_of
 from shoal.algorithms.protocol import MODEL
@@ -92,7 +92,9 @@ class PeerAligned(fedproto.FedProto):
         if received is None:
             return plain
         z_NH = F.dropout(out.embedding_NH.relu(), DROPOUT)
-        return plain + self.lam / z_NH.shape[1] * NodeAlignment(y, *received)(z_NH)
+        target_CH, present_C = received
+        square_N = (z_NH - target_CH[y]).square().sum(1)
+        return plain + self.lam / z_NH.shape[1] * (of_classes(y, present_C) * square_N).sum()
 
     def rows_of(self, client: Client) -> Tensor:
         """As `FedProto`."""

@@ -3,6 +3,7 @@
 Axes: Q queries with a class each, B entries of a bank with a class each, G items in two views, C classes.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.losses.prototypes import EPS, class_means, direction, unit
-from shoal.algorithms.models.compiled.row_losses import contrasts, is_compiled, row_loss, softplus_along, squares
+from shoal.algorithms.models.compiled.row_losses import (
+    contrasts,
+    is_compiled,
+    row_loss,
+    softplus_along,
+    squares,
+    squares_of_sums,
+)
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 # Queries of a block of `MarginCrossEntropy`: its matrices stay in a processor's cache.
 QUERIES = 512
@@ -236,28 +245,42 @@ def softplus_of_cosines(z_NH: Tensor, apart_NH: Tensor, temperature: float) -> T
     return F.softplus((direction(z_NH) * apart_NH).sum(1) / temperature).mean()
 
 
-class NodeAlignment:
-    """Sum over classes that have rows and a target of the mean of |z_v - t_c|^2 over the same rows in every step."""
+@dataclass(frozen=True)
+class SumAlignment:
+    """Sum over k of w_k |sum_r S_kr z_r - t_k|^2, for the same sums of R rows in every step.
 
-    def __init__(self, y_N: Tensor, target_CH: Tensor, present_C: Tensor) -> None:
-        """Takes rows with these labels; arguments as for `mean_square`."""
-        counts_C = torch.bincount(y_N, minlength=len(target_CH))
-        self._weight_N = (present_C / counts_C.clamp_min(1))[y_N]
-        self._target_NH = target_CH[y_N]
+    Attributes:
+        sums_KR: S, sparse float32.
+        target_KH, weight_K: t and w, float32.
+        scales: Rows count at length one.
+    """
 
-    def __call__(self, z_NH: Tensor) -> Tensor:
-        """The sum, a scalar, for embeddings of the rows."""
-        return (self._weight_N.to(z_NH.dtype) * (z_NH - self._target_NH).square().sum(1)).sum()
+    sums_KR: SparseMatrix
+    target_KH: Tensor
+    weight_K: Tensor
+    scales: bool
+
+    def __call__(self, z_NH: Tensor, places_R: Tensor) -> Tensor:
+        """The sum, a scalar, for the embeddings at some places, int64."""
+        if is_compiled(z_NH, self.target_KH):
+            parts = *self.sums_KR.parts(), self.target_KH, self.weight_K
+            return row_loss(squares_of_sums, z_NH, places_R, *parts, float(self.scales))
+        z_RH = z_NH.index_select(0, places_R)
+        apart_KH = self.sums_KR @ (unit(z_RH) if self.scales else z_RH) - self.target_KH
+        return (self.weight_K * apart_KH.square().sum(1)).sum()
 
 
-def prototype_alignment(
-    proto: Tensor, target: Tensor, present: Tensor | tuple[Tensor, ...], squared: bool = False
-) -> Tensor:
-    """Sums |P - t|_2, not squared (FedPG, eq. 6), or its square, over present prototypes, `[…, H]`.
+def of_classes(y_N: Tensor, present_C: Tensor) -> Tensor:
+    """Computes weights of rows, float32 `[N]`, by which a sum over them is one of means of the present classes."""
+    return (present_C / torch.bincount(y_N, minlength=len(present_C)).clamp_min(1))[y_N]
+
+
+def prototype_alignment(proto: Tensor, target: Tensor, present: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Sums |P - t|_2, not squared (FedPG, eq. 6), over present prototypes, `[…, H]`.
 
     `present` says which have a target: a mask `[…]`, or the places of its ones, as a mask is looked through in every
     step.
     """
     square = (proto - target)[present].square().sum(-1)
     # The root has no gradient at zero.
-    return square.sum() if squared else (square + EPS).sqrt().sum()
+    return (square + EPS).sqrt().sum()

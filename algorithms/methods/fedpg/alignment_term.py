@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.client import Client
-from shoal.algorithms.losses.prototype_losses import NodeAlignment, prototype_alignment
+from shoal.algorithms.losses.prototype_losses import SumAlignment, of_classes, prototype_alignment
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.fedpg.hop_prototypes import Annotated, hop_prototypes, hop_weights, neighbour_means
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.training.local_training import keep_moments, kept_moments
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 SCORER, WIDTH = "attention", 16
 
@@ -84,41 +85,45 @@ def reach_of(nodes: Annotated, targets: Targets, literal: bool, raw: bool = Fals
     return Reach(nodes, rows, weight_LN[:, rows], target_LCH, present_LC, literal, raw)
 
 
-# The alignment of a visit, a scalar, for embeddings `[R, H]` of the rows of a `Reach`.
-Alignment = Callable[[Tensor], Tensor]
+# The alignment of a visit, a scalar, for embeddings `[N, H]`, where those of a `Reach` are at places, int64 `[R]`.
+Alignment = Callable[[Tensor, Tensor], Tensor]
 
 
-def by_node(client: Client, reach: Reach) -> Alignment:
+def by_node(client: Client, reach: Reach) -> SumAlignment:
     """Averages over present prototypes the mean squared distance of their nodes (hop 2), or of means of neighbours."""
     (class_N, centre_N, _, graph), rows = reach.nodes, reach.rows
     class_R = class_N[rows]
     target_LCH, present_LC = reach.target_LCH, reach.present_LC
-    hops, total_present = len(target_LCH) - 1, present_LC.sum()
     centres = centre_N[rows].nonzero()[:, 0]
-    of_centres = NodeAlignment(class_R[centres], target_LCH[0], present_LC[0])
-    if hops >= 1:
+    ones = torch.ones(len(centres))
+    sums, classes = [(torch.ones_like(centres), centres.int(), ones)], [class_R[centres]]
+    if len(target_LCH) > 1:
         means, mean_class = neighbour_means(graph, class_N, centre_N, rows)
-        of_means = NodeAlignment(mean_class, target_LCH[1], present_LC[1])
-
-    def term(embedding_RH: Tensor) -> Tensor:
-        z_RH = reach.scale(embedding_RH)
-        total = of_centres(z_RH[centres])
-        if hops >= 1:
-            total = total + of_means(means @ z_RH)
-        if hops >= 2:
-            far_LCH = hop_prototypes(z_RH, class_R, reach.weight_LR[2:], client.info.classes)
-            total = total + prototype_alignment(far_LCH, target_LCH[2:], present_LC[2:], squared=True)
-        return total / total_present
-
-    return term
+        starts, columns, values = means.parts()
+        sums.append((starts.diff(), columns, values))
+        classes.append(mean_class)
+    weights = [of_classes(class_K, present_C) for class_K, present_C in zip(classes, present_LC)]
+    for weight_R, present_C in zip(reach.weight_LR[2:], present_LC[2:]):
+        reached = weight_R.nonzero()[:, 0]
+        reached = reached[class_R[reached].argsort(stable=True)]
+        count_C = torch.bincount(class_R[reached], minlength=len(present_C))
+        sums.append((count_C, reached.int(), weight_R[reached]))
+        classes.append(torch.arange(len(present_C), device=rows.device))
+        weights.append(present_C.float())
+    counts, columns, values = (torch.cat(parts) for parts in zip(*sums))
+    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+    target_KH = torch.cat([target_CH[class_K] for target_CH, class_K in zip(target_LCH, classes)])
+    weight_K = torch.cat(weights) / present_LC.sum()
+    return SumAlignment(SparseMatrix.of(starts, columns, values, len(rows)), target_KH, weight_K, not reach.raw)
 
 
 def by_prototype(client: Client, reach: Reach, weights: Callable[[], Tensor]) -> Alignment:
     """Sums the distances of present prototypes from their targets (eq. 6); `weights` gives `[L, R]` a step."""
     class_R = reach.nodes.class_N[reach.rows]
 
-    def term(embedding_RH: Tensor) -> Tensor:
-        proto_LCH = hop_prototypes(reach.scale(embedding_RH), class_R, weights(), client.info.classes)
+    def term(embedding_NH: Tensor, places_R: Tensor) -> Tensor:
+        z_RH = reach.scale(embedding_NH.index_select(0, places_R))
+        proto_LCH = hop_prototypes(z_RH, class_R, weights(), client.info.classes)
         return prototype_alignment(proto_LCH, reach.target_LCH, reach.present_LC)
 
     return term

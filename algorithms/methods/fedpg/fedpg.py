@@ -20,6 +20,7 @@ from shoal.algorithms.base import (
     Trainer,
     Tree,
     Upload,
+    pure,
 )
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
@@ -355,17 +356,19 @@ class FedPG(Algorithm):
         (rows, alignment), model = alignment_of_rows, client.model
         coupled = model.coupled if model.items is None else None
         if coupled is None or coupled.fanouts or trainer.options.batch_size is not None:
-            forward = model.forward(rows)
+            forward, places = model.forward(rows), torch.arange(len(rows), device=rows.device)
             return trainer.fit(
-                client, received, loss=of_labels, term=lambda: self.mu * alignment(forward().embedding_NH)
+                client, received, loss=of_labels, term=lambda: self.mu * alignment(forward().embedding_NH, places)
             )
         count = client.info.train if self.cross_entropy == "sum" else 1
 
         def loss(outputs: Outputs) -> Tensor:
             out = outputs[MODEL]
-            return count * label_loss(client, out, "all") + self.mu * alignment(out.embedding_NH.index_select(0, rows))
+            return count * label_loss(client, out, "all") + self.mu * alignment(out.embedding_NH, rows)
 
-        return train_jointly(client, trainer, {MODEL: loss})[MODEL]
+        # A scorer learns in every step.
+        learns = self.attention == "node"
+        return train_jointly(client, trainer, {MODEL: loss if learns else pure(loss)})[MODEL]
 
     def _alignment(self, client: Client, targets: Targets | None) -> tuple[Tensor, Alignment] | None:
         """Returns rows, int64 `[R]`, and the alignment of their embeddings; None without a target."""
@@ -378,7 +381,7 @@ class FedPG(Algorithm):
         if (reach := reach_of(annotated, targets, *forms)) is None:
             return None
         if self.alignment == "node":
-            alignment = by_node(client, reach)
+            alignment: Alignment = by_node(client, reach)
         else:
             scored = self.attention == "node"
             weights = attended_weights(client, reach, self.attention_lr) if scored else lambda: reach.weight_LR

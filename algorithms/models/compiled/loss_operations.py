@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from shoal.algorithms.models.compiled import row_losses
-from shoal.algorithms.models.compiled.memory import arguments_at, doubles_at, flags_at, longs_at, matrix_at
+from shoal.algorithms.models.compiled.memory import (
+    arguments_at,
+    doubles_at,
+    flags_at,
+    integers_at,
+    longs_at,
+    matrix_at,
+    numbers_at,
+)
 
 
 def cross_entropies(pointer: Any, f: float, g: float) -> None:
@@ -60,6 +68,16 @@ def soft_cross_entropies(pointer: Any, f: float, g: float) -> None:
     at = arguments_at(pointer)
     x, gradient, target = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2]), matrix_at(at[6], at[7], at[2])
     doubles_at(at[4], 1)[0] += f * row_losses.soft_cross_entropies(x, target, gradient)
+
+
+def squares_of_sums(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    x, gradient = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2])
+    places, starts, columns = longs_at(at[6], at[7]), integers_at(at[8], at[9]), integers_at(at[10], at[11])
+    values, target, weight = numbers_at(at[12], at[13]), matrix_at(at[14], at[15], at[2]), numbers_at(at[16], at[17])
+    scales = doubles_at(at[5], 1)[0]
+    loss = row_losses.squares_of_sums(x, places, starts, columns, values, target, weight, scales, gradient)
+    doubles_at(at[4], 1)[0] += f * loss
 
 
 def softplus_along(pointer: Any, f: float, g: float) -> None:

@@ -24,12 +24,21 @@ _KERNELS: dict[Callable[..., float], tuple[Code, tuple[torch.dtype, ...]]] = {
     row_losses.contrasts: (Code.CONTRASTS, (torch.int64, torch.float32, torch.int64)),
     row_losses.divergences: (Code.DIVERGENCES, (torch.float32, torch.int64)),
     row_losses.soft_cross_entropies: (Code.SOFT_CROSS_ENTROPIES, (torch.float32,)),
+    row_losses.squares_of_sums: (
+        Code.SQUARES_OF_SUMS,
+        (torch.int64, torch.int32, torch.int32, torch.float32, torch.float32, torch.float32),
+    ),
     row_losses.softplus_along: (Code.SOFTPLUS_ALONG, (torch.float32,)),
 }
 
 
-# Constants that are places in others.
-_PLACES: dict[Code, list[tuple[int, tuple[int, ...]]]] = {Code.SQUARES: [(0, (1, 2))], Code.DIVERGENCES: [(1, (0,))]}
+# Constants that are places in others, or, without any, in the rows.
+_PLACES: dict[Code, list[tuple[int, tuple[int, ...]]]]
+_PLACES = {
+    Code.SQUARES: [(0, (1, 2))],
+    Code.DIVERGENCES: [(1, (0,))],
+    Code.SQUARES_OF_SUMS: [(0, ())],
+}
 # Addresses of outputs and of their gradients, the same for an output that is needed no more.
 Places = dict[Value, tuple[int, int]]
 
@@ -105,9 +114,10 @@ def _row_loss(kernel: Callable[..., float], x: Any, *constants: Any) -> Loss:
     if not isinstance(x, Value) or kernel not in _KERNELS:
         raise Untraceable("a loss of its own")
     code, dtypes = _KERNELS[kernel]
-    for places, matrices in _PLACES.get(code, ()):
+    for number, matrices in _PLACES.get(code, ()):
+        places = constants[number]
         # An operation has no exceptions.
-        if len(constants[places]) and int(constants[places].max()) >= min(len(constants[k]) for k in matrices):
+        if len(places) and int(places.max()) >= min((len(constants[k]) for k in matrices), default=x.rows):
             raise IndexError("expected labels below the number of targets")
     tensors = [t for t in constants if isinstance(t, Tensor | Value)]
     factors = [float(f) for f in constants if not isinstance(f, Tensor | Value)]

@@ -93,6 +93,7 @@ class Code(Enum):
     CONTRASTS = auto()
     DIVERGENCES = auto()
     SOFT_CROSS_ENTROPIES = auto()
+    SQUARES_OF_SUMS = auto()
     SOFTPLUS_ALONG = auto()
     # Steps of optimizers, see `step_operations`.
     PULL = auto()
@@ -382,6 +383,7 @@ _OF_KERNELS: dict[Code, Any] = {
     Code.CONTRASTS: loss_operations.contrasts,
     Code.DIVERGENCES: loss_operations.divergences,
     Code.SOFT_CROSS_ENTROPIES: loss_operations.soft_cross_entropies,
+    Code.SQUARES_OF_SUMS: loss_operations.squares_of_sums,
     Code.SOFTPLUS_ALONG: loss_operations.softplus_along,
     Code.PULL: step_operations.pull_step,
     Code.SGD: step_operations.sgd_step,

@@ -174,6 +174,52 @@ def divergences(x: np.ndarray, teacher: np.ndarray, row: np.ndarray, gradient: n
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
+def squares_of_sums(
+    x: np.ndarray, places: np.ndarray, starts: np.ndarray, columns: np.ndarray, values: np.ndarray, target: np.ndarray,
+    weight: np.ndarray, scales: float, gradient: np.ndarray,
+) -> float:  # fmt: skip
+    """Computes sum_k w_k |sum_r S_kr z_r - t_k|^2, z_r the row of x at a place, of length one if it `scales`.
+
+    S is a CSR matrix `[K, R]`. An IndexError for a place that is no row.
+    """
+    width, total, apart = x.shape[1], 0.0, np.empty(x.shape[1], np.float32)
+    z, of_z = np.empty((len(places), width), np.float32), np.zeros((len(places), width), np.float32)
+    lengths = np.empty(len(places), np.float32)
+    for r in range(len(places)):
+        if not 0 <= places[r] < len(x):
+            raise IndexError("expected places below the number of rows")
+        if scales:
+            lengths[r] = np.float32(_unit(x[places[r]], z[r]))
+        else:
+            z[r] = x[places[r]]
+    for k in range(len(weight)):
+        square = ZERO
+        for h in range(width):
+            apart[h] = -target[k, h]
+        for entry in range(starts[k], starts[k + 1]):
+            row = z[columns[entry]]
+            for h in range(width):
+                apart[h] += values[entry] * row[h]
+        for h in range(width):
+            square += apart[h] * apart[h]
+        total += float(weight[k]) * float(square)
+        for entry in range(starts[k], starts[k + 1]):
+            of_row, factor = of_z[columns[entry]], 2 * weight[k] * values[entry]
+            for h in range(width):
+                of_row[h] += factor * apart[h]
+    gradient[:] = ZERO
+    for r in range(len(places)):
+        of_place, of_row, row, along, length = gradient[places[r]], of_z[r], z[r], ZERO, np.float32(1)
+        if scales:
+            length = lengths[r]
+            for h in range(width):
+                along += of_row[h] * row[h]
+        for h in range(width):
+            of_place[h] += (of_row[h] - along * row[h]) / length
+    return total
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
 def softplus_along(x: np.ndarray, direction: np.ndarray, temperature: float, gradient: np.ndarray) -> float:
     """Averages log(1 + exp(<x_n / |x_n|, d_n> / temperature)) over rows."""
     rows, width = x.shape

@@ -12,7 +12,7 @@ from shoal.algorithms.losses import prototype_losses
 from shoal.algorithms.losses.prototype_losses import (
     NEAR,
     MarginCrossEntropy,
-    NodeAlignment,
+    SumAlignment,
     class_margin,
     columns_of,
     contrast,
@@ -22,9 +22,11 @@ from shoal.algorithms.losses.prototype_losses import (
     mean_square,
     measure,
     nt_xent,
+    of_classes,
     prototype_alignment,
     rows_of,
 )
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 
 def drawn(rows: int, seed: int = 0) -> Tensor:
@@ -221,14 +223,43 @@ def test_alignment_and_its_gradients_of_a_loop() -> None:
     places = rest[2].nonzero(as_tuple=True)
     terms: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
         "row": (lambda z: mean_square(z, *rest, 3.0), 3 * sum(d @ d for d, _ in away) / len(away) / 4),
-        "node": (NodeAlignment(*rest), sum(d @ d / n for d, n in away)),
         "plain": (lambda z: prototype_alignment(z[:5], *rest[1:]), sum(norms.values())),
-        "squared": (lambda z: prototype_alignment(z[:5], *rest[1:], squared=True), sum(n * n for n in norms.values())),
         "places": (lambda z: prototype_alignment(z[:5], rest[1], places), sum(norms.values())),
     }
     for name, (term, expected) in terms.items():
         assert float(term(own).detach()) == pytest.approx(expected), name
         assert torch.autograd.gradcheck(term, (own,)), name
+
+
+def of_rows(y: Tensor, target: Tensor, present: Tensor) -> SumAlignment:
+    """Makes the mean of |z_v - t_c|^2 over the rows of every present class, summed over these."""
+    place = torch.arange(len(y) + 1, dtype=torch.int32)
+    ones = SparseMatrix.of(place, place[:-1], torch.ones(len(y)), len(y))
+    return SumAlignment(ones, target[y], of_classes(y, present), scales=False)
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_alignment_of_sums_of_rows(scales: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in several sums, in none, and without a direction; a sum of nothing."""
+    z = drawn(7)
+    z[3] = 0
+    dense = torch.tensor([[0.5, 0, 2, 0, 1], [0, 0, 0, 0, 0], [0, -1, 0, 3, 0], [0, 0, 1, 0, 0]])
+    csr = dense.to_sparse_csr()
+    sums = SparseMatrix.of(csr.crow_indices().int(), csr.col_indices().int(), csr.values(), 5)
+    alignment = SumAlignment(sums, drawn(4, 1), torch.tensor([1.0, 2, 0.25, 0]), scales)
+    places, found = torch.tensor([6, 0, 3, 2, 5]), []
+    for _ in range(2):
+        leaf = z.clone().requires_grad_()
+        loss = alignment(leaf, places)
+        (3 * loss).backward()
+        found += [(loss.detach(), leaf.grad)]
+        monkeypatch.setattr(prototype_losses, "is_compiled", lambda *tensors: False)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+    rows = z[places] / z[places].norm(dim=1, keepdim=True).clamp_min(1e-9) if scales else z[places]
+    expected = sum(w * (s @ rows - t).square().sum() for s, t, w in zip(dense, alignment.target_KH, alignment.weight_K))
+    torch.testing.assert_close(found[0][0], torch.as_tensor(expected))
+    with pytest.raises(IndexError):
+        alignment(z.requires_grad_(), places + 1)
 
 
 def test_no_target_no_term_and_no_nan() -> None:
@@ -237,10 +268,10 @@ def test_no_target_no_term_and_no_nan() -> None:
     terms = [
         mean_square(z, y, target, nothing),
         mean_square(z, torch.full((4,), -1), target, everything),
-        NodeAlignment(y, target, nothing)(z),
+        of_rows(y, target, nothing)(z, torch.arange(4)),
         prototype_alignment(z, target, nothing),
         mean_square(z[:0], y[:0], target, everything),
-        NodeAlignment(y[:0], target, everything)(z[:0]),
+        of_rows(y[:0], target, everything)(z[:0], y[:0]),
     ]
     assert [float(term.detach()) for term in terms] == [0] * 6
     sum(terms, start=torch.zeros(())).backward()

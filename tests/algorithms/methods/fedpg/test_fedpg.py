@@ -65,7 +65,7 @@ def test_a_model_that_passes_messages_answers_once_for_loss_and_alignment(
     for _ in range(3):
         out = plain.model(plain.model.gathered("all"))
         value = F.cross_entropy(out.logits_NC[view.train], view.train_label, reduction=labels)
-        value = value + 0.7 * found[1](out.embedding_NH[found[0]])
+        value = value + 0.7 * found[1](out.embedding_NH, found[0])
         assert w.grad is not None
         w.grad.zero_()
         value.backward()

@@ -18,6 +18,7 @@ from shoal.algorithms.losses.distillation import distillation_loss, distilled_by
 from shoal.algorithms.losses.prototype_losses import contrast, mean_square, softplus_of_cosines
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.analytic import joint_call
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 
@@ -46,6 +47,17 @@ def test_whole_runs_are_those_of_autograd_without_it(run: Start, name: str) -> N
     refused = AssertionError("a backward pass of autograd")
     with patch.object(torch.Tensor, "backward", side_effect=refused):
         in_one_call = run(keys, rounds=3)
+    require_close_runs(by_autograd, in_one_call, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("embedding", ["unit", "raw"])
+def test_alignment_of_hop_prototypes_in_one_call(run: Start, embedding: str) -> None:
+    keys = {"model": {"name": "gcn", "hidden": 8}, "train.dropout": 0.3, "participation.ratio": 0.7}
+    keys |= {"algorithm": {"name": "fedpg", "embedding": embedding, "mu": 2.0}}
+    by_autograd = run({**keys, "engine.trainer": "autograd"}, rounds=3)
+    with patch.object(joint_call, "train_in_turns", side_effect=joint_call.train_in_turns) as call:
+        in_one_call = run(keys, rounds=3)
+    assert call.call_count
     require_close_runs(by_autograd, in_one_call, rtol=1e-4, atol=1e-5)
 
 
