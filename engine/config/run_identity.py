@@ -14,7 +14,7 @@ from shoal.engine.config.round_sections import OTHERS, DeviceOptions
 from shoal.storage.options.types import is_own
 
 # It is raised with every change of a default or of an arithmetic: earlier runs then have other names.
-NUMBERS = 7
+NUMBERS = 8
 # These keys, and sections of such, say where and how fast, or what is not refused. The name of the dataset has
 # `data.synthetic`.
 NEUTRAL = (
