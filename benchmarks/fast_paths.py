@@ -30,14 +30,16 @@ from figures import print_figures, target
 from graph_case import CLIENTS, GraphCase
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Algorithm, Loss, pure
 from shoal.algorithms.client import Client, ClientModel, FlatModel
+from shoal.algorithms.losses.prototype_losses import contrast, mean_square
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.decoupled import fixed_hops, gamlp
 from shoal.algorithms.models.layers import edge_attention
 from shoal.algorithms.models.layers.dropout import drop
+from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training import local_training
@@ -84,13 +86,13 @@ class Clients:
         self.sparse = isinstance(self.views[0].x, SparseMatrix)
 
     def flat(self, name: str, **options: Any) -> FlatModel:
-        options |= {"head": COUPLED[name]} if name in COUPLED else {}
+        options = {"head": COUPLED[name], **options} if name in COUPLED else options
         model = FlatModel(build(name, self.features, self.classes, HOPS, DROPOUT, options), sparse=self.sparse)
         model.initial(0)
         return model
 
-    def visits(self, flat: FlatModel, way: str, context: Context = nullcontext) -> Turn:
-        """Trains all clients one after another, from the same parameters, inside a context.
+    def visits(self, flat: FlatModel, way: str, context: Context = nullcontext, loss: Loss | None = None) -> Turn:
+        """Trains all clients one after another, from the same parameters, inside a context; a loss but cross-entropy.
 
         They are trained by `torch` alone, by compiled `passes` in single steps, or by `formulas`: what a run takes.
         """
@@ -106,7 +108,7 @@ class Clients:
 
         def visit(view: View, info: Any) -> None:
             model = ClientModel(flat, view, lambda purpose: 0, start)
-            trainer.fit(Client(info, view, {MODEL: model}, {}, {}, lambda purpose: 0), {})
+            trainer.fit(Client(info, view, {MODEL: model}, {}, {}, lambda purpose: 0), {}, loss=loss)
 
         def turn() -> None:
             with context():
@@ -154,6 +156,26 @@ def of_models(graph: str, clients: Clients) -> Iterator[FastPath]:
         by_optimizer = partial(patch.object, local_training, "flat_step", lambda optimizer, w: torch_step(optimizer))
         plain, fast = clients.visits(flat, "passes", by_optimizer), clients.visits(flat, "passes")
         yield FastPath(f"flat step in a visit, {name}", graph, plain, fast)
+
+
+def of_losses(graph: str, clients: Clients) -> Iterator[FastPath]:
+    """Losses of embeddings, drawn once a visit, beside the same ones by autograd over compiled passes."""
+    generator = torch.Generator().manual_seed(0)
+    target_CH = torch.randn(clients.classes, 64, generator=generator)
+    known_C, class_C = torch.ones(clients.classes).bool(), torch.arange(clients.classes)
+
+    def loss(out: Output, y: Tensor, w: Tensor, received: Any) -> Tensor:
+        z_NH = out.embedding_NH
+        apart = contrast(z_NH, y, target_CH, class_C, 0.5) + mean_square(z_NH, y, target_CH, known_C)
+        return F.cross_entropy(out.logits_NC, y) + apart
+
+    for name in COUPLED:
+        flat = clients.flat(name, head="linear")
+        plain, fast = (
+            clients.visits(flat, "formulas", loss=partial(loss)),
+            clients.visits(flat, "formulas", loss=pure(loss)),
+        )
+        yield FastPath(f"losses in one call, {name}, head: linear", graph, plain, fast)
 
 
 def of_dense_hops(graph: str, dense: Clients) -> Iterator[FastPath]:
@@ -241,7 +263,10 @@ def paths(args: argparse.Namespace) -> Iterator[FastPath]:
         for hidden in (256, 64):
             yield of_bfloat16("mlp", *shape, hidden)
     for graph in args.graphs:
-        yield from of_models(graph, Clients(graph, args.folder))
+        clients = Clients(graph, args.folder)
+        yield from of_models(graph, clients)
+        if clients.sparse:
+            yield from of_losses(graph, clients)
         if graph not in WIDE:
             yield from of_dense_hops(graph, Clients(graph, args.folder, "dense"))
 
