@@ -140,6 +140,19 @@ class SparseMatrix(FeatureMatrix):
         """The same of the transpose."""
         return self._transposed_factor.arrays
 
+    @cached_property
+    def form(self) -> tuple[int, int, bool, int] | None:
+        """Rows, columns, whether all entries are one, their count; None for other matrices than compiled passes read.
+
+        These are of float32, on a processor, with places in int32.
+        """
+        if self.dtype != torch.float32 or self.device.type != "cpu":
+            return None
+        starts, columns, values = self.arrays
+        if starts.dtype != np.int32 or columns.dtype != np.int32:
+            return None
+        return *self.shape, values is None, len(columns)
+
     @property
     def addresses(self) -> tuple[int, int, int]:
         """Addresses of `arrays`, which stay as long as the matrix; 0 for None."""

@@ -3,17 +3,16 @@
 Axes: N rows, H width of rows, C classes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.models.compiled import row_losses
-from shoal.algorithms.models.compiled.lowering import Operations
-from shoal.algorithms.models.compiled.operations import Code
+from shoal.algorithms.models.compiled.lowering import Operations, Place
+from shoal.algorithms.models.compiled.operations import Base, Code
 from shoal.algorithms.models.compiled.passes import Call
 from shoal.algorithms.models.compiled.row_losses import row_loss
 from shoal.algorithms.models.compiled.trace import HANDLERS, Untraceable, Value
@@ -39,8 +38,9 @@ _PLACES = {
     Code.DIVERGENCES: [(1, (0,))],
     Code.SQUARES_OF_SUMS: [(0, ())],
 }
-# Addresses of outputs and of their gradients, the same for an output that is needed no more.
-Places = dict[Value, tuple[int, int]]
+# Where outputs lie, and their gradients, at the same place if an output is needed no more.
+Places = dict[Value, tuple[Place, Place]]
+NOTHING = Place(Base.NOWHERE, 0)
 
 
 class Term(NamedTuple):
@@ -124,13 +124,17 @@ def _row_loss(kernel: Callable[..., float], x: Any, *constants: Any) -> Loss:
     return Loss([Term(code, x, [_constant(t, dtype) for t, dtype in zip(tensors, dtypes, strict=True)], factors)])
 
 
-def _cross_entropy(x: Any, label: Any, reduction: str = "mean", label_smoothing: float = 0.0, **others: Any) -> Loss:
-    if reduction != "mean" or label_smoothing or any(others[name] is not None for name in ("weight", "size_average")):
+def cross_entropy(x: Any, label: Any, reduction: str = "mean", label_smoothing: float = 0.0, **others: Any) -> Loss:
+    if (
+        reduction != "mean"
+        or label_smoothing
+        or any(others.get(name) is not None for name in ("weight", "size_average"))
+    ):
         raise Untraceable("another form of cross-entropy")
     if not isinstance(x, Value) or not isinstance(label, Tensor) or label.shape != (x.rows,):
         raise Untraceable("a cross-entropy of other labels")
     label_N = _constant(label, torch.int64)
-    if x.rows and not 0 <= int(label.min()) <= int(label.max()) < x.width:
+    if x.rows and not 0 <= label.numpy().min() <= label.numpy().max() < x.width:
         raise IndexError("expected labels below the number of logits")
     if x.kind == "picked":
         places, rows = x.with_["places"], x.of[0].rows
@@ -140,7 +144,7 @@ def _cross_entropy(x: Any, label: Any, reduction: str = "mean", label_smoothing:
     return Loss([Term(Code.CROSS_ENTROPIES, x, [label_N], [])])
 
 
-HANDLERS |= {F.cross_entropy: _cross_entropy, row_loss: _row_loss}
+HANDLERS |= {F.cross_entropy: cross_entropy, row_loss: _row_loss}
 
 
 def trace_loss(loss_of: Callable[[Tensor], Any], calls: Sequence[Call]) -> Loss:
@@ -158,30 +162,24 @@ def trace_loss(loss_of: Callable[[Tensor], Any], calls: Sequence[Call]) -> Loss:
     return loss
 
 
-def lower_loss(to: Operations, loss: Loss, places: Places, total: np.ndarray) -> list[Any]:
-    """Adds the operations of a loss; gives what they read, to be kept as long as they run.
+def lower_loss(to: Operations, loss: Loss, places: Places, total: Place, others: Iterator[Place], spare: Place) -> None:
+    """Adds the operations of a loss; without its number it is added to `total`, float64.
 
-    The loss, without its number, is added to `total`, float64 `[1]`.
+    The factors of a term, and then its constants, lie at the next of the `others`; in `spare` there is room for the
+    gradient of one term.
     """
-    kept: list[Any] = []
     begun: set[Value] = set()
     for term in loss.terms:
-        x, gradient = places[term.x]
-        factors, out, sizes = np.array(term.factors), gradient, (term.x.rows, term.x.width)
-        arrays = [part for t in term.tensors for part in (_address(t, places), len(t))]
-        kept += [*term.tensors, factors]
-        if term.x in begun:
-            more = np.empty(term.x.numbers, np.float32)
-            kept.append(more)
-            out = more.ctypes.data
-        to.add(term.code, x, *sizes, out, total.ctypes.data, factors.ctypes.data, *arrays, f=term.weight)
+        (x, gradient), factors = places[term.x], next(others)
+        arrays = [part for t in term.tensors for part in (_place(t, places, others), len(t))]
+        out = spare if term.x in begun else gradient
+        to.add(term.code, x, term.x.rows, term.x.width, out, total, factors, *arrays, f=term.weight)
         if term.x in begun:
             to.add(Code.MIX, out, gradient, term.x.numbers, f=term.weight, g=1.0)
         elif term.weight != 1:
-            to.add(Code.MIX, 0, gradient, term.x.numbers, g=term.weight)
+            to.add(Code.MIX, NOTHING, gradient, term.x.numbers, g=term.weight)
         begun.add(term.x)
-    return kept
 
 
-def _address(t: Tensor | Value, places: Places) -> int:
-    return places[t.of[0]][0] if isinstance(t, Value) else t.data_ptr()
+def _place(t: Tensor | Value, places: Places, others: Iterator[Place]) -> Place:
+    return places[t.of[0]][0] if isinstance(t, Value) else next(others)

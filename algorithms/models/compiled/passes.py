@@ -30,6 +30,8 @@ MOST_KEPT = 4096
 # Rooms of a model that wait for their next use, and the numbers of the largest that does: 16 MiB.
 MOST_FREE, LARGEST_FREE = 4, 2**22
 
+BASES = len(Base)
+
 # Finds the parameters, or their gradients, in a vector of all.
 Parts = Callable[[Tensor], Iterator[Tensor]]
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -94,7 +96,7 @@ def addresses(inputs: Sequence[Any], back: bool, **tensors: Tensor | None) -> np
 
     Those that are not given are 0, as are transposes unless it is for the way `back`.
     """
-    bases = [0] * len(Base)
+    bases = [0] * BASES
     for name, tensor in tensors.items():
         if tensor is not None:
             bases[Base[name.upper()]] = tensor.data_ptr()
@@ -138,6 +140,8 @@ class Passes:
         self._calls: list[Call] | None = None
         self._free: deque[Tensor] = deque(maxlen=MOST_FREE)
         self._kept: dict[Any, Pass | None] = {}
+        # Operations of whole steps, and the passes that these are made of.
+        self.programs: dict[Any, tuple[Arrays, list[Pass]]] = {}
 
     def of(self, inputs: Inputs, embeds: bool = True) -> Pass | None:
         """Finds the pass over inputs in the model's present mode; None: there is none.

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -263,12 +262,9 @@ def signature_of(inputs: Sequence[Any], entries: bool) -> tuple[Any, ...] | None
     parts: list[Any] = []
     for x in inputs:
         if type(x) is SparseMatrix:
-            if x.dtype != torch.float32 or x.device.type != "cpu":
+            if x.form is None:
                 return None
-            starts, columns, values = x.arrays
-            if starts.dtype != np.int32 or columns.dtype != np.int32:
-                return None
-            parts.append((*x.shape, values is None, len(columns) if entries else 0))
+            parts.append(x.form if entries else x.form[:3])
         elif isinstance(x, Tensor) and x.is_cpu and x.dtype == torch.int64 and x.dim() == 1 and x.is_contiguous():
             parts.append(len(x))
         elif isinstance(x, Tensor) and x.is_cpu and x.dtype == torch.float32 and not x.requires_grad:

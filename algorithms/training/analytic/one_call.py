@@ -3,23 +3,25 @@
 Axes: T training rows, C classes, P parameters, M models that learn in turns.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, islice
+from typing import Any, NamedTuple, cast
 
 import numba
 import numpy as np
-import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.models.compiled.losses import Loss, Places, lower_loss, trace_loss
-from shoal.algorithms.models.compiled.lowering import Operations
-from shoal.algorithms.models.compiled.operations import Base, Code, execute
-from shoal.algorithms.models.compiled.passes import Arrays, Call, Passes, addresses, joined, parts_of
-from shoal.algorithms.models.compiled.trace import Untraceable
+from shoal.algorithms.models.compiled.losses import Loss, Places, cross_entropy, lower_loss, trace_loss
+from shoal.algorithms.models.compiled.lowering import Operations, Place
+from shoal.algorithms.models.compiled.operations import ARRAYS, Base, Code, execute
+from shoal.algorithms.models.compiled.passes import MOST_KEPT, Arrays, Call, Passes, addresses, joined, parts_of
+from shoal.algorithms.models.compiled.trace import Untraceable, Value
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.small_heads import LossOf, SmallModel, Trained, in_one_batch
 
+NO_FACTORS = np.empty(0)
+KEPT = int(Base.KEPT)
 VECTORS = [Base.WEIGHTS, Base.GRADIENTS, Base.KEPT]
 OUTPUTS = [Base.LOGITS, Base.EMBEDDING]
 GRADIENTS = [Base.OF_LOGITS, Base.OF_EMBEDDING]
@@ -38,14 +40,43 @@ class Plan(NamedTuple):
         """Counts the numbers that dropout draws in a step."""
         return sum(call.compiled.kept for call in self.calls)
 
-    def further_rows(self, call: Call) -> int:
-        """Counts the numbers of outputs and their gradients that lie beside the values of a pass."""
-        return 0 if self.in_place else 2 * sum(value.numbers for value in call.outputs)
+    def reads(self, call: Call) -> list[bool]:
+        """Says which outputs of a call the loss reads."""
+        return [any(term.x is value for term in self.loss.terms) for value in call.outputs]
+
+    def spare(self, call: Call) -> int:
+        """Finds the memory behind values, outputs and their gradients."""
+        return call.compiled.work + 2 * sum(value.numbers for value in call.outputs)
+
+    def further_room(self, call: Call) -> int:
+        """Counts the numbers that a call needs beside the values of its pass, room for one more gradient among them."""
+        numbers = [value.numbers for value in call.outputs]
+        most = max(term.x.numbers for term in self.loss.terms)
+        return 0 if self.in_place else 2 * sum(numbers) + most
+
+    def form(self, number_of: Mapping[Value, int]) -> tuple[Any, ...]:
+        """Describes the plan as far as operations depend on it, outputs by their numbers."""
+        if self.in_place:
+            return (id(self.calls[0].compiled),)
+        terms = [
+            (term.code, number_of[term.x], term.weight, *(_form(t, number_of) for t in term.tensors))
+            for term in self.loss.terms
+        ]
+        return *(id(call.compiled) for call in self.calls), *terms
 
     def draw(self, out: Tensor) -> None:
         """Draws what dropout keeps in a step, from torch's default generator, as the model itself would."""
-        for call, of_call in zip(self.calls, out.split([call.compiled.kept for call in self.calls])):
-            call.compiled.draw(of_call)
+        start = 0
+        for call in self.calls:
+            call.compiled.draw(out[start:])
+            start += call.compiled.kept
+
+
+def _form(t: Tensor | Value, number_of: Mapping[Value, int]) -> tuple[bool, int]:
+    return (True, len(t)) if isinstance(t, Tensor) else (False, number_of[t.of[0]])
+
+
+Learner = tuple[Plan, Trained]
 
 
 class TracedModel(SmallModel):
@@ -59,20 +90,15 @@ class TracedModel(SmallModel):
         return compiled is not None and in_one_batch(compiled.logits[0], options)
 
     def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None) -> Plan | None:
-        def cross_entropy(w: Tensor) -> Tensor:
-            out = self._passes.output(inputs)
-            assert out is not None
-            return F.cross_entropy(out.logits_NC, label_N)
-
         try:
             with self._passes.drawing() as calls:
-                loss = trace_loss(loss_of or cross_entropy, calls)
+                if loss_of is None:
+                    (logits, _) = cast(tuple[Any, Any], self._passes.output(inputs))
+                    return Plan(self._passes, calls, cross_entropy(logits, label_N), in_place=True)
+                loss = trace_loss(loss_of, calls)
         except (Untraceable, TypeError):
             # Stand-ins have few operators; autograd names what is wrong.
             return None
-        logits = calls[0].outputs[0]
-        if len(calls) == 1 and [(term.x, term.code) for term in loss.terms] == [(logits, Code.CROSS_ENTROPIES)]:
-            return Plan(self._passes, calls, loss, in_place=True)
         return plan_whole(self._passes, calls, loss)
 
     def kept(self, plan: Plan) -> int:
@@ -93,67 +119,96 @@ def plan_whole(passes: Passes, calls: Sequence[Call], loss: Loss) -> Plan | None
     return Plan(passes, embedding, loss) if len(embedding) == len(calls) else None
 
 
-def train_in_turns(learners: Sequence[tuple[Plan, Trained]], epochs: int) -> list[tuple[float, float]]:
+def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float, float]]:
     """Trains models; in every step all of them answer, and then each takes a step on its loss of all outputs.
 
     Gives the loss before the last step and before the first, of every model.
     """
-    forward: list[tuple[Arrays, int]] = []
-    ways_back: list[list[tuple[Arrays, int]]] = []
+    losses = np.zeros(len(learners))
     bases: list[np.ndarray] = []
-    places: Places = {}
-    rooms, moved, first = [], [], 0
+    rooms, moved, refer, behind, first = [], [], [], [address(losses)], 0
     for plan, trained in learners:
-        ways_back.append([])
-        kept_at = address(trained.kept)
-        for number, call in enumerate(plan.calls):
-            rooms.append(room := plan.passes.room(call.compiled.work + plan.further_rows(call)))
+        kept_at, a_step = address(trained.kept), 4 * plan.kept
+        for call in plan.calls:
+            rooms.append(room := plan.passes.room(call.compiled.work + plan.further_room(call)))
             of_call = addresses(parts_of(call.inputs) or (), True, work=room.memory)
             of_call[VECTORS] = address(trained.w), address(trained.gradient), kept_at
-            places |= _place(plan, call, of_call)
+            if not plan.in_place:
+                logits, embedding = (value.numbers for value in call.outputs)
+                starts = np.cumsum([call.compiled.work, logits, embedding, logits])
+                of_call[OUTPUTS + GRADIENTS] = of_call[Base.WORK] + 4 * starts
+                # The gradient of an output that no loss reads is not there.
+                of_call[GRADIENTS] *= plan.reads(call)
+            moved.append((first + KEPT, a_step))
             bases.append(of_call)
-            forward.append((call.compiled.forward, first))
-            ways_back[-1].append((call.compiled.way_back(adds=number > 0), first))
-            moved.append((first + Base.KEPT, 4 * plan.kept))
             kept_at, first = kept_at + 4 * call.compiled.kept, first + len(of_call)
-    lists, refer = [*forward], []
-    losses = np.zeros(len(learners))
-    for (plan, trained), way_back, loss in zip(learners, ways_back, np.split(losses, len(learners))):
-        of_loss, of_step = Operations(), Operations()
-        refer += [lower_loss(of_loss, plan.loss, places, loss), add_step(of_step, trained)]
-        lists += [(of_loss.arrays(), 0), *way_back, (of_step.arrays(), 0)]
+        for term in plan.loss.terms:
+            refer.append(factors := np.array(term.factors) if term.factors else NO_FACTORS)
+            behind += [address(factors), *(t.data_ptr() for t in term.tensors if isinstance(t, Tensor))]
+        refer.append(options := np.array([trained.before, trained.lr, trained.weight_decay]))
+        vectors = trained.w, trained.gradient, trained.mean, trained.square, options
+        behind += map(address, (*vectors, trained.total, trained.linear, trained.origin))
     constants = np.array([plan.loss.number for plan, _ in learners])
-    firsts = _repeat(*joined(lists), np.concatenate(bases), np.array(moved), losses, constants, epochs)
+    all_bases = np.concatenate([*bases, np.array(behind)])
+    firsts = _repeat(*_operations_of(learners), all_bases, np.array(moved), losses, constants, epochs)
     return list(zip(losses.tolist(), firsts.tolist()))
 
 
-def _place(plan: Plan, call: Call, bases: np.ndarray) -> Places:
-    """Finds outputs and their gradients behind the memory for values, and notes both among the bases of a pass."""
-    memory = int(bases[Base.WORK])
-    if plan.in_place:
-        at = memory + call.compiled.at
-        return {call.outputs[0]: (at, at)}
-    logits, embedding = call.outputs
-    starts = memory + 4 * (call.compiled.work + np.cumsum([0, logits.numbers, embedding.numbers, logits.numbers]))
-    bases[OUTPUTS + GRADIENTS] = starts
-    # The gradient of an output that no loss reads is not there.
-    bases[GRADIENTS] *= [any(term.x is value for term in plan.loss.terms) for value in call.outputs]
-    return {value: (int(starts[k]), int(starts[2 + k])) for k, value in enumerate(call.outputs)}
+def _operations_of(learners: Sequence[Learner]) -> Arrays:
+    """Finds the operations of a step, the same for all that is alike but for what lies in memory."""
+    known = learners[0][0].passes.programs
+    outputs = [value for plan, _ in learners for call in plan.calls for value in call.outputs]
+    number_of = {value: number for number, value in enumerate(outputs)}
+    key = tuple((plan.form(number_of), trained.form()) for plan, trained in learners)
+    if key not in known:
+        if len(known) >= MOST_KEPT:
+            known.clear()
+        # The passes are kept, so that no other has their number.
+        known[key] = _lower(learners), [call.compiled for plan, _ in learners for call in plan.calls]
+    return known[key][0]
 
 
-def add_step(to: Operations, trained: Trained) -> np.ndarray:
-    """Adds the operations of an optimizer's step; gives what they read, to be kept as long as they run."""
-    vectors = address(trained.w), address(trained.gradient), len(trained.w)
-    pulls = trained.total, trained.linear, trained.origin
-    pulled = [number for part in pulls for number in (address(part), len(part))]
-    if any(pulled[1::2]):
-        to.add(Code.PULL, *vectors, *pulled, f=trained.mu)
-    options = np.array([trained.before, trained.lr, trained.weight_decay])
+def _lower(learners: Sequence[Learner]) -> Arrays:
+    """Makes the operations of a step; their bases are in the order of `train_in_turns`."""
+    forward: list[tuple[Arrays, int]] = []
+    ways_back: list[list[tuple[Arrays, int]]] = []
+    places: Places = {}
+    spare: list[Place] = []
+    first = 0
+    for plan, _ in learners:
+        ways_back.append([])
+        spare.append(Place(first + Base.WORK, 4 * plan.spare(plan.calls[0])))
+        for number, call in enumerate(plan.calls):
+            if plan.in_place:
+                places[call.outputs[0]] = (Place(first + Base.WORK, call.compiled.at),) * 2
+            else:
+                bases = zip(call.outputs, OUTPUTS, GRADIENTS)
+                places |= {value: (Place(first + out, 0), Place(first + of_out, 0)) for value, out, of_out in bases}
+            forward.append((call.compiled.forward, first))
+            ways_back[-1].append((call.compiled.way_back(adds=number > 0), first))
+            first += len(Base) + ARRAYS * len(parts_of(call.inputs) or ())
+    # Bases behind those of the passes, one after another.
+    others = (Place(number, 0) for number in count(first))
+    losses, lists = next(others), [*forward]
+    for number, (plan, trained) in enumerate(learners):
+        of_loss, of_step = Operations(), Operations()
+        lower_loss(of_loss, plan.loss, places, losses.behind(2 * number), others, spare[number])
+        _lower_step(of_step, trained, others)
+        lists += [(of_loss.arrays(), 0), *ways_back[number], (of_step.arrays(), 0)]
+    return joined(lists)
+
+
+def _lower_step(to: Operations, trained: Trained, others: Iterator[Place]) -> None:
+    w, gradient, mean, square, options, *pulls = islice(others, 8)
+    parameters, lengths = len(trained.w), [len(t) for t in (trained.total, trained.linear, trained.origin)]
+    if any(lengths):
+        total, linear, origin = pulls
+        parts = total, lengths[0], linear, lengths[1], origin, lengths[2]
+        to.add(Code.PULL, w, gradient, parameters, *parts, f=trained.mu)
     if len(trained.mean):
-        to.add(Code.ADAM, *vectors, address(trained.mean), address(trained.square), address(options))
+        to.add(Code.ADAM, w, gradient, parameters, mean, square, options)
     else:
-        to.add(Code.SGD, *vectors, f=trained.lr, g=trained.weight_decay)
-    return options
+        to.add(Code.SGD, w, gradient, parameters, f=trained.lr, g=trained.weight_decay)
 
 
 def address(array: np.ndarray) -> int:

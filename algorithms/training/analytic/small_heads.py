@@ -56,6 +56,11 @@ class Trained(NamedTuple):
     origin: np.ndarray
     mu: float
 
+    def form(self) -> tuple[Any, ...]:
+        """Describes it as far as operations depend on it."""
+        lengths = (len(t) for t in (self.w, self.mean, self.total, self.linear, self.origin))
+        return self.lr, self.weight_decay, self.mu, *lengths
+
     @classmethod
     def of(cls, own: ClientModel, moments: Tree, kept: Tensor, options: TrainOptions, pull: Pull | None) -> "Trained":
         """Takes a client's model, and the moments, by torch's names, which are begun if there are none."""
