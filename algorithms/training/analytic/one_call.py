@@ -156,16 +156,16 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
 
 def _operations_of(learners: Sequence[Learner]) -> Arrays:
     """Finds the operations of a step, the same for all that is alike but for what lies in memory."""
-    known = learners[0][0].passes.programs
+    programs = learners[0][0].passes.programs
     outputs = [value for plan, _ in learners for call in plan.calls for value in call.outputs]
     number_of = {value: number for number, value in enumerate(outputs)}
     key = tuple((plan.form(number_of), trained.form()) for plan, trained in learners)
-    if key not in known:
-        if len(known) >= MOST_KEPT:
-            known.clear()
+    if key not in programs:
+        if len(programs) >= MOST_KEPT:
+            programs.clear()
         # The passes are kept, so that no other has their number.
-        known[key] = _lower(learners), [call.compiled for plan, _ in learners for call in plan.calls]
-    return known[key][0]
+        programs[key] = _lower(learners), [call.compiled for plan, _ in learners for call in plan.calls]
+    return programs[key][0]
 
 
 def _lower(learners: Sequence[Learner]) -> Arrays:
