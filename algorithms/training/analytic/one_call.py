@@ -15,7 +15,6 @@ from shoal.algorithms.models.compiled.losses import Loss, Places, lower_loss, tr
 from shoal.algorithms.models.compiled.lowering import Operations
 from shoal.algorithms.models.compiled.operations import Base, Code, execute
 from shoal.algorithms.models.compiled.passes import Arrays, Call, Passes, addresses, joined, parts_of
-from shoal.algorithms.models.compiled.trace import Untraceable
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.small_heads import LossOf, SmallModel, Trained, in_one_batch
@@ -67,8 +66,8 @@ class TracedModel(SmallModel):
         try:
             with self._passes.drawing() as calls:
                 loss = trace_loss(loss_of or cross_entropy, calls)
-        except (Untraceable, TypeError):
-            # Stand-ins have few operators; autograd names what is wrong.
+        except Exception:
+            # Stand-ins can do little; autograd names what is wrong.
             return None
         logits = calls[0].outputs[0]
         if len(calls) == 1 and [(term.x, term.code) for term in loss.terms] == [(logits, Code.CROSS_ENTROPIES)]:

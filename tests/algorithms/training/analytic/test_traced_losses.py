@@ -14,6 +14,7 @@ from support.written_rounds import require_close_runs
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Loss, Output, Received, Term, pure
+from shoal.algorithms.client import Client
 from shoal.algorithms.losses.distillation import distillation_loss, distilled_by_class
 from shoal.algorithms.losses.prototype_losses import contrast, mean_square, softplus_of_cosines
 from shoal.algorithms.protocol import MODEL
@@ -96,6 +97,49 @@ def test_every_compiled_loss_and_terms_that_ask_again(term: bool, options: str, 
             lasts = [trainer.fit(client, received, loss=loss, **terms) for _ in range(2)]
         assert bool(back.call_count) is not by_call
         ends.append((lasts, client.model.w.clone(), client.state))
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-5)
+
+
+def without_gradient(out: Output, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        return F.cross_entropy(out.logits_NC, y)
+
+
+def again(client: Client) -> Tensor:
+    return client.model(client.model.gathered("train")).logits_NC
+
+
+# What is added to the cross-entropy of a client's model.
+MORE: dict[str, Callable[[Client, Output, Tensor], Any]] = {
+    "without a gradient": lambda client, out, y: -0.5 * without_gradient(out, y),
+    "a choice": lambda client, out, y: F.cross_entropy(out.logits_NC, y) if 0 * without_gradient(out, y) else 0,
+    "no operator": lambda client, out, y: F.cross_entropy(out.logits_NC, y).clamp(max=9.0),
+    "a comparison": lambda client, out, y: (out.logits_NC == 0).float().mean(),
+    "ignored": lambda client, out, y: F.cross_entropy(out.logits_NC, y, ignore_index=1),
+    "ignored by default": lambda client, out, y: F.cross_entropy(out.logits_NC, y.where(y == 2, -100)),
+    "the last row": lambda client, out, y: F.cross_entropy(out.logits_NC[y[:1] * 0 - 1], y[-1:]),
+    "detached twice": lambda client, out, y: distillation_loss(again(client).detach(), out.logits_NC),
+    "a scaled teacher": lambda client, out, y: distillation_loss(0.5 * again(client), out.logits_NC),
+    "a teacher's rows": lambda client, out, y: distillation_loss(again(client)[y.argsort()], out.logits_NC),
+    "in evaluation mode": lambda client, out, y: distillation_loss(
+        client.model.output(client.model.gathered("train")).logits_NC, out.logits_NC
+    ),
+}
+
+
+def fit_once(client: Client, method: Algorithm, form: Any, **loss: Any) -> tuple[float, Tensor]:
+    flat = client.model.flat
+    last = LocalTrainer({MODEL: flat}, TrainOptions(epochs=4), method, form).fit(client, None, **loss)
+    return last, client.model.w.clone()
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_a_marked_loss_is_what_it_is_unmarked(name: str, make_view: MakeView) -> None:
+    ends = []
+    for marks in (False, True):
+        client = client_of(model_of("gcn", 0.4, head="linear"), view_of(make_view))
+        loss: Loss = lambda out, y, w, received: F.cross_entropy(out.logits_NC, y) + MORE[name](client, out, y)  # noqa: B023, E731
+        ends.append(fit_once(client, Plain(), analytic(client.model.flat), loss=pure(loss) if marks else loss))
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-5)
 
 
