@@ -49,6 +49,10 @@ class Pull:
     mu: float = 0.0
     total: Tensor | None = None
 
+    def is_contiguous(self) -> bool:
+        """Whether the numbers of its vectors lie one behind another."""
+        return all(t is None or t.is_contiguous() for t in (self.linear, self.origin, self.total))
+
     def apply(self, gradient: Tensor, w: Tensor) -> None:
         """Changes the gradient of a step at w, both `[P]`, or `[B, P]` as all else here, and keeps what it was."""
         if self.total is not None:
