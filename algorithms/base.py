@@ -92,8 +92,8 @@ class Trainer(Protocol):
 def pure(loss: Marked) -> Marked:
     """Marks a loss, or a term, that is the same function of outputs in all steps of a visit.
 
-    It draws nothing beside what models drop, and reads no `w`. It may be called once for all steps, of stand-ins for
-    the outputs, see `models.compiled.losses`.
+    It draws nothing beside what models drop, and reads no `w`. It is called once with stand-ins for the outputs, see
+    `models.compiled.losses`, and not again if it is a sum of losses that compiled code has.
     """
     loss.is_pure = True  # type: ignore[attr-defined]
     return loss
