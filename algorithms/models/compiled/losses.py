@@ -124,9 +124,9 @@ def _row_loss(kernel: Callable[..., float], x: Any, *constants: Any) -> Loss:
         raise Untraceable("a loss of its own")
     code, dtypes = _KERNELS[kernel]
     for number, matrices in _PLACES.get(code, ()):
-        places = constants[number]
-        # An operation has no exceptions.
-        if len(places) and int(places.max()) >= min((len(constants[k]) for k in matrices), default=x.rows):
+        # An operation has no exceptions. Labels below zero have no part.
+        places = constants[number].clamp_min(0) if matrices else constants[number]
+        if not _are_below(min((len(constants[k]) for k in matrices), default=x.rows), places):
             raise Untraceable("places that are not there")
     tensors = [t for t in constants if isinstance(t, Tensor | Value)]
     factors = [float(f) for f in constants if not isinstance(f, Tensor | Value)]

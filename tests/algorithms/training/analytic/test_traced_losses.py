@@ -17,7 +17,7 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm, Loss, Output, Pull, Received, Term, pure
 from shoal.algorithms.client import Client
 from shoal.algorithms.losses.distillation import distillation_loss, distilled_by_class
-from shoal.algorithms.losses.prototype_losses import contrast, mean_square, softplus_of_cosines
+from shoal.algorithms.losses.prototype_losses import SumAlignment, contrast, mean_square, softplus_of_cosines
 from shoal.algorithms.models.compiled.passes import MOST_CALLS
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
@@ -25,6 +25,7 @@ from shoal.algorithms.training.analytic import joint_call
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.analytic.small_heads import LossOf
 from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 # Methods whose clients train in one call, and options that make every term of their losses count.
 METHODS: dict[str, dict[str, Any]] = {
@@ -210,11 +211,18 @@ def test_a_loss_that_is_more_than_losses_of_rows_is_left_to_autograd(loss: Loss,
     assert back.call_count == TrainOptions().epochs
 
 
+def sum_of_one(z_NH: Tensor, places: Tensor) -> Tensor:
+    ones = SparseMatrix.of(torch.arange(2).int(), torch.zeros(1).int(), torch.ones(1), 1)
+    return SumAlignment(ones, torch.ones(1, z_NH.shape[1]), torch.ones(1), True)(z_NH, places)
+
+
 @pytest.mark.parametrize(
     "loss",
     [
         lambda out, y, w, received: mean_square(out.embedding_NH, y, torch.ones(2, 6), torch.ones(3).bool()),
         lambda out, y, w, received: mean_square(out.embedding_NH, y, torch.ones(3, 6), torch.ones(2).bool()),
+        lambda out, y, w, received: sum_of_one(out.embedding_NH, y[:1] * 0 - 1),
+        lambda out, y, w, received: sum_of_one(out.embedding_NH, y[:1] * 0 + 8),
         lambda out, y, w, received: F.cross_entropy(out.logits_NC, y + 1),
         lambda out, y, w, received: F.cross_entropy(out.logits_NC[y + 6], y),
     ],
