@@ -49,6 +49,10 @@ class Pull:
     mu: float = 0.0
     total: Tensor | None = None
 
+    def is_contiguous(self) -> bool:
+        """Whether the numbers of its vectors lie one behind another."""
+        return all(t is None or t.is_contiguous() for t in (self.linear, self.origin, self.total))
+
     def apply(self, gradient: Tensor, w: Tensor) -> None:
         """Changes the gradient of a step at w, both `[P]`, or `[B, P]` as all else here, and keeps what it was."""
         if self.total is not None:
@@ -88,8 +92,8 @@ class Trainer(Protocol):
 def pure(loss: Marked) -> Marked:
     """Marks a loss, or a term, that is the same function of outputs in all steps of a visit.
 
-    It draws nothing beside what models drop, and reads no `w`. It may be called once for all steps, of stand-ins for
-    the outputs, see `models.compiled.losses`.
+    It draws nothing beside what models drop, and reads no `w`. It is called once with stand-ins for the outputs, see
+    `models.compiled.losses`, and not again if it is a sum of losses that compiled code has.
     """
     loss.is_pure = True  # type: ignore[attr-defined]
     return loss

@@ -58,7 +58,7 @@ def class_clusters(proto_PH: Tensor, class_P: Tensor, classes: int, least: int =
 def _merge(points: np.ndarray, partition: np.ndarray) -> np.ndarray:
     """Merges the clusters that link to each other; numbers the next partition by first points, as before."""
     # A cosine does not depend on length, so sums serve as means.
-    sums = torch.zeros(partition.max() + 1, points.shape[1], dtype=torch.float64)
+    sums = torch.zeros(partition.max() + 1, points.shape[1], dtype=torch.float64, device="cpu")
     sums.index_add_(0, torch.from_numpy(partition), torch.from_numpy(points))
     component = _components(_first_neighbours(sums.numpy()))
     _, lowest, number = np.unique(component, return_index=True, return_inverse=True)

@@ -127,7 +127,9 @@ class LocalTrainer:
             y = client.data.train_label
             pull = pull_of(self._method, client, received, self.options) if model == MODEL else None
             trained.flat.set_training(True)
-            plan = self._plan(trained, received, loss, term) if self._one_call is not None and of_model else None
+            # Compiled code reads vectors by their addresses.
+            by_call = of_model and (pull is None or pull.is_contiguous())
+            plan = self._plan(trained, received, loss, term) if self._one_call is not None and by_call else None
             if self._one_call is not None and plan is not None:
                 return bounded_loss(
                     *self._one_call.fit(trained, plan, optimizer.state[trained.flat.w], self.options, pull)

@@ -243,8 +243,8 @@ class EngineConfig:
         trainer: `autograd` trains the clients of a cell one after another, `analytic` those of one in a compiled call,
             or by the formulas of the gradients, `batched` all clients in one batch; the same numbers to rounding. The
             last two are for methods of plain cross-entropy. `analytic` is for mlp, sgc and gamlp, and on processors for
-            models of sparse hops and of graphs, without fanouts, adapters, recursive attention, `norm: batch` and
-            `jumping: max`, with any loss that is marked as pure. `batched` is for whole batches of decoupled models,
+            models of sparse hops and of graphs, also on a loss that is marked as pure, without fanouts, adapters,
+            recursive attention, `norm: batch` and `jumping: max`. `batched` is for whole batches of decoupled models,
             and of gcn, gin, sage and gcnii on whole graphs. `auto` takes `batched` on GPUs, and on processors for
             rounds of 64 clients and more with at most 128 features and 16,384 numbers a step, but for small sgc and mlp
             of one or two layers; else `analytic` where it can, else `autograd`.

@@ -95,7 +95,7 @@ def by_node(client: Client, reach: Reach) -> SumAlignment:
     class_R = class_N[rows]
     target_LCH, present_LC = reach.target_LCH, reach.present_LC
     centres = centre_N[rows].nonzero()[:, 0]
-    ones = torch.ones(len(centres))
+    ones = torch.ones(len(centres), device=rows.device)
     sums, classes = [(torch.ones_like(centres), centres.int(), ones)], [class_R[centres]]
     if len(target_LCH) > 1:
         means, mean_class = neighbour_means(graph, class_N, centre_N, rows)

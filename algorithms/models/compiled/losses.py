@@ -15,7 +15,7 @@ from shoal.algorithms.models.compiled.lowering import Operations, Place
 from shoal.algorithms.models.compiled.operations import Base, Code
 from shoal.algorithms.models.compiled.passes import Call
 from shoal.algorithms.models.compiled.row_losses import row_loss
-from shoal.algorithms.models.compiled.trace import HANDLERS, Untraceable, Value
+from shoal.algorithms.models.compiled.trace import HANDLERS, Untraceable, Value, require_gradients
 
 # Operations of kernels, and the types of the tensors that they take.
 _KERNELS: dict[Callable[..., float], tuple[Code, tuple[torch.dtype, ...]]] = {
@@ -38,6 +38,8 @@ _PLACES = {
     Code.DIVERGENCES: [(1, (0,))],
     Code.SQUARES_OF_SUMS: [(0, ())],
 }
+# Kernels that divide by their first factor.
+_DIVIDES = (Code.CONTRASTS, Code.SOFTPLUS_ALONG)
 # Where outputs lie, and their gradients, at the same place if an output is needed no more.
 Places = dict[Value, tuple[Place, Place]]
 NOTHING = Place(Base.NOWHERE, 0)
@@ -64,7 +66,14 @@ class Loss:
     """A scalar: a sum of terms, and a number."""
 
     def __init__(self, terms: Sequence[Term], number: float = 0.0) -> None:
+        require_gradients()
         self.terms, self.number = terms, number
+
+    def __bool__(self) -> bool:
+        raise Untraceable("a choice by the value of a loss")
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self)
 
     def __add__(self, other: Any) -> "Loss":
         if isinstance(other, Loss):
@@ -103,7 +112,7 @@ def _number(x: Any) -> float:
 
 
 def _constant(t: Any, dtype: torch.dtype) -> Tensor | Value:
-    if isinstance(t, Value) and t.kind == "detached" and dtype == torch.float32:
+    if isinstance(t, Value) and not t.requires_grad and t.of[0].kind == "output" and dtype == torch.float32:
         return t
     if not isinstance(t, Tensor) or t.dtype != dtype or not t.is_cpu or t.requires_grad:
         raise Untraceable("a loss of other tensors")
@@ -115,33 +124,39 @@ def _row_loss(kernel: Callable[..., float], x: Any, *constants: Any) -> Loss:
         raise Untraceable("a loss of its own")
     code, dtypes = _KERNELS[kernel]
     for number, matrices in _PLACES.get(code, ()):
-        places = constants[number]
-        # An operation has no exceptions.
-        if len(places) and int(places.max()) >= min((len(constants[k]) for k in matrices), default=x.rows):
-            raise IndexError("expected labels below the number of targets")
+        # An operation has no exceptions. Labels below zero have no part.
+        places = constants[number].clamp_min(0) if matrices else constants[number]
+        if not _are_below(min((len(constants[k]) for k in matrices), default=x.rows), places):
+            raise Untraceable("places that are not there")
     tensors = [t for t in constants if isinstance(t, Tensor | Value)]
     factors = [float(f) for f in constants if not isinstance(f, Tensor | Value)]
+    if code in _DIVIDES and not factors[0]:
+        raise Untraceable("a temperature of zero")
     return Loss([Term(code, x, [_constant(t, dtype) for t, dtype in zip(tensors, dtypes, strict=True)], factors)])
 
 
-def cross_entropy(x: Any, label: Any, reduction: str = "mean", label_smoothing: float = 0.0, **others: Any) -> Loss:
-    if (
-        reduction != "mean"
-        or label_smoothing
-        or any(others.get(name) is not None for name in ("weight", "size_average"))
-    ):
+def cross_entropy(
+    x: Any, label: Any, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
+    reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Loss:  # fmt: skip
+    """Draws `F.cross_entropy` of a stand-in, or of some rows of it; Untraceable says that compiled code has no such."""
+    if reduction != "mean" or label_smoothing or any(option is not None for option in (weight, size_average, reduce)):
         raise Untraceable("another form of cross-entropy")
     if not isinstance(x, Value) or not isinstance(label, Tensor) or label.shape != (x.rows,):
         raise Untraceable("a cross-entropy of other labels")
     label_N = _constant(label, torch.int64)
-    if x.rows and not 0 <= label.numpy().min() <= label.numpy().max() < x.width:
-        raise IndexError("expected labels below the number of logits")
+    if not _are_below(x.width, label) or bool((label == ignore_index).any()):
+        raise Untraceable("labels that are no classes, or ignored")
     if x.kind == "picked":
-        places, rows = x.with_["places"], x.of[0].rows
-        if len(places) and not 0 <= int(places.min()) <= int(places.max()) < rows:
-            raise IndexError(f"expected rows below {rows}")
+        if not _are_below(x.of[0].rows, x.with_["places"]):
+            raise Untraceable("rows that are not there, or counted from the end")
         return Loss([Term(Code.CROSS_ENTROPIES_OF_ROWS, x.of[0], [label_N, x.with_["places"]], [])])
     return Loss([Term(Code.CROSS_ENTROPIES, x, [label_N], [])])
+
+
+def _are_below(count: int, places: Tensor) -> bool:
+    values = places.numpy()
+    return not len(values) or 0 <= values.min() <= values.max() < count
 
 
 HANDLERS |= {F.cross_entropy: cross_entropy, row_loss: _row_loss}

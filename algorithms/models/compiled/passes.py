@@ -29,6 +29,8 @@ MOST_PRODUCTS = 2**27
 MOST_KEPT = 4096
 # Rooms of a model that wait for their next use, and the numbers of the largest that does: 16 MiB.
 MOST_FREE, LARGEST_FREE = 4, 2**22
+# Passes of a step: each takes memory of its own.
+MOST_CALLS = 256
 
 BASES = len(Base)
 
@@ -208,8 +210,8 @@ class Passes:
     def _draw(self, inputs: Inputs, calls: list[Call]) -> Output:
         # A pass that does not embed has the same shapes, and may be all that is needed.
         compiled = self.of(inputs, embeds=False)
-        if compiled is None:
-            raise Untraceable("inputs without a pass")
+        if compiled is None or len(calls) == MOST_CALLS or not self._learns_all():
+            raise Untraceable("inputs without a pass, too many, or frozen parameters")
         outputs: Any = Value("output", [], *compiled.logits), Value("output", [], *compiled.embedding)
         calls.append(Call(inputs, compiled, outputs))
         return Output(*outputs)
@@ -217,21 +219,26 @@ class Passes:
     @contextmanager
     def drawing(self) -> Iterator[list[Call]]:
         """Lets the model answer with stand-ins inside the block, and gives its calls there."""
-        self._calls = []
+        self._calls, training = [], self._module.training
         try:
             yield self._calls
         finally:
             self._calls = None
+            if self._module.training != training:
+                self._module.train(training)
 
     @contextmanager
     def adding(self) -> Iterator[None]:
         """Lets backward passes inside the block add to `w.grad` themselves, which saves two copies of it."""
         # Frozen parameters have no gradient, which is told one by one.
-        self._adds = all(p.requires_grad for p in self._parameters)
+        self._adds = self._learns_all()
         try:
             yield
         finally:
             self._adds = False
+
+    def _learns_all(self) -> bool:
+        return all(p.requires_grad for p in self._parameters)
 
     def room(self, numbers: int) -> "_Room":
         """Returns memory for so many numbers, which comes back when the room is given up."""

@@ -23,6 +23,12 @@ class Untraceable(Exception):
     """A model computes something that no operation stands for."""
 
 
+def require_gradients() -> None:
+    """Raises Untraceable where gradients are not enabled: stand-ins would have some all the same."""
+    if not torch.is_grad_enabled():
+        raise Untraceable("values without gradients")
+
+
 class Value:
     """A matrix `[N, H]` that a pass computes.
 
@@ -33,6 +39,7 @@ class Value:
     """
 
     def __init__(self, kind: str, of: Sequence["Value"], rows: int, width: int, **with_: Any) -> None:
+        require_gradients()
         self.kind, self.of, self.rows, self.width, self.with_ = kind, tuple(of), rows, width, with_
         self.uses = 0
 
@@ -72,7 +79,7 @@ class Value:
         return Value("gather", [self], rows.count, self.width, number=rows.number)
 
     def detach(self) -> "Value":
-        return Value("detached", [self], self.rows, self.width)
+        return Value("detached", [self], self.rows, self.width) if self.requires_grad else self
 
     def __getitem__(self, rows: Any) -> "Value":
         if isinstance(rows, Tensor) and rows.dtype == torch.int64 and rows.dim() == 1 and rows.is_cpu:

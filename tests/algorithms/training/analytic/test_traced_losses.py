@@ -1,6 +1,7 @@
 """Losses of methods, drawn once and computed in compiled steps, beside the same runs by autograd."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -13,14 +14,18 @@ from support.one_call import CLASSES, VISITS, client_of, model_of, view_of
 from support.written_rounds import require_close_runs
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Loss, Output, Received, Term, pure
+from shoal.algorithms.base import Algorithm, Loss, Output, Pull, Received, Term, pure
+from shoal.algorithms.client import Client
 from shoal.algorithms.losses.distillation import distillation_loss, distilled_by_class
-from shoal.algorithms.losses.prototype_losses import contrast, mean_square, softplus_of_cosines
+from shoal.algorithms.losses.prototype_losses import SumAlignment, contrast, mean_square, softplus_of_cosines
+from shoal.algorithms.models.compiled.passes import MOST_CALLS
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic import joint_call
 from shoal.algorithms.training.analytic.choice import analytic
+from shoal.algorithms.training.analytic.small_heads import LossOf
 from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 # Methods whose clients train in one call, and options that make every term of their losses count.
 METHODS: dict[str, dict[str, Any]] = {
@@ -99,6 +104,88 @@ def test_every_compiled_loss_and_terms_that_ask_again(term: bool, options: str, 
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-5)
 
 
+def without_gradient(out: Output, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        return F.cross_entropy(out.logits_NC, y)
+
+
+def again(client: Client) -> Tensor:
+    return client.model(client.model.gathered("train")).logits_NC
+
+
+# What is added to the cross-entropy of a client's model.
+MORE: dict[str, Callable[[Client, Output, Tensor], Any]] = {
+    "without a gradient": lambda client, out, y: -0.5 * without_gradient(out, y),
+    "a choice": lambda client, out, y: F.cross_entropy(out.logits_NC, y) if 0 * without_gradient(out, y) else 0,
+    "no operator": lambda client, out, y: F.cross_entropy(out.logits_NC, y).clamp(max=9.0),
+    "a comparison": lambda client, out, y: (out.logits_NC == 0).float().mean(),
+    "ignored": lambda client, out, y: F.cross_entropy(out.logits_NC, y, ignore_index=1),
+    "ignored by default": lambda client, out, y: F.cross_entropy(out.logits_NC, y.where(y == 2, -100)),
+    "the last row": lambda client, out, y: F.cross_entropy(out.logits_NC[y[:1] * 0 - 1], y[-1:]),
+    "detached twice": lambda client, out, y: distillation_loss(again(client).detach(), out.logits_NC),
+    "a scaled teacher": lambda client, out, y: distillation_loss(0.5 * again(client), out.logits_NC),
+    "a teacher's rows": lambda client, out, y: distillation_loss(again(client)[y.argsort()], out.logits_NC),
+    "in evaluation mode": lambda client, out, y: distillation_loss(
+        client.model.output(client.model.gathered("train")).logits_NC, out.logits_NC
+    ),
+}
+
+
+def fit_once(client: Client, method: Algorithm, form: Any, **loss: Any) -> tuple[float, Tensor]:
+    flat = client.model.flat
+    last = LocalTrainer({MODEL: flat}, TrainOptions(epochs=4), method, form).fit(client, None, **loss)
+    return last, client.model.w.clone()
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_a_marked_loss_is_what_it_is_unmarked(name: str, make_view: MakeView) -> None:
+    ends = []
+    for marks in (False, True):
+        client = client_of(model_of("gcn", 0.4, head="linear"), view_of(make_view))
+        loss: Loss = lambda out, y, w, received: F.cross_entropy(out.logits_NC, y) + MORE[name](client, out, y)  # noqa: B023, E731
+        ends.append(fit_once(client, Plain(), analytic(client.model.flat), loss=pure(loss) if marks else loss))
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class Pulled(Algorithm):
+    pulled: Pull
+
+    def pull(self, client: Client, received: Received, options: TrainOptions) -> Pull:
+        return self.pulled
+
+
+@pytest.mark.parametrize("name", ["linear", "origin", "total"])
+def test_vectors_with_gaps_pull_as_others(name: str, make_view: MakeView) -> None:
+    ends = []
+    for gaps in (False, True):
+        client = client_of(model_of("gcn", head="linear"), view_of(make_view))
+        columns = torch.randn(len(client.model.w), 2, generator=torch.Generator().manual_seed(5))
+        vector = columns[:, 0] if gaps else columns[:, 0].contiguous()
+        method = Pulled(Pull(**{name: vector}, mu=0.5 * (name == "origin")))
+        ends.append((*fit_once(client, method, analytic(client.model.flat)), vector))
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-5)
+
+
+def test_passes_of_a_step_are_limited(make_view: MakeView) -> None:
+    client = client_of(model_of("gcn", head="linear"), view_of(make_view))
+    client.model.flat.set_training(True)
+    inputs, small = client.model.gathered("train"), analytic(client.model.flat).one_call
+    assert small is not None
+    for count, fits in ((MOST_CALLS, True), (MOST_CALLS + 1, False)):
+        loss: LossOf = lambda w: sum(F.cross_entropy(again(client), client.data.train_label) for _ in range(count))  # noqa: B023, E731
+        assert (small.plan(inputs, client.data.train_label, loss) is not None) is fits
+
+
+def test_frozen_parameters_stay(make_view: MakeView) -> None:
+    ends = []
+    for forms in (False, True):
+        flat = model_of("gcn", head="linear")
+        next(iter(flat.module.parameters())).requires_grad_(False)
+        ends.append(fit_once(client_of(flat, view_of(make_view)), Plain(), analytic(flat) if forms else None))
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-5)
+
+
 def untraced(change: Callable[[Output, Tensor], Tensor]) -> Loss:
     return pure(lambda out, y, w, received: F.cross_entropy(out.logits_NC, y) + 0 * change(out, w))
 
@@ -124,11 +211,18 @@ def test_a_loss_that_is_more_than_losses_of_rows_is_left_to_autograd(loss: Loss,
     assert back.call_count == TrainOptions().epochs
 
 
+def sum_of_one(z_NH: Tensor, places: Tensor) -> Tensor:
+    ones = SparseMatrix.of(torch.arange(2).int(), torch.zeros(1).int(), torch.ones(1), 1)
+    return SumAlignment(ones, torch.ones(1, z_NH.shape[1]), torch.ones(1), True)(z_NH, places)
+
+
 @pytest.mark.parametrize(
     "loss",
     [
         lambda out, y, w, received: mean_square(out.embedding_NH, y, torch.ones(2, 6), torch.ones(3).bool()),
         lambda out, y, w, received: mean_square(out.embedding_NH, y, torch.ones(3, 6), torch.ones(2).bool()),
+        lambda out, y, w, received: sum_of_one(out.embedding_NH, y[:1] * 0 - 1),
+        lambda out, y, w, received: sum_of_one(out.embedding_NH, y[:1] * 0 + 8),
         lambda out, y, w, received: F.cross_entropy(out.logits_NC, y + 1),
         lambda out, y, w, received: F.cross_entropy(out.logits_NC[y + 6], y),
     ],
