@@ -44,6 +44,8 @@ from shoal.storage.errors import ShoalError
 FurtherEvaluation = Callable[["Server", FederationState, Meter], None]
 # The line of a round has by this key, among missing clients, those that answered in vain.
 UNREAD = "unread"
+# It has the scores of every client by this key, until the driver writes them into a file of their own.
+CLIENT_SCORES = "client_scores"
 
 
 class Server:
@@ -173,6 +175,8 @@ class Server:
             line[EVALUATED] = len(sample)
         if exchange.predicted:
             line["predicted"] = exchange.predicted
+        if scopes is not None and self.plan.keep_scores:
+            line[CLIENT_SCORES] = self.client_scores()
         if self.job.train.schedule is not None:
             line["lr"] = self.job.train.in_round(number).lr
         return {**line, "records": records} if records and scopes is not None else line

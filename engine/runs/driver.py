@@ -23,6 +23,7 @@ from shoal.engine.records.metrics import DIGESTS, RECORDS, write_records
 from shoal.engine.records.run_folder import RunFolder, parent_of
 from shoal.engine.records.summary import CONSTANT, DONE, FIRST_SCOPE, ONE_MODEL, SOME, summarize_run
 from shoal.engine.records.untrained import UNTRAINED
+from shoal.engine.rounds import server
 from shoal.engine.rounds.costs import Live, Watch
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
@@ -106,17 +107,19 @@ class Driver:
                     try:
                         self.folder.at_work.note(f"round {done + 1}, server")
                         with self._keeping(done):
-                            line = self.backend.round(self._watching(view, interrupt, done))
-                        done, predicted = line["round"], line.pop("predicted", ())
-                        self.folder.at_work.note(f"after round {done}")
-                        self._record(line)
-                        if self._best:
-                            self._best.note(line, self._current)
-                        view.advance(line)
-                        with self._keeping(done):
-                            self._calls.after(line)
-                            if predicted:
-                                self._calls.after_predictions(line, predicted)
+                            until = min(rounds, self._next_stop(done))
+                            lines = self.backend.rounds(self._watching(view, interrupt, done), until)
+                        for line in lines:
+                            done, predicted = line["round"], line.pop("predicted", ())
+                            self.folder.at_work.note(f"after round {done}")
+                            self._record(line)
+                            if self._best:
+                                self._best.note(line, self._current)
+                            view.advance(line)
+                            with self._keeping(done):
+                                self._calls.after(line)
+                                if predicted:
+                                    self._calls.after_predictions(line, predicted)
                         now, limit = time.monotonic(), self.config.run.max_seconds
                         # The limit is one of this run alone, and ends no other run of a study.
                         over = limit is not None and now - began > limit
@@ -172,6 +175,11 @@ class Driver:
 
         return watch
 
+    def _next_stop(self, done: int) -> int:
+        """Returns the round after which a checkpoint is due, or a callback that may end the run or keep models."""
+        every = self.config.run.checkpoint_every
+        return done + 1 if self._best or self._calls.may_stop else done + every - done % every
+
     @contextmanager
     def _keeping(self, done: int) -> Iterator[None]:
         """Writes, after a failure in the block, a checkpoint of the rounds that are done; the failure is reported."""
@@ -216,8 +224,8 @@ class Driver:
         digests: dict[str, str | None] = {}
         if records := line.pop("records", None):
             digests[RECORDS] = write_records(self.folder.path, line["round"], records)
-        if "scopes" in line and self.config.run.client_scores:
-            digests[CLIENT_SCORES] = self.folder.client_scores.append(line["round"], self.backend.client_scores())
+        if (scores := line.pop(server.CLIENT_SCORES, None)) is not None:
+            digests[CLIENT_SCORES] = self.folder.client_scores.append(line["round"], scores)
         if uploads := line.pop("uploads", None):
             digests[UPLOADS] = self.folder.uploads.append(line["round"], columns_of(uploads))
         if digests:
