@@ -491,7 +491,7 @@ class ServerActor:
         """Runs one round; its line also has what server and hosts hold, did and printed, and the events of hosts."""
         work = self._pool.work = Work()
         with self._prints.capture(self._server.state.round + 1):
-            line = self._server.round(self._watch)
+            line = self._server.add_scores(self._server.round(self._watch))
         self._live = None
         work.print(None, *self._prints.take())
         line["hosts"] |= work.end(line["seconds"]["round"], line["hosts"]["of"])

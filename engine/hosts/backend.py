@@ -135,7 +135,9 @@ class LocalBackend:
         return ""
 
     def rounds(self, watch: Watch, until: int) -> list[dict[str, Any]]:
-        return [self.round(watch)]
+        line = self.round(watch)
+        assert self._server is not None, "open() comes first"
+        return [self._server.add_scores(line)]
 
     def round(self, watch: Watch) -> dict[str, Any]:
         """Runs one round and returns its line of metrics; calls `watch` meanwhile."""
