@@ -126,12 +126,11 @@ class HostActor(Host):
             traceback.print_exc()
             os._exit(1)
         held, kernels = resident(), seconds_of_kernels() - before
-        for outcome in outcomes:
-            if outcome is not None:
-                outcome.memory, outcome.kernels = held, kernels / len(outcomes)
-        if outcomes[0] is not None:
-            outcomes[0].printed = self._prints.take()
-            join_sums(outcomes, cells[0].stages.adder)
+        for outcome in (made := [outcome for outcome in outcomes if outcome is not None]):
+            outcome.memory, outcome.kernels = held, kernels / len(outcomes)
+        if made:
+            made[0].printed = self._prints.take()
+            join_sums(made, cells[0].stages.adder)
         if not states:
             return outcomes
         trees = take_states(outcomes)

@@ -303,7 +303,7 @@ def load_last(root: Path, rounds: int) -> Checkpoint:
 
 
 def faults(root: Path) -> list[str]:
-    """Returns a line for every checkpoint that is not as it was written. Raises ShoalError: the folder is unreadable."""
+    """Returns a line for every checkpoint that is damaged. Raises ShoalError: the folder cannot be read."""
     lines = []
     for number in rounds_kept(root):
         try:

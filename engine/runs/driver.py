@@ -108,8 +108,8 @@ class Driver:
                         self.folder.at_work.note(f"round {done + 1}, server")
                         with self._keeping(done):
                             until = min(rounds, self._next_stop(done))
-                            lines = self.backend.rounds(self._watching(view, interrupt, done), until)
-                        for line in lines:
+                            new = self.backend.rounds(self._watching(view, interrupt, done), until)
+                        for line in new:
                             done, predicted = line["round"], line.pop("predicted", ())
                             self.folder.at_work.note(f"after round {done}")
                             self._record(line)
@@ -167,7 +167,7 @@ class Driver:
             view.watch(live)
             if interrupt.asked and done and not checkpoint.folder_of(self.folder.checkpoints, done).exists():
                 current = self._current()
-                # At the end of a round the server may be ahead of the lines of metrics; the round is then kept whole.
+                # In a call of several rounds, and at its end, the server is ahead of the lines of metrics; it is soon over.
                 if current.state.round == done:
                     checkpoint.save(self.folder.checkpoints, current, self.config.run.keep)
                     self.folder.send()

@@ -6,7 +6,7 @@ Features plug in by `Section.selects` and `Section.attends`. Axes: B all clients
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
