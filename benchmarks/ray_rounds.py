@@ -39,7 +39,7 @@ def play(backend: Backend, begun: int, rounds: int, at_once: int) -> tuple[float
     """Milliseconds of a round after `begun` of them: of processors, and of the clock."""
     done, cpu, began = begun, cpu_seconds(), time.perf_counter()
     while done < begun + rounds:
-        done += len(backend.rounds(unwatched, done + at_once - done % at_once))
+        done += len(list(backend.rounds(unwatched, done + at_once - done % at_once)))
     spent = time.perf_counter() - began, cpu_seconds() - cpu
     wall, cpu = (1000 * seconds / (done - begun) for seconds in spent)
     return cpu, wall

@@ -28,7 +28,7 @@ def main() -> None:
     while done < len(task.cohorts):
         turns.wait()
         end = done + task.a_turn - done % task.a_turn
-        lines = backend.rounds(unwatched, min(end, task.compared) if done < task.compared else end)
+        lines = list(backend.rounds(unwatched, min(end, task.compared) if done < task.compared else end))
         assert [line["cohort"] for line in lines] == task.cohorts[done : done + len(lines)]
         for line in lines:
             turns.finished(training=line["seconds"]["train"])

@@ -5,8 +5,8 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,7 @@ from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.records.checkpoint import write_clients
-from shoal.engine.rounds.costs import Live, Watch, note_kernels, seconds_of_kernels, unwatched, working_clock
+from shoal.engine.rounds.costs import Live, Watch, note_kernels, seconds_of_kernels, working_clock
 from shoal.engine.rounds.reduction import join_sums
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
@@ -343,12 +343,20 @@ class RayBackend:
                 raise
             self._up = True
 
-    def rounds(self, watch: Watch, until: int) -> list[dict[str, Any]]:
-        self._in_round = True
+    def rounds(self, watch: Watch, until: int) -> Iterator[dict[str, Any]]:
+        self._in_round, newest, ref = True, 0, self._server.rounds.remote(until)
         try:
-            return self._get(self._server.rounds.remote(until), watch)
+            # A long round that follows short ones does not keep their lines from the driver.
+            for live, lines in self._beats(ref):
+                yield from (line for line in lines if line["round"] > newest)
+                newest = lines[-1]["round"] if lines else newest
+                if live is not None:
+                    watch(live)
         finally:
             self._in_round = False
+        with self._faults():
+            lines = ray.get(ref)
+        yield from (line for line in lines if line["round"] > newest)
 
     def round(self, watch: Watch) -> dict[str, Any]:
         """Runs one round and returns its line of metrics; calls `watch` meanwhile."""
@@ -395,20 +403,29 @@ class RayBackend:
         )
         return actor.remote(self._config, self.hosts[: self._number.hosts], job, plan, state)
 
-    def _get(self, ref: Any, watch: Watch = unwatched) -> Any:
-        """Waits while the server answers `alive`; raises ServerLost if it does not, ShoalError as it or the cluster."""
+    def _get(self, ref: Any) -> Any:
+        """Waits for an answer of the server; raises as `_beats`."""
+        for _ in self._beats(ref):
+            pass
+        with self._faults():
+            return ray.get(ref)
+
+    def _beats(self, ref: Any) -> Iterator[tuple[Live | None, Sequence[dict[str, Any]]]]:
+        """Yields what the server shows, now and then until it has an answer.
+
+        Raises ServerLost if it is silent, ShoalError as it or the cluster.
+        """
         silence = self._config.engine.cell_timeout
         answered = time.monotonic()
-        beat = self._server.alive.remote()
-        try:
+        with self._faults():
+            beat = self._server.alive.remote()
             while True:
                 done, _ = ray.wait([ref, beat], num_returns=1, timeout=BETWEEN_BEATS)
                 self._health.require()
                 if ref in done:
-                    return ray.get(ref)
+                    return
                 if beat in done:
-                    if live := ray.get(beat):
-                        watch(live)
+                    yield ray.get(beat)
                     answered = time.monotonic()
                     ray.wait([ref], timeout=BETWEEN_BEATS)
                     beat = self._server.alive.remote()
@@ -416,6 +433,12 @@ class RayBackend:
                     ray.kill(self._server)
                     self._health.require(now=True)
                     raise ServerLost(f"the server was silent for {silence:.0f} s")
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Raises errors of Ray in the block as ServerLost, or as the ShoalError of the server or the cluster."""
+        try:
+            yield
         except RayTaskError as error:
             if isinstance(error.cause, ServerLost):
                 raise error.cause from error
@@ -434,6 +457,8 @@ class ServerActor:
         # Hosts compile the same kernels, each for itself: the largest number of one.
         self._kernels = 0
         self._refusal: ShoalError | None = None
+        # Lines of the call under way, of which `alive` shows those that are there.
+        self._lines: list[dict[str, Any]] = []
         # The failure of a round after others, and by whether a round is evaluated the seconds of the newest one.
         self._failure: Exception | None = None
         self._seconds: dict[bool, float] = {}
@@ -466,7 +491,7 @@ class ServerActor:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        lines = list[dict[str, Any]]()
+        lines = self._lines = list[dict[str, Any]]()
         rest = SECONDS_OF_A_CALL
         while not lines or (self._server.state.round < until and self._seconds.get(self._evaluates, math.inf) < rest):
             evaluates, began = self._evaluates, time.monotonic()
@@ -510,6 +535,9 @@ class ServerActor:
         """Returns the state after the last committed round, without the models of these digests."""
         return self._server.state.without_models(on_disk)
 
-    def alive(self) -> Live | None:
-        """Returns the progress of the round under way; a call that returns shows that the server is alive."""
-        return None if self._live is None else replace(self._live, kernels=self._kernels)
+    def alive(self) -> tuple[Live | None, list[dict[str, Any]]]:
+        """Returns the progress of the round under way, and the lines of those of the same call before it.
+
+        A call that returns shows that the server is alive.
+        """
+        return None if self._live is None else replace(self._live, kernels=self._kernels), list(self._lines)

@@ -40,10 +40,10 @@ class Backend(Protocol):
         """Says how many hosts the job that was opened has, and on how many cores; empty: all is one process."""
         ...
 
-    def rounds(self, watch: Watch, until: int) -> list[dict[str, Any]]:
-        """Runs the next round, and maybe short ones up to round `until`; returns their lines of metrics.
+    def rounds(self, watch: Watch, until: int) -> Iterator[dict[str, Any]]:
+        """Runs the next round, and maybe short ones up to round `until`; yields their lines of metrics.
 
-        It calls `watch` meanwhile.
+        It calls `watch` meanwhile. The server may be ahead of the lines until all are there.
         """
         ...
 
@@ -134,10 +134,10 @@ class LocalBackend:
     def describe_hosts(self) -> str:
         return ""
 
-    def rounds(self, watch: Watch, until: int) -> list[dict[str, Any]]:
+    def rounds(self, watch: Watch, until: int) -> Iterator[dict[str, Any]]:
         line = self.round(watch)
         assert self._server is not None, "open() comes first"
-        return [self._server.add_scores(line)]
+        yield self._server.add_scores(line)
 
     def round(self, watch: Watch) -> dict[str, Any]:
         """Runs one round and returns its line of metrics; calls `watch` meanwhile."""

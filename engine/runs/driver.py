@@ -77,6 +77,8 @@ class Driver:
         self._saved = time.monotonic()
         # `drive` replaces it by one that listens for signals.
         self.interrupt = Interrupt()
+        # Rounds whose lines are there.
+        self._done = 0
         # Seconds that checkpoints took since the last line of a round.
         self._seconds_of_checkpoints = 0.0
 
@@ -106,13 +108,13 @@ class Driver:
                 while done < rounds and not self._ended_early():
                     try:
                         self.folder.at_work.note(f"round {done + 1}, server")
-                        with self._keeping(done):
-                            until = min(rounds, self._next_stop(done))
-                            new = self.backend.rounds(self._watching(view, interrupt, done), until)
-                        for line in new:
+                        self._done, stop = done, min(rounds, self._next_stop(done))
+                        new_lines = self.backend.rounds(self._watching(view, interrupt), stop)
+                        while (line := self._next(new_lines)) is not None:
                             done, predicted = line["round"], line.pop("predicted", ())
                             self.folder.at_work.note(f"after round {done}")
                             self._record(line)
+                            self._done = done
                             if self._best:
                                 self._best.note(line, self._current)
                             view.advance(line)
@@ -160,14 +162,20 @@ class Driver:
             # After a finished run callbacks have ended already, and this does nothing.
             self._calls.end(None)
 
-    def _watching(self, view: LiveView, interrupt: Interrupt, done: int) -> Watch:
+    def _next(self, lines: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
+        """Returns the line of the next round of a call, None after the last; a failure leaves a checkpoint."""
+        with self._keeping(self._done):
+            return next(lines, None)
+
+    def _watching(self, view: LiveView, interrupt: Interrupt) -> Watch:
         """Shows a round under way; asked to stop, keeps earlier rounds at once (`ray job stop` waits 3 seconds)."""
 
         def watch(live: Live) -> None:
             view.watch(live)
+            done = self._done
             if interrupt.asked and done and not checkpoint.folder_of(self.folder.checkpoints, done).exists():
                 current = self._current()
-                # In a call of several rounds, and at its end, the server is ahead of the lines of metrics; it is soon over.
+                # At the end of a round the server may be ahead of the lines of metrics; the round is then kept whole.
                 if current.state.round == done:
                     checkpoint.save(self.folder.checkpoints, current, self.config.run.keep)
                     self.folder.send()

@@ -129,7 +129,7 @@ def test_short_rounds_of_one_call_have_the_numbers_of_one_process(
         each.open(job, plan_of(config), None)
     while len(lines) < 40:
         until = min(len(lines) + 10, 40)
-        at_once.append(backend.rounds(unwatched, until))
+        at_once.append(list(backend.rounds(unwatched, until)))
         lines += at_once[-1]
         assert len(lines) <= until
     assert max(map(len, at_once)) > 1
@@ -168,7 +168,7 @@ def test_rounds_of_a_call_end_where_the_driver_reads_the_state(tiny: Path, keys:
     asked = dict[int, int]()
 
     class Asked(LocalBackend):
-        def rounds(self, watch: Watch, until: int) -> list[dict[str, Any]]:
+        def rounds(self, watch: Watch, until: int) -> Iterator[dict[str, Any]]:
             asked[self.state().round] = until
             return super().rounds(watch, until)
 
