@@ -280,7 +280,8 @@ class RayBackend:
         # The hosts that were not up at the last look, by their first call.
         self._late: dict[Any, int] = {}
         self._server: Any = None
-        self._servers = 0
+        # `_newest` is the round of the newest line that was given.
+        self._servers = self._newest = 0
         self._connect()
         # What is free is read before hosts of this process take any of it.
         self._machines = free_machines(config)
@@ -321,7 +322,7 @@ class RayBackend:
         if state is not None:
             state.kept |= hand_over_states(state.clients)
             hand_over_inboxes(state.inboxes)
-        self._run = job.id
+        self._run, self._newest = job.id, 0 if state is None else state.round
         self._server = self._start_server(job, plan, state)
         # The server starts while the hosts do.
         self.await_hosts()
@@ -344,19 +345,25 @@ class RayBackend:
             self._up = True
 
     def rounds(self, watch: Watch, until: int) -> Iterator[dict[str, Any]]:
-        self._in_round, newest, ref = True, 0, self._server.rounds.remote(until)
+        self._in_round, ref = True, self._server.rounds.remote(until)
         try:
             # A long round that follows short ones does not keep their lines from the driver.
             for live, lines in self._beats(ref):
-                yield from (line for line in lines if line["round"] > newest)
-                newest = lines[-1]["round"] if lines else newest
+                yield from self._new(lines)
                 if live is not None:
                     watch(live)
         finally:
             self._in_round = False
         with self._faults():
             lines = ray.get(ref)
-        yield from (line for line in lines if line["round"] > newest)
+        yield from self._new(lines)
+
+    def _new(self, lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields lines that the driver has not: a beat may show those of this call again, or of the call before."""
+        for line in lines:
+            if line["round"] > self._newest:
+                self._newest = line["round"]
+                yield line
 
     def round(self, watch: Watch) -> dict[str, Any]:
         """Runs one round and returns its line of metrics; calls `watch` meanwhile."""
