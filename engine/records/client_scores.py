@@ -192,12 +192,10 @@ def _current(scopes: pa.DictionaryArray) -> pa.DictionaryArray:
     """Renames scopes of older files to today's names."""
     before = scopes.dictionary.to_pylist()
     names = [OLD_SCOPES.get(name, name) for name in before]
-    # Arrow looks for pandas, and loads it, to make an array of a list.
-    return (
-        scopes
-        if names == before
-        else pa.DictionaryArray.from_arrays(scopes.indices, pa.array(names, scopes.dictionary.type))
-    )
+    if names == before:
+        # Arrow looks for pandas, and loads it, to make an array of a list.
+        return scopes
+    return pa.DictionaryArray.from_arrays(scopes.indices, pa.array(names, scopes.dictionary.type))
 
 
 def mean_scores(run: Path) -> dict[tuple[int, str, str], tuple[float, float]]:
