@@ -20,8 +20,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import parse_config
-from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import make_job
 from shoal.engine.messages.trainers import ANALYTIC, AUTOGRAD, BATCHED
 from shoal.engine.preparing.prepare import prepare
@@ -46,24 +46,24 @@ def draw(folder: Path, clients: int, rows: int) -> None:
     np.save(folder / "split.npy", np.tile([*[TRAIN] * rows, VAL, TEST], clients).astype(np.int8))
 
 
-def opened(folder: Path, clients: int, hidden: int, optimizer: str, trainer: str) -> LocalBackend:
-    """A run in this process, ready for its first round."""
+def opened(folder: Path, clients: int, hidden: int, optimizer: str, trainer: str, backend: str = "local") -> Any:
+    """A run in this process, or on one Ray host, ready for its first round."""
     plain: dict[str, Any] = {
         "name": "visits",
-        "rounds": 1000,
+        "rounds": 1000_000,
         "data": {"dataset": "files", "path": str(folder), "store": str(folder / "store"), "split": "public"},
         "partition": {"method": "file", "clients": clients},
         "propagation": {"hops": 0},
-        "evaluation": {"every": 1000},
+        "evaluation": {"every": 1000_000},
         "algorithm": {"name": "fedavg"},
         "model": {"name": "mlp", "hidden": hidden} if hidden else {"name": "sgc"},
         "train": {"epochs": 3, "optimizer": optimizer, "dropout": 0.0},
-        "engine": {"backend": "local", "trainer": trainer},
+        "engine": {"backend": backend, "hosts": 1, "trainer": trainer},
     }
     config = parse_config(plain, "benchmark")
-    backend = LocalBackend()
-    backend.open(make_job(config, prepare(config), f"{folder}-{hidden}-{optimizer}-{trainer}"), plan_of(config), None)
-    return backend
+    made = open_backend(config)
+    made.open(make_job(config, prepare(config), f"{folder}-{hidden}-{optimizer}-{trainer}"), plan_of(config), None)
+    return made
 
 
 def main() -> None:

@@ -224,19 +224,21 @@ def table(
     return table_of(rows_of(_paths(runs)), layout)
 
 
-def report(runs: Runs, out: str | PathLike[str] | None = None) -> Path:
+def report(runs: Runs, out: str | PathLike[str] | None = None, pdf: bool = False) -> Path:
     """Writes the page of runs and sweeps, as `shoal report`, and its figures beside it; gives the page.
 
     Args:
         runs: A run, a sweep, or several, each as `Run`, `Sweep` or its folder.
         out: Folder to write; None: `report` in the folder of the first.
+        pdf: Write the figures as PDF, too, not as SVG and PNG alone.
 
     Raises:
         ShoalError: No run is finished, or a folder is none of a run or a sweep.
     """
+    from shoal.engine.records.outputs import KINDS, USUAL_KINDS
     from shoal.pages import report as report_command
 
-    return report_command.report(_paths(runs), None if out is None else Path(out))
+    return report_command.report(_paths(runs), None if out is None else Path(out), kinds=KINDS if pdf else USUAL_KINDS)
 
 
 def compare(left: str | PathLike[str] | Run, right: str | PathLike[str] | Run) -> list[TextTable]:

@@ -93,6 +93,11 @@ class Calls:
         """Calls nothing yet; `say` reports a failed callback to the user."""
         self._callbacks, self.running, self._say = dict(callbacks), running, say
 
+    @property
+    def may_stop(self) -> bool:
+        """Returns whether a callback may end the run."""
+        return any(name not in LOGGERS for name in self._callbacks)
+
     def start(self) -> None:
         """Calls hooks before the first round, and when rounds were lost; a callback that may end the run raises."""
         self.running.stopped = None

@@ -1,7 +1,7 @@
 """A set of client numbers as ranges: the clients that a host can read are few ranges, however many there are."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Set
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,13 @@ class ClientRanges(Set[int]):
         place_B = np.searchsorted(self._first, number_B, side="right") - 1
         inside_B = (place_B >= 0) & (number_B < np.array(self._stop)[place_B])
         return set(number_B[~inside_B].tolist())
+
+    def issuperset(self, clients: Collection[int]) -> bool:
+        """Returns whether all of some clients are in the set, at once where one range has them."""
+        if not clients:
+            return True
+        place = bisect_right(self._first, min(clients)) - 1
+        return (place >= 0 and max(clients) < self._stop[place]) or not self.missing(clients)
 
     def __contains__(self, client: object) -> bool:
         if not isinstance(client, int | np.integer):

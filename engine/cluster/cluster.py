@@ -260,6 +260,10 @@ def _package() -> str:
 def share_tensors() -> None:
     """Makes Ray send this process's CPU tensors as NumPy arrays, which readers map without a copy."""
     ray.util.register_serializer(torch.Tensor, serializer=_to_array, deserializer=_from_array)
+    with warnings.catch_warnings():
+        # Shared memory is read-only, and no reader writes into a received tensor. Torch warns once in a process.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        _from_array(np.frombuffer(bytes(1), dtype=np.uint8))
 
 
 def _to_array(tensor: torch.Tensor) -> np.ndarray:
@@ -267,10 +271,7 @@ def _to_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _from_array(array: np.ndarray) -> torch.Tensor:
-    with warnings.catch_warnings():
-        # Shared memory is read-only, and no reader writes into a received tensor.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
+    return torch.from_numpy(array)
 
 
 def _await_room(config: Config) -> "Patience":

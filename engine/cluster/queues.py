@@ -1,10 +1,11 @@
 """Tasks that wait for hosts: their places, and the queue of every host; a task costs O(log hosts)."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from shoal.engine.cluster.client_ranges import ClientRanges
 from shoal.engine.messages.cell import Cell
 
 
@@ -93,7 +94,7 @@ class Queues:
     def take(
         self,
         host: int,
-        reads: Set[int],
+        reads: ClientRanges | frozenset[int],
         pace: Callable[[Task], float],
         alone: bool = False,
         never_lost: bool = False,
@@ -116,7 +117,7 @@ class Queues:
             seconds += math.inf if task.losses else pace(task)
         return tasks
 
-    def _next(self, host: int, reads: Set[int], never_lost: bool) -> Task | None:
+    def _next(self, host: int, reads: ClientRanges | frozenset[int], never_lost: bool) -> Task | None:
         """Takes the largest task of the host's queue, or of the fullest queue that has one for it."""
         task, popped = self._largest(host, reads, never_lost), []
         while task is None and self._most():
@@ -126,11 +127,11 @@ class Queues:
             heappush(self._fullest, entry)
         return task
 
-    def _largest(self, host: int, reads: Set[int], never_lost: bool) -> Task | None:
+    def _largest(self, host: int, reads: ClientRanges | frozenset[int], never_lost: bool) -> Task | None:
         queue = self._waiting[host]
         for number in reversed(range(len(queue))):
             task = queue[number]
-            if not (never_lost and task.losses) and all(i in reads for i in task.cell.ids):
+            if not (never_lost and task.losses) and reads.issuperset(task.cell.ids):
                 del queue[number]
                 self._note(host)
                 return task

@@ -5,8 +5,8 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,8 +52,8 @@ from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.records.checkpoint import write_clients
-from shoal.engine.rounds.costs import Live, Watch, note_kernels, seconds_of_kernels, unwatched, working_clock
-from shoal.engine.rounds.evaluation import Columns
+from shoal.engine.rounds.costs import Live, Watch, note_kernels, seconds_of_kernels, working_clock
+from shoal.engine.rounds.reduction import join_sums
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
@@ -66,6 +66,8 @@ SECONDS_GONE = 20.0
 SECONDS_TO_ANSWER = 2.0
 # A host with large results keeps at most so many bytes of freed memory between calls.
 KEPT_BETWEEN_CALLS = 2**26
+# Rounds that take no longer than this together are one call of the server: a call takes about 2 ms of processor time.
+SECONDS_OF_A_CALL = 0.25
 
 
 class HostActor(Host):
@@ -124,11 +126,11 @@ class HostActor(Host):
             traceback.print_exc()
             os._exit(1)
         held, kernels = resident(), seconds_of_kernels() - before
-        for outcome in outcomes:
-            if outcome is not None:
-                outcome.memory, outcome.kernels = held, kernels / len(outcomes)
-        if outcomes[0] is not None:
-            outcomes[0].printed = self._prints.take()
+        for outcome in (made := [outcome for outcome in outcomes if outcome is not None]):
+            outcome.memory, outcome.kernels = held, kernels / len(outcomes)
+        if made:
+            made[0].printed = self._prints.take()
+            join_sums(made, cells[0].stages.adder)
         if not states:
             return outcomes
         trees = take_states(outcomes)
@@ -278,7 +280,8 @@ class RayBackend:
         # The hosts that were not up at the last look, by their first call.
         self._late: dict[Any, int] = {}
         self._server: Any = None
-        self._servers = 0
+        # `_newest` is the round of the newest line that was given.
+        self._servers = self._newest = 0
         self._connect()
         # What is free is read before hosts of this process take any of it.
         self._machines = free_machines(config)
@@ -319,7 +322,7 @@ class RayBackend:
         if state is not None:
             state.kept |= hand_over_states(state.clients)
             hand_over_inboxes(state.inboxes)
-        self._run = job.id
+        self._run, self._newest = job.id, 0 if state is None else state.round
         self._server = self._start_server(job, plan, state)
         # The server starts while the hosts do.
         self.await_hosts()
@@ -341,19 +344,35 @@ class RayBackend:
                 raise
             self._up = True
 
-    def round(self, watch: Watch) -> dict[str, Any]:
-        self._in_round = True
+    def rounds(self, watch: Watch, until: int) -> Iterator[dict[str, Any]]:
+        self._in_round, ref = True, self._server.rounds.remote(until)
         try:
-            return self._get(self._server.round.remote(), watch)
+            # A long round that follows short ones does not keep their lines from the driver.
+            for live, lines in self._beats(ref):
+                yield from self._new(lines)
+                if live is not None:
+                    watch(live)
         finally:
             self._in_round = False
+        with self._faults():
+            lines = ray.get(ref)
+        yield from self._new(lines)
+
+    def _new(self, lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields lines that the driver has not: a beat may show those of this call again, or of the call before."""
+        for line in lines:
+            if line["round"] > self._newest:
+                self._newest = line["round"]
+                yield line
+
+    def round(self, watch: Watch) -> dict[str, Any]:
+        """Runs one round and returns its line of metrics; calls `watch` meanwhile."""
+        (line,) = self.rounds(watch, 0)
+        return line
 
     def publish(self, line: Mapping[str, Any]) -> None:
         if self._config.ray.address is not None:
             publish(self._run, line)
-
-    def client_scores(self) -> Columns:
-        return self._get(self._server.client_scores.remote())
 
     def state(self, on_disk: Collection[str] = ()) -> FederationState:
         return self._get(self._server.state.remote(on_disk))
@@ -391,20 +410,29 @@ class RayBackend:
         )
         return actor.remote(self._config, self.hosts[: self._number.hosts], job, plan, state)
 
-    def _get(self, ref: Any, watch: Watch = unwatched) -> Any:
-        """Waits while the server answers `alive`; raises ServerLost if it does not, ShoalError as it or the cluster."""
+    def _get(self, ref: Any) -> Any:
+        """Waits for an answer of the server; raises as `_beats`."""
+        for _ in self._beats(ref):
+            pass
+        with self._faults():
+            return ray.get(ref)
+
+    def _beats(self, ref: Any) -> Iterator[tuple[Live | None, Sequence[dict[str, Any]]]]:
+        """Yields what the server shows, now and then until it has an answer.
+
+        Raises ServerLost if it is silent, ShoalError as it or the cluster.
+        """
         silence = self._config.engine.cell_timeout
         answered = time.monotonic()
-        beat = self._server.alive.remote()
-        try:
+        with self._faults():
+            beat = self._server.alive.remote()
             while True:
                 done, _ = ray.wait([ref, beat], num_returns=1, timeout=BETWEEN_BEATS)
                 self._health.require()
                 if ref in done:
-                    return ray.get(ref)
+                    return
                 if beat in done:
-                    if live := ray.get(beat):
-                        watch(live)
+                    yield ray.get(beat)
                     answered = time.monotonic()
                     ray.wait([ref], timeout=BETWEEN_BEATS)
                     beat = self._server.alive.remote()
@@ -412,6 +440,12 @@ class RayBackend:
                     ray.kill(self._server)
                     self._health.require(now=True)
                     raise ServerLost(f"the server was silent for {silence:.0f} s")
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Raises errors of Ray in the block as ServerLost, or as the ShoalError of the server or the cluster."""
+        try:
+            yield
         except RayTaskError as error:
             if isinstance(error.cause, ServerLost):
                 raise error.cause from error
@@ -430,6 +464,11 @@ class ServerActor:
         # Hosts compile the same kernels, each for itself: the largest number of one.
         self._kernels = 0
         self._refusal: ShoalError | None = None
+        # Lines of the call under way, of which `alive` shows those that are there.
+        self._lines: list[dict[str, Any]] = []
+        # The failure of a round after others, and by whether a round is evaluated the seconds of the newest one.
+        self._failure: Exception | None = None
+        self._seconds: dict[bool, float] = {}
         self._prints = Prints()
         this_actor = ray.get_runtime_context().current_actor
         try:
@@ -451,11 +490,39 @@ class ServerActor:
         self._pool.roster.late = late
         self._pool.require_data(range(len(self._server.infos) + len(self._server.graphs)))
 
-    def round(self) -> dict[str, Any]:
+    def rounds(self, until: int) -> list[dict[str, Any]]:
+        """Runs the next round, and others up to round `until` as long as they are short; returns their lines.
+
+        The next call raises the failure of a round that was not the first: lines of the others come back before.
+        """
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        lines = self._lines = list[dict[str, Any]]()
+        rest = SECONDS_OF_A_CALL
+        while not lines or (self._server.state.round < until and self._seconds.get(self._evaluates, math.inf) < rest):
+            evaluates, began = self._evaluates, time.monotonic()
+            try:
+                lines.append(self._round())
+            except Exception as error:
+                if not lines:
+                    raise
+                self._failure = error
+                break
+            self._seconds[evaluates] = time.monotonic() - began
+            rest -= self._seconds[evaluates]
+        return lines
+
+    @property
+    def _evaluates(self) -> bool:
+        """Whether the next round ends with an evaluation."""
+        return self._server.schedule.evaluates(self._server.state.round + 1)
+
+    def _round(self) -> dict[str, Any]:
         """Runs one round; its line also has what server and hosts hold, did and printed, and the events of hosts."""
         work = self._pool.work = Work()
         with self._prints.capture(self._server.state.round + 1):
-            line = self._server.round(self._watch)
+            line = self._server.add_scores(self._server.round(self._watch))
         self._live = None
         work.print(None, *self._prints.take())
         line["hosts"] |= work.end(line["seconds"]["round"], line["hosts"]["of"])
@@ -471,14 +538,13 @@ class ServerActor:
     def _watch(self, live: Live) -> None:
         self._live = live
 
-    def client_scores(self) -> Columns:
-        """Returns the scores of every client after the last evaluation."""
-        return self._server.client_scores()
-
     def state(self, on_disk: Collection[str]) -> FederationState:
         """Returns the state after the last committed round, without the models of these digests."""
         return self._server.state.without_models(on_disk)
 
-    def alive(self) -> Live | None:
-        """Returns the progress of the round under way; a call that returns shows that the server is alive."""
-        return None if self._live is None else replace(self._live, kernels=self._kernels)
+    def alive(self) -> tuple[Live | None, list[dict[str, Any]]]:
+        """Returns the progress of the round under way, and the lines of those of the same call before it.
+
+        A call that returns shows that the server is alive.
+        """
+        return None if self._live is None else replace(self._live, kernels=self._kernels), list(self._lines)

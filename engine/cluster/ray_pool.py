@@ -245,9 +245,10 @@ class _Phase:
         keeps = self._pool.keeps and cells[0].phase
         states = sum(len(cell.ids) for cell in cells) if keeps else 0
         results = states + (len(cells) * len(mixes(cells[0].up)) * BLOCKS if keeps else 0)
-        call = self._roster.hosts[host].run_call.options(num_returns=1 + results)
-        refs = call.remote(self._pool.job.id, cells, self._shared, *kept, states=states, results=results)
-        return refs if results else [refs]
+        call, given = self._roster.hosts[host].run_call, (self._pool.job.id, cells, self._shared, *kept)
+        if not results:
+            return [call.remote(*given)]
+        return call.options(num_returns=1 + results).remote(*given, states=states, results=results)
 
     def _end(self, ref: Any) -> _Call:
         """Takes a call that is over from its host, which may take another one."""
@@ -292,10 +293,11 @@ class _Phase:
             refs = [(here or call.states)[place] for place in part.refs]
             outcome.blocks[entry] = [replace(part, refs=refs, pool=self._pool)]
         outcome.kept = {i: replace(kept, ref=call.states[kept.ref], host=call.host) for i, kept in outcome.kept.items()}
-        outcome.kept |= hand_over_states(outcome.states, call.host)
+        if any(outcome.states.values()):
+            outcome.kept |= hand_over_states(outcome.states, call.host)
+            # States outlive the round, and must not hold memory of the object store.
+            outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
         self._pool.keeps |= bool(outcome.kept or outcome.blocks)
-        # States outlive the round, and must not hold memory of the object store.
-        outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
 
     def _finish(self, task: Task, outcome: Outcome) -> None:
         """Takes an outcome; passes on that of the whole cell once it is complete."""

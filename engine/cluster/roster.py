@@ -99,7 +99,7 @@ class Roster:
     def hosts_with(self, clients: Iterable[int]) -> list[int]:
         """Returns ready hosts that can read the data of all these clients; while none is ready, hosts that could."""
         wanted = list(clients)
-        able = tuple(readable for readable in self._groups() if all(client in readable for client in wanted))
+        able = tuple(readable for readable in self._groups() if readable.issuperset(wanted))
         # Equal groups have the same list, since `place` takes cells of one list together.
         if able not in self._joined:
             self._joined[able] = [host for readable in able for host in self._groups()[readable]]

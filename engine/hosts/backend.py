@@ -15,7 +15,6 @@ from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import Live, Watch, kernels_compiled, note_kernels
-from shoal.engine.rounds.evaluation import Columns
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
@@ -41,16 +40,15 @@ class Backend(Protocol):
         """Says how many hosts the job that was opened has, and on how many cores; empty: all is one process."""
         ...
 
-    def round(self, watch: Watch) -> dict[str, Any]:
-        """Runs one round and returns its line of metrics; calls `watch` meanwhile."""
+    def rounds(self, watch: Watch, until: int) -> Iterator[dict[str, Any]]:
+        """Runs the next round, and maybe short ones up to round `until`; yields their lines of metrics.
+
+        It calls `watch` meanwhile. The server may be ahead of the lines until all are there.
+        """
         ...
 
     def publish(self, line: Mapping[str, Any]) -> None:
         """Shows the whole line of a round where others look at it."""
-        ...
-
-    def client_scores(self) -> Columns:
-        """Returns the scores of every client after the last evaluation."""
         ...
 
     def state(self, on_disk: Collection[str] = ()) -> FederationState:
@@ -136,7 +134,13 @@ class LocalBackend:
     def describe_hosts(self) -> str:
         return ""
 
+    def rounds(self, watch: Watch, until: int) -> Iterator[dict[str, Any]]:
+        line = self.round(watch)
+        assert self._server is not None, "open() comes first"
+        yield self._server.add_scores(line)
+
     def round(self, watch: Watch) -> dict[str, Any]:
+        """Runs one round and returns its line of metrics; calls `watch` meanwhile."""
         assert self._server is not None, "open() comes first"
         shown: list[Live] = []
 
@@ -156,10 +160,6 @@ class LocalBackend:
 
     def publish(self, line: Mapping[str, Any]) -> None:
         pass
-
-    def client_scores(self) -> Columns:
-        assert self._server is not None, "open() comes first"
-        return self._server.client_scores()
 
     def state(self, on_disk: Collection[str] = ()) -> FederationState:
         assert self._server is not None, "open() comes first"

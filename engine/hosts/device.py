@@ -5,6 +5,7 @@ import ctypes
 import os
 import threading
 import time
+from functools import cache
 
 import psutil
 import torch
@@ -165,7 +166,13 @@ def give_back_memory(keep: int = KEPT) -> None:
 
 def resident() -> int:
     """Reads the bytes that this process has in memory, mapped files included."""
-    return psutil.Process().memory_info().rss
+    return _process(os.getpid()).memory_info().rss
+
+
+@cache
+def _process(number: int) -> psutil.Process:
+    """Returns the process of a number; to open it takes longer than to read its memory."""
+    return psutil.Process(number)
 
 
 def tree_memory(pid: int | None = None) -> int:

@@ -303,11 +303,11 @@ def load_last(root: Path, rounds: int) -> Checkpoint:
 
 
 def faults(root: Path) -> list[str]:
-    """Returns a line for every checkpoint that cannot be used. Raises ShoalError: the folder cannot be read."""
+    """Returns a line for every checkpoint that is damaged. Raises ShoalError: the folder cannot be read."""
     lines = []
     for number in rounds_kept(root):
         try:
-            load_round(root, number)
+            sound_tensors(root, number)
         except ShoalError as error:
             lines.append(error.line)
     return lines

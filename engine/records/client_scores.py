@@ -190,7 +190,11 @@ def read_upload_digests(run: Path, number: int) -> list[tuple[str, int, str]]:
 
 def _current(scopes: pa.DictionaryArray) -> pa.DictionaryArray:
     """Renames scopes of older files to today's names."""
-    names = [OLD_SCOPES.get(name, name) for name in scopes.dictionary.to_pylist()]
+    before = scopes.dictionary.to_pylist()
+    names = [OLD_SCOPES.get(name, name) for name in before]
+    if names == before:
+        # Arrow looks for pandas, and loads it, to make an array of a list.
+        return scopes
     return pa.DictionaryArray.from_arrays(scopes.indices, pa.array(names, scopes.dictionary.type))
 
 

@@ -17,6 +17,8 @@ BEST = r"best-\w+"
 FORMS = (".csv", ".parquet", ".npz")
 # A page has these names in its folder.
 PAGE, FIGURES, KINDS = "index.html", "figures", ("svg", "png", "pdf")
+# The last kind, with its fonts, takes most of a figure's time, and is written where it is asked for.
+USUAL_KINDS = KINDS[:2]
 # Callbacks have these names in the folder of a run.
 CSV, TENSORBOARD, WANDB = "metrics.csv", "tensorboard", "wandb"
 OF_CALLBACKS = (CSV, TENSORBOARD, WANDB)

@@ -166,6 +166,15 @@ def summarize_run(
     }
 
 
+def describe_visits(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what the head of a page has of drawn clients, for a run that counts them."""
+    visits = summary.get("participation")
+    if not visits:
+        return {}
+    out = f"{visits['dropped']:,} dropped out, {visits['late']:,} late, {visits['surplus']:,} not needed"
+    return {"Drawn": f"{visits['drawn']:,} times a client, of {visits['online']:,} online; {out}"}
+
+
 def seconds_by_part(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Returns the seconds of rounds by part, summed; lines of earlier versions count scoring to other parts."""
     return {part: sum(_seconds(of_round, part) for of_round in seconds) for part in PARTS}

@@ -116,8 +116,10 @@ class Meter:
 
     def count_downloads(self, ask: Ask, ids: Sequence[int]) -> None:
         """Counts the downloads of an `Ask`."""
+        shared = tree_bytes(ask.shared)
         for i in ids:
-            self.count_download(i, tree_bytes({**ask.shared, **ask.private.get(i, {})}))
+            private = ask.private.get(i)
+            self.count_download(i, tree_bytes({**ask.shared, **private}) if private else shared)
 
     def count_download(self, client: int, size: int) -> None:
         """Counts the bytes of a result of mixing, or of a download, for a client."""

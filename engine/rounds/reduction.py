@@ -139,6 +139,16 @@ class Sums:
         return whole
 
 
+def join_sums(outcomes: Sequence[Outcome], adder: Adder | None) -> None:
+    """Adds up the sums of several cells of a phase as far as they are halves of a whole; the first outcome has them."""
+    sums = Sums(adder)
+    for outcome in outcomes:
+        for places, part in outcome.sums.items():
+            sums.take(places, part)
+        outcome.sums = {}
+    outcomes[0].sums = {places: replace(part, own=False) for places, part in sums.parts.items()}
+
+
 # A product is computed for so many columns at a time.
 TILE = 8192
 # Up to so many rows are added up, uploads one by one, in longer tiles: memory is read in longer pieces.

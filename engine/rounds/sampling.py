@@ -270,6 +270,7 @@ class Plan:
         cell_size: Clients of a cell, see `form_cells`.
         online: Who is online in which round, bool `[rounds, clients]`; None: everybody.
         keep_records: Whether evaluated rounds come with what the method records for a report.
+        keep_scores: Whether a backend gives the scores of every client with evaluated rounds.
         evaluated: Clients of an evaluation before the last round: `all`, those of the round (`cohort`), or how many.
         last: How the last round is evaluated: `all` clients, a `sample` as before, or `none`, as any other round.
         absent: Clients that never take part, ascending.
@@ -282,6 +283,7 @@ class Plan:
     cell_size: int | str
     online: np.ndarray | None = None
     keep_records: bool = False
+    keep_scores: bool = False
     evaluated: int | str = "all"
     absent: tuple[int, ...] = ()
     last: str = "all"

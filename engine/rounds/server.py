@@ -44,6 +44,8 @@ from shoal.storage.errors import ShoalError
 FurtherEvaluation = Callable[["Server", FederationState, Meter], None]
 # The line of a round has by this key, among missing clients, those that answered in vain.
 UNREAD = "unread"
+# It has the scores of every client by this key, until the driver writes them into a file of their own.
+CLIENT_SCORES = "client_scores"
 
 
 class Server:
@@ -176,6 +178,11 @@ class Server:
         if self.job.train.schedule is not None:
             line["lr"] = self.job.train.in_round(number).lr
         return {**line, "records": records} if records and scopes is not None else line
+
+    def add_scores(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Adds the scores of every client to the line of the newest round, if it evaluates and the run keeps them."""
+        keeps = "scopes" in line and self.plan.keep_scores
+        return {**line, CLIENT_SCORES: self.client_scores()} if keeps else line
 
     def run_method(self, exchange: Exchange, context: Context, is_last_visit: Callable[[int], bool]) -> None:
         """Drives `Algorithm.round`, on the server's device, to its end; then `exchange.next_state` is complete."""

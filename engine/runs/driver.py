@@ -23,6 +23,7 @@ from shoal.engine.records.metrics import DIGESTS, RECORDS, write_records
 from shoal.engine.records.run_folder import RunFolder, parent_of
 from shoal.engine.records.summary import CONSTANT, DONE, FIRST_SCOPE, ONE_MODEL, SOME, summarize_run
 from shoal.engine.records.untrained import UNTRAINED
+from shoal.engine.rounds import server
 from shoal.engine.rounds.costs import Live, Watch
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
@@ -76,6 +77,8 @@ class Driver:
         self._saved = time.monotonic()
         # `drive` replaces it by one that listens for signals.
         self.interrupt = Interrupt()
+        # Rounds whose lines are there.
+        self._done = 0
         # Seconds that checkpoints took since the last line of a round.
         self._seconds_of_checkpoints = 0.0
 
@@ -105,18 +108,20 @@ class Driver:
                 while done < rounds and not self._ended_early():
                     try:
                         self.folder.at_work.note(f"round {done + 1}, server")
-                        with self._keeping(done):
-                            line = self.backend.round(self._watching(view, interrupt, done))
-                        done, predicted = line["round"], line.pop("predicted", ())
-                        self.folder.at_work.note(f"after round {done}")
-                        self._record(line)
-                        if self._best:
-                            self._best.note(line, self._current)
-                        view.advance(line)
-                        with self._keeping(done):
-                            self._calls.after(line)
-                            if predicted:
-                                self._calls.after_predictions(line, predicted)
+                        self._done, stop = done, min(rounds, self._next_stop(done))
+                        new_lines = self.backend.rounds(self._watching(view, interrupt), stop)
+                        while (line := self._next(new_lines)) is not None:
+                            done, predicted = line["round"], line.pop("predicted", ())
+                            self.folder.at_work.note(f"after round {done}")
+                            self._record(line)
+                            self._done = done
+                            if self._best:
+                                self._best.note(line, self._current)
+                            view.advance(line)
+                            with self._keeping(done):
+                                self._calls.after(line)
+                                if predicted:
+                                    self._calls.after_predictions(line, predicted)
                         now, limit = time.monotonic(), self.config.run.max_seconds
                         # The limit is one of this run alone, and ends no other run of a study.
                         over = limit is not None and now - began > limit
@@ -157,11 +162,17 @@ class Driver:
             # After a finished run callbacks have ended already, and this does nothing.
             self._calls.end(None)
 
-    def _watching(self, view: LiveView, interrupt: Interrupt, done: int) -> Watch:
+    def _next(self, lines: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
+        """Returns the line of the next round of a call, None after the last; a failure leaves a checkpoint."""
+        with self._keeping(self._done):
+            return next(lines, None)
+
+    def _watching(self, view: LiveView, interrupt: Interrupt) -> Watch:
         """Shows a round under way; asked to stop, keeps earlier rounds at once (`ray job stop` waits 3 seconds)."""
 
         def watch(live: Live) -> None:
             view.watch(live)
+            done = self._done
             if interrupt.asked and done and not checkpoint.folder_of(self.folder.checkpoints, done).exists():
                 current = self._current()
                 # At the end of a round the server may be ahead of the lines of metrics; the round is then kept whole.
@@ -171,6 +182,11 @@ class Driver:
                     say(f"kept a checkpoint of round {done}")
 
         return watch
+
+    def _next_stop(self, done: int) -> int:
+        """Returns the round after which a checkpoint is due, or a callback that may end the run or keep models."""
+        every = self.config.run.checkpoint_every
+        return done + 1 if self._best or self._calls.may_stop else done + every - done % every
 
     @contextmanager
     def _keeping(self, done: int) -> Iterator[None]:
@@ -216,8 +232,8 @@ class Driver:
         digests: dict[str, str | None] = {}
         if records := line.pop("records", None):
             digests[RECORDS] = write_records(self.folder.path, line["round"], records)
-        if "scopes" in line and self.config.run.client_scores:
-            digests[CLIENT_SCORES] = self.folder.client_scores.append(line["round"], self.backend.client_scores())
+        if (scores := line.pop(server.CLIENT_SCORES, None)) is not None:
+            digests[CLIENT_SCORES] = self.folder.client_scores.append(line["round"], scores)
         if uploads := line.pop("uploads", None):
             digests[UPLOADS] = self.folder.uploads.append(line["round"], columns_of(uploads))
         if digests:

@@ -160,8 +160,8 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
         size = IN_BATCHES if batches else ONE_BY_ONE
     evaluation, sample = config.evaluation, "all" if centralized else config.evaluation.clients
     schedule, participation = choose_schedule(config, participation, None if centralized else clients)
-    keeps = config.run.keep_records
+    keeps = config.run.keep_records, config.run.client_scores
     return Plan(
-        config.rounds, participation, evaluation.every, size, online, keeps, sample, absent,
+        config.rounds, participation, evaluation.every, size, online, *keeps, sample, absent,
         evaluation.last, schedule,
     )  # fmt: skip

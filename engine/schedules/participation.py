@@ -6,7 +6,7 @@ Features plug in by `Section.selects` and `Section.attends`. Axes: B all clients
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -136,12 +136,3 @@ def is_whole(value: object) -> bool:
     if isinstance(value, Tensor):
         return value.ndim == 0 and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def describe_visits(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what the head of a page has of drawn clients, for a run that counts them."""
-    visits = summary.get("participation")
-    if not visits:
-        return {}
-    out = f"{visits['dropped']:,} dropped out, {visits['late']:,} late, {visits['surplus']:,} not needed"
-    return {"Drawn": f"{visits['drawn']:,} times a client, of {visits['online']:,} online; {out}"}

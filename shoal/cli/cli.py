@@ -340,13 +340,15 @@ def report_command(
     against: Annotated[
         str, typer.Option(help="The reference of the headline, as `shoal table` has it; by default FedAvg, else Local.")
     ] = "",
+    pdf: Annotated[bool, typer.Option("--pdf", help="Write the figures as PDF, too, which takes a while.")] = False,
 ) -> None:
-    """Write one page of figures and tables that needs no network, and the figures as SVG, PNG and PDF."""
+    """Write one page of figures and tables that needs no network, and the figures as SVG and PNG."""
+    from shoal.engine.records.outputs import KINDS, USUAL_KINDS
     from shoal.pages.report import report
     from shoal.study.plain_names import label_pairs
 
     folders = [possible_path(path) for path in paths]
-    put(f"written: {report(folders, out, label_pairs(label or ()), against=against)}")
+    put(f"written: {report(folders, out, label_pairs(label or ()), KINDS if pdf else USUAL_KINDS, against)}")
 
 
 @app.command("compare")

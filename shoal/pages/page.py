@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from shoal.engine.records.outputs import FIGURES, KINDS, PAGE
+from shoal.engine.records.outputs import FIGURES, PAGE, USUAL_KINDS
 from shoal.engine.screen.progress import progress
 from shoal.pages.figures import COLOURS, Drawing
 from shoal.storage.errors import ShoalError
@@ -100,7 +100,7 @@ def require_place(place: Path | None) -> None:
         output(place)
 
 
-def write_page(place: Path, head: Head, sections: Sequence[Section], kinds: Sequence[str] = KINDS) -> Path:
+def write_page(place: Path, head: Head, sections: Sequence[Section], kinds: Sequence[str] = USUAL_KINDS) -> Path:
     """Writes a page of sections that are not empty; returns its path.
 
     The place is a folder, which also gets the figures in files of some kinds, or the `.html` file of a page alone.

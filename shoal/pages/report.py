@@ -15,7 +15,7 @@ from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.sections import EVALUATED, SCOPES, SCORING
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import read_metrics
-from shoal.engine.records.outputs import KINDS, PAGE, REPORT, page_folder
+from shoal.engine.records.outputs import PAGE, REPORT, USUAL_KINDS, page_folder
 from shoal.engine.records.run_folder import CONFIG, read_summary
 from shoal.engine.records.summary import scopes_apart
 from shoal.engine.screen.progress import say
@@ -71,7 +71,7 @@ def report(
     paths: Sequence[Path],
     out: Path | None,
     labels: Sequence[tuple[str, str]] = (),
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] = USUAL_KINDS,
     against: str = "",
 ) -> Path:
     """Writes the page of runs and sweeps to a folder, by default `report` in the first of them; returns its path.
@@ -89,7 +89,7 @@ def report(
     if not groups:
         raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
     folder = out or page_folder(paths[0])
-    if kinds == KINDS and not is_alone(folder):
+    if len(kinds) > 1 and not is_alone(folder):
         say("writing the page: drawing its figures")
     alone = display_name(load_config(_runs_of(groups[0])[0]).algorithm.name)
     main = MainScore(groups)

@@ -8,6 +8,7 @@ from itertools import product
 from math import floor, isclose, log10
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.sections import SCORING
@@ -22,8 +23,10 @@ from shoal.study.groups import Group, Key, Row, group_runs, others_of, spread_of
 from shoal.study.means import is_share
 from shoal.study.plain_names import KEYS
 from shoal.study.study import MOST_RUNS, Selection, Study
-from shoal.sweeps.sweep import Sweep
 from shoal.tables.text_table import TextTable
+
+if TYPE_CHECKING:
+    from shoal.sweeps.sweep import Sweep
 
 CLIENTS, HOSTS, REPEAT = "partition.clients", "engine.hosts", "repeat"
 NODES, SCALE = "data.options.nodes", "data.options.scale"
@@ -309,7 +312,7 @@ class ScalingStudy(Study):
 def scaling_sweep(
     config: str, overrides: Sequence[str], clients: str, hosts: str, weak: bool,
     graph: str = "", repeat: int = 1, warmup: int = 1, link: str = "10Gbit",
-) -> Sweep:  # fmt: skip
+) -> "Sweep":  # fmt: skip
     """Makes the sweep of a scaling study: numbers of `clients` and `hosts`, with commas; empty: those of the config.
 
     `graph` has numbers of nodes of `sbm` or scales of a twin. With `weak` the graph grows with the clients: it has that
@@ -347,6 +350,9 @@ def scaling_sweep(
         axis: dict.fromkeys(selection.columns[axis] for selection in selections) for axis in selections[0].columns
     }
     axes = (f"{axis}={','.join(values)}" for axis, values in several.items())
+    # Pages of studies, which run nothing, read this file, too; sweeps load torch.
+    from shoal.sweeps.sweep import Sweep
+
     study = ScalingStudy(str(Path(config)), (*axes, *overrides), selections=tuple(selections), name=base.name)
     return Sweep(study)
 

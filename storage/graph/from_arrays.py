@@ -7,7 +7,6 @@ import numpy as np
 import scipy.sparse as sp
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.edge_weights import clean_weights
 from shoal.storage.graph.graph import Graph, clean_edges
 from shoal.storage.graph.ids import clean_ids, counting_columns
 from shoal.storage.graph.labels import ALWAYS, MEASURED, MOST, Names, coded_labels
@@ -92,6 +91,9 @@ def graph_from_arrays(
         require_apart(indptr, indices, graph_of, where["edge_index"])
     edge_weight = arrays.get("edge_weight")
     if edge_weight is not None:
+        # Only weights need its kernels: numba takes a quarter of a second to load.
+        from shoal.storage.graph.edge_weights import clean_weights
+
         edge_weight = clean_weights(arrays["edge_index"], edge_weight, nodes, where["edge_weight"])
     return Graph(
         name,

@@ -41,6 +41,7 @@ OF_PROCESSES: dict[str, Sequence[str]] = {
     "neighbours.py": ["--rows", "300", "--once", "--contenders=exact"],
     "partitioners.py": ["--graphs=2k", "--clients=5", "--methods=metis", "--folder=FOLDER"],
     "prepare.py": ["--scales=0.0001", "--clients=2", "--folder=FOLDER"],
+    "ray_rounds.py": ["--clients=2", "--turns=1", "--rounds=10"],
     "rounds.py": ["--models=tiny", "--clients=2", "--against=local", "--pairs=1", "--folder=FOLDER"],
     "stores.py": ["--graphs=digits", "--layouts=dense", "--hops=0", "--folder=FOLDER"],
 }

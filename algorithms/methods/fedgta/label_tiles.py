@@ -61,9 +61,12 @@ def fill(y: np.ndarray, first: int, sent: np.ndarray, z: np.ndarray) -> None:
         if row + AHEAD < nodes:
             for k in range(0, count, LANES):
                 prefetch(flat, (row + AHEAD) * y.shape[1] + first + k)
+        # Numba makes vectors of slices alone: an index that is a sum might be negative.
+        source, target, factor = y[row, first : first + count], z[row], sent[row]
         for k in range(count):
-            z[row, k] = sent[row] * y[row, first + k]
-        z[row, count:] = 0
+            target[k] = factor * source[k]
+        for k in range(count, width):
+            target[k] = 0
 
 
 @numba.njit(cache=True, nogil=True)

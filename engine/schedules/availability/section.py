@@ -118,5 +118,5 @@ AVAILABILITY = Section[AttendanceOptions](
     takes_part=_words,
     says="shoal.engine.schedules.availability.attendance:describe_run",
     files=_files,
-    facts="shoal.engine.schedules.participation:describe_visits",
+    facts="shoal.engine.records.summary:describe_visits",
 )  # fmt: skip

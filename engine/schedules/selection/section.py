@@ -37,5 +37,5 @@ SELECTION = Section[SelectionOptions](
     ),
     selects="shoal.engine.schedules.selection.knowledge:make_selection",
     says="shoal.engine.schedules.selection.knowledge:describe_run",
-    facts="shoal.engine.schedules.participation:describe_visits",
+    facts="shoal.engine.records.summary:describe_visits",
 )

@@ -23,6 +23,9 @@ def test_ranges_are_as_sets(one: list[range], other: list[range], asked: list[in
     assert found[0] | found[1] == sets[0] | sets[1]
     assert [client in found[0] for client in asked] == [client in sets[0] for client in asked]
     assert found[0].missing(asked) == set(asked) - sets[0]
+    assert [found[0].issuperset(some) for some in (asked, asked[:1], sets[1])] == [
+        sets[0].issuperset(some) for some in (asked, asked[:1], sets[1])
+    ]
     assert (found[0] == found[1]) == (sets[0] == sets[1])
     if found[0] == found[1]:
         assert hash(found[0]) == hash(found[1])

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Kept, Outcome, Training
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import Live, Pool
+from shoal.engine.rounds.reduction import join_sums
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
@@ -44,7 +46,11 @@ FAILS = r"/toy_method\.py, line \d+, in upload\(\): RuntimeError: no luck$"
 
 def cells_of(*groups: Sequence[int], states: dict[int, Any] | None = None) -> list[Cell]:
     kept = [{i: states[i] for i in ids if i in states} if states else {} for ids in groups]
-    return [cell_of(ids, UP, states=own, score=frozenset(ids[:1]), cost=len(ids)) for ids, own in zip(groups, kept)]
+    ends = list(accumulate(map(len, groups)))
+    return [
+        cell_of(ids, UP, states=own, score=frozenset(ids[:1]), cost=len(ids), places=range(end - len(ids), end))
+        for ids, own, end in zip(groups, kept, ends)
+    ]
 
 
 def run(pool: Pool, cells: Sequence[Cell], shared: Any = None) -> list[Outcome]:
@@ -58,8 +64,11 @@ def processes(outcome: Outcome) -> list[int]:
 
 
 def require_local(found: Sequence[Outcome], job: Job, cells: Sequence[Cell], shared: Any = None) -> None:
-    """Outcomes are those of the cells in this process."""
-    for mine, other in zip(found, run(LocalBackend().enter(job), cells, shared), strict=True):
+    """Outcomes are those of the cells in this process; a host adds up the sums of cells of one call."""
+    expected = run(LocalBackend().enter(job), cells, shared)
+    for outcomes in (found, expected):
+        join_sums(outcomes, None)
+    for mine, other in zip(found, expected, strict=True):
         require_same_outcome(mine, other)
 
 
@@ -143,9 +152,10 @@ def test_a_server_shows_the_largest_number_of_a_kernel_that_its_hosts_compile() 
     host.compiles(5)
     assert signs == [(3, 5)]
     server._pool, server._kernels, server._live = SimpleNamespace(signed={}), 0, Live(1, 0, 10, 0, 0, (2, 2), 0)
+    server._lines = []
     for sign in (*signs, (0, 2), (0,)):
         server.sign(*sign)
-    assert server.alive() == Live(1, 0, 10, 0, 0, (2, 2), 0, kernels=5)
+    assert server.alive() == (Live(1, 0, 10, 0, 0, (2, 2), 0, kernels=5), [])
     assert server._pool.signed.keys() == {0, 3}
 
 

@@ -17,7 +17,7 @@ from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Reduce, Replies, Upload
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.cell import Cell, Outcome, PartialSum, one_by_one
-from shoal.engine.rounds.reduction import Sums, Uploads, combine, reduce_cell, upload_bytes
+from shoal.engine.rounds.reduction import Sums, Uploads, combine, join_sums, reduce_cell, upload_bytes
 from shoal.engine.rounds.sampling import draw_cohort, form_cells
 
 
@@ -180,6 +180,24 @@ def test_sums_are_joined_as_they_come_and_others_stay_as_they_are() -> None:
     assert sums.whole.total["s"].tolist() == [0.0, 0.0, 0.0]
     assert waiting == [1, 2, 2, 1]
     assert [part.total["s"][0].item() for part in parts] == [1e16, 1.0, -1e16, 1.0]
+
+
+@pytest.mark.parametrize("missing", [set(), {5}, set(range(16, 32))])
+def test_cells_of_a_call_are_joined_without_a_change_of_bits(missing: set[int]) -> None:
+    """The first outcome then has the sums of all; no order, and no client that fails, changes the whole."""
+    infos, up = [ClientInfo(i, 10, 2, 3) for i in range(45)], {"s": Reduce.MEAN}
+    cells = [cell_of(group.ids, up, places=group.places) for group in form_cells(range(45), infos, "auto")]
+    uploads = {i: Upload({"s": random(5, seed=i)}, {"s": 1.0 + i}) for i in range(45) if i not in missing}
+    outcomes, apart = reduced(cells, uploads)
+    parts = sum(len(outcome.sums) for outcome in outcomes)
+    join_sums(outcomes[::-1], None)
+    assert len(outcomes[-1].sums) < parts
+    assert not any(outcome.sums for outcome in outcomes[:-1])
+    joined = Sums()
+    for places, part in outcomes[-1].sums.items():
+        joined.take(places, part)
+    assert torch.equal(joined.whole.total["s"], apart.whole.total["s"])
+    assert joined.whole.weight == apart.whole.weight
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 16, "auto"])

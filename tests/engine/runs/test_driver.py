@@ -10,8 +10,9 @@ from typing import Any
 import psutil
 import pytest
 import ray
+import torch
 import yaml
-from attack.wrong_methods import RAISES, WRONG, require_line, write_method
+from attack.wrong_methods import RAISES, WRONG, hook, require_line, write_method
 from support.errors import refused
 from support.forked import limited
 
@@ -25,6 +26,7 @@ from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import LOG, SUMMARY
 from shoal.engine.rounds.costs import Watch, unwatched
 from shoal.engine.rounds.sampling import Plan
+from shoal.engine.rounds.server import CLIENT_SCORES
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs import driver
 from shoal.engine.runs.plan import plan_of
@@ -32,6 +34,7 @@ from shoal.engine.runs.run import run
 from shoal.engine.screen.interrupt import Interrupted
 from shoal.storage.errors import ShoalError
 
+FAILS_LATE = "if ctx.round == 30:\n    raise RuntimeError('no luck')\nyield from super().round(server, ctx, cohort)"
 LENGTH = ["rounds=4", "run.checkpoint_every=2"]
 ON_RAY = ["engine.backend=ray", "engine.hosts=1"]
 BACKEND = {"name": "b", "data": {"dataset": "sbm"}, "algorithm": "fedavg", "engine": {"backend": "ray", "hosts": 1}}
@@ -114,6 +117,63 @@ def test_wrong_method_on_a_server_of_its_own_is_one_line(
     require_line(caught.value.line, words)
     if RAISES in name:
         assert "RuntimeError: no luck" in caught.value.detail
+
+
+def test_short_rounds_of_one_call_have_the_numbers_of_one_process(
+    configure: Callable[..., Config], backend: RayBackend, tmp_path: Path
+) -> None:
+    keys = {"rounds": 40, "evaluation.every": 7, "participation.ratio": 0.5}
+    config = configure({**keys, "engine.backend": "ray"})
+    job, here, lines, at_once = make_job(config, prepare(config), tmp_path.name), LocalBackend(), [], []
+    for each in (backend, here):
+        each.open(job, plan_of(config), None)
+    while len(lines) < 40:
+        until = min(len(lines) + 10, 40)
+        at_once.append(list(backend.rounds(unwatched, until)))
+        lines += at_once[-1]
+        assert len(lines) <= until
+    assert max(map(len, at_once)) > 1
+    expected = [here.round(unwatched) for _ in range(40)]
+    for numbers in (("round",), ("cohort",), ("loss",), ("bytes_up",)):
+        assert [[line[name] for name in numbers] for line in lines] == [[line[n] for n in numbers] for line in expected]
+    assert [line.get("scopes") for line in lines] == [line.get("scopes") for line in expected]
+    assert [CLIENT_SCORES in line for line in lines] == ["scopes" in line for line in expected]
+    assert torch.equal(backend.state().server["w"], here.state().server["w"])
+
+
+def test_failure_after_rounds_of_the_same_call_comes_after_their_lines(
+    configure: Callable[..., Config], backend: RayBackend, tmp_path: Path
+) -> None:
+    method, _ = write_method(tmp_path, hook("round", FAILS_LATE).text)
+    config = configure({"engine.backend": "ray", "algorithm.name": method, "rounds": 40, "evaluation.every": 40})
+    backend.open(make_job(config, prepare(config), tmp_path.name), plan_of(config), None)
+    numbers = list[int]()
+    with refused(says="round 30: Wrong: "):
+        while True:
+            numbers += [line["round"] for line in backend.rounds(unwatched, 40)]
+            assert backend.state().round == numbers[-1]
+    assert numbers == list(range(1, 30))
+
+
+@pytest.mark.parametrize(
+    ("keys", "stops"),
+    [
+        (["run.checkpoint_every=4"], [4, 4, 8]),
+        (["run.checkpoint_every=4", "run.keep_best=true"], [1, 4, 5]),
+        (["run.checkpoint_every=4", "callbacks=[early_stopping]"], [1, 4, 5]),
+        (["run.checkpoint_every=4", "callbacks=[csv]"], [4, 4, 8]),
+    ],
+)
+def test_rounds_of_a_call_end_where_the_driver_reads_the_state(tiny: Path, keys: list[str], stops: list[int]) -> None:
+    asked = dict[int, int]()
+
+    class Asked(LocalBackend):
+        def rounds(self, watch: Watch, until: int) -> Iterator[dict[str, Any]]:
+            asked[self.state().round] = until
+            return super().rounds(watch, until)
+
+    run(load_config(tiny, ["rounds=6", *keys]), backend=Asked())
+    assert [asked[done] for done in (0, 3, 4)] == [min(stop, 6) for stop in stops]
 
 
 def test_servers_lost_in_a_row(tiny: Path) -> None:

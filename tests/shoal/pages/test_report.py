@@ -3,6 +3,7 @@
 import html
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,6 +19,7 @@ from support.small_runs import small_config, small_run
 import shoal
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.records.metrics import RECORDS, read_metrics, read_records
+from shoal.engine.records.outputs import KINDS
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.records.summary import scopes_apart
 from shoal.engine.runs.export import export
@@ -44,7 +46,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 @pytest.fixture(scope="module")
 def written(sweep: Sweep) -> Path:
-    return report([sweep.folder], None)
+    return report([sweep.folder], None, kinds=KINDS)
 
 
 class Read(HTMLParser):
@@ -74,6 +76,15 @@ def test_the_page_asks_for_nothing_else(written: Path) -> None:
     assert re.findall(r"url\((?!#)", text) == []
     assert "@import" not in text
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+
+
+def test_figures_are_pdf_where_that_is_asked_for(sweep: Sweep, shoal: Callable[..., None], tmp_path: Path) -> None:
+    run = sweep.rows[0].path
+    for option, kinds in ((), {".svg", ".png"}), (("--pdf",), {".svg", ".png", ".pdf"}):
+        folder = tmp_path / "".join(("page", *option))
+        shoal("report", run, "--out", folder, *option)
+        assert {path.suffix for path in (folder / "figures").iterdir()} == kinds
+        assert ('.pdf">PDF</a>' in (folder / "index.html").read_text()) == bool(option)
 
 
 def test_report_figures_have_descriptions(sweep: Sweep, written: Path, tmp_path: Path) -> None:
