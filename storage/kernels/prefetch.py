@@ -9,7 +9,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 # Entries between a prefetch and its use: enough to hide the latency of memory, few enough to stay in the cache.
-AHEAD = 24
+AHEAD = 64
 
 
 @intrinsic
