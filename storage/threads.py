@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TypeVar
+from contextvars import ContextVar, copy_context
+from itertools import islice, pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -50,7 +51,15 @@ def shares(indptr: np.ndarray, low: int, high: int) -> list[tuple[int, int]]:
         return [(low, high)]
     inner = indptr[low] + entries * np.arange(1, count) // count
     cuts = [low, *np.clip(np.searchsorted(indptr, inner), low, high).tolist(), high]
-    return [(first, end) for first, end in zip(cuts, cuts[1:]) if first < end]
+    return [(first, end) for first, end in pairwise(cuts) if first < end]
+
+
+def spread_rows(
+    on_threads: Spread, indptr: np.ndarray, low: int, high: int, work: Callable[..., None], *args: Any
+) -> None:
+    """Calls `work(first, end, *args)` for shares of the rows `low` to `high` of a CSR, and waits for all of them."""
+    for _ in on_threads(lambda rows: work(*rows, *args), shares(indptr, low, high)):
+        pass
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:
@@ -58,9 +67,17 @@ def ahead(items: Iterator[Item]) -> Iterator[Item]:
     if _count.get() == 1:
         yield from items
         return
-    end = object()
+    # A signal would wait for what a thread does: the first item may take as long as all others together. Of one or two
+    # items, the start of a thread would take longer.
+    yield from islice(items, 2)
     with ThreadPoolExecutor(1) as pool:
-        following = pool.submit(next, items, end)
-        while (item := following.result()) is not end:
-            following = pool.submit(next, items, end)
-            yield item  # type: ignore[misc]
+        following = list(islice(items, 1))
+        while following:
+            later = pool.submit(copy_context().run, lambda: list(islice(items, 1)))
+            yield from following
+            following = later.result()
+
+
+def batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Cuts items, in order, into as many at a time as there may be threads."""
+    yield from (items[first : first + _count.get()] for first in range(0, len(items), _count.get()))

@@ -152,7 +152,7 @@ def refine(
 
 @numba.njit(cache=True, nogil=True)
 def _decide(
-    b: Block, begin: int, end: int, to: np.ndarray, part_N: np.ndarray, weight_P: np.ndarray, low: int, high: int
+    begin: int, end: int, b: Block, to: np.ndarray, part_N: np.ndarray, weight_P: np.ndarray, low: int, high: int
 ) -> None:
     connection_P = np.zeros(len(weight_P), dtype=np.int64)
     touched = np.empty(len(weight_P), dtype=np.int32)
@@ -162,7 +162,7 @@ def _decide(
 
 @numba.njit(cache=True)
 def _move(
-    b: Block, begin: int, end: int, to: np.ndarray, part_N: np.ndarray, weight_P: np.ndarray, low: int, high: int
+    begin: int, end: int, b: Block, to: np.ndarray, part_N: np.ndarray, weight_P: np.ndarray, low: int, high: int
 ) -> int:
     connection_P = np.zeros(len(weight_P), dtype=np.int64)
     touched = np.empty(len(weight_P), dtype=np.int32)

@@ -14,7 +14,7 @@ import numpy as np
 from shoal.storage.files.mapped import ROWS, cut_rows, read
 from shoal.storage.kernels.prefetch import fetch_ahead
 from shoal.storage.progress import step
-from shoal.storage.threads import ahead, shares, spread
+from shoal.storage.threads import ahead, spread, spread_rows
 
 # A pass over at least so many entries is shown as a step.
 LONG_PASS = 1 << 27
@@ -95,9 +95,9 @@ def _blocks(level: Level, entries: int) -> Iterator[Block]:
 
 # Decides for rows of a block, from one to another, where they would go, by label: in an int32 of every row of the
 # block. Threads decide at the same time, so it changes nothing else.
-Decide = Callable[[Block, int, int, np.ndarray], None]
+Decide = Callable[[int, int, Block, np.ndarray], None]
 # Moves rows of a block to where that was decided, as far as they still may; returns how many moved.
-Move = Callable[[Block, int, int, np.ndarray], int]
+Move = Callable[[int, int, Block, np.ndarray], int]
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,8 @@ class Passes:
                 for block in blocks(level, entries):
                     to = np.empty(len(block.indptr) - 1, dtype=np.int32)
                     for low, high in pairwise(block.steps.tolist()):
-                        rows = shares(block.indptr, low, high)
-                        list(on_threads(lambda ends, block=block, to=to: decide(block, *ends, to), rows))
-                        moved += move(block, low, high, to)
+                        spread_rows(on_threads, block.indptr, low, high, decide, block, to)
+                        moved += move(low, high, block, to)
             report(f"{self.name}, pass {number}: {moved} of {level.nodes} nodes moved")
             if moved <= self.converged * level.nodes:
                 return

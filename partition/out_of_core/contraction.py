@@ -22,7 +22,7 @@ from shoal.partition.out_of_core.blocks import (
 )
 from shoal.storage.files.mapped import ROWS, cut_rows, read
 from shoal.storage.kernels.prefetch import fetch_ahead
-from shoal.storage.threads import shares, spread, thread_count
+from shoal.storage.threads import batches, shares, spread, thread_count
 
 PASSES = Passes("clustering", most=8, converged=0.01)
 
@@ -34,9 +34,10 @@ def cluster(
 
     In every pass each node moves to the cluster that it has most edge weight to, of those that it keeps within `limit`;
     a hash of seed and cluster decides between equals (Meyerhenke, Sanders and Schulz, "Partitioning Complex Networks
-    via Size-constrained Clustering", SEA 2014). Nodes of one step decide at the same time. Nodes that stay alone because the cluster they would
-    join is full are then joined with each other, if they would have joined the same one, like the leaves of a star
-    (LaSalle et al., "Improving Graph Partitioning for Modern Graphs and Architectures", IA3 2015).
+    via Size-constrained Clustering", SEA 2014). Nodes of one step decide at the same time. Nodes that stay alone
+    because the cluster they would join is full are then joined with each other, if they would have joined the same one,
+    like the leaves of a star (LaSalle et al., "Improving Graph Partitioning for Modern Graphs and Architectures", IA3
+    2015).
 
     A node heavier than `limit` is a cluster of its own, and nodes that stay alone are joined only if there are more
     than `enough` clusters. Memory: 12 bytes a node, and `entries` read at a time, which changes no number.
@@ -61,7 +62,7 @@ def cluster(
 
 @numba.njit(cache=True, nogil=True)
 def _decide(
-    b: Block, low: int, high: int, to: np.ndarray, label_N: np.ndarray, weight_N: np.ndarray, limit: int, seed: int
+    low: int, high: int, b: Block, to: np.ndarray, label_N: np.ndarray, weight_N: np.ndarray, limit: int, seed: int
 ) -> None:
     key, value, touched = empty_table(b.indptr[low : high + 1])
     for row in range(low, high):
@@ -87,9 +88,7 @@ def _decide(
 
 
 @numba.njit(cache=True)
-def _move(
-    b: Block, low: int, high: int, to: np.ndarray, label_N: np.ndarray, weight_N: np.ndarray, limit: int
-) -> int:
+def _move(low: int, high: int, b: Block, to: np.ndarray, label_N: np.ndarray, weight_N: np.ndarray, limit: int) -> int:
     moved = 0
     for row in range(low, high):
         node, best = b.first + row, to[row]
@@ -183,8 +182,8 @@ def contract(level: Level, coarse_N: np.ndarray, nodes: int, folder: Path, entri
                             part.tofile(f)
         written = [number for number in range(len(ranges)) if (folder / f"bucket-{number}").exists()]
         with (folder / "indices").open("wb") as to_indices, (folder / "weights").open("wb") as to_weights:
-            for first in range(0, len(written), thread_count()):
-                for indices, weights in on_threads(merged, written[first : first + thread_count()]):
+            for numbers in batches(written):
+                for indices, weights in on_threads(merged, numbers):
                     indices.tofile(to_indices)
                     weights.tofile(to_weights)
     np.cumsum(indptr, out=indptr)
@@ -200,7 +199,11 @@ def map_int32(path: Path, length: int) -> np.ndarray:
 
 @numba.njit(cache=True)
 def _add_up(
-    coarse_N: np.ndarray, indptr: np.ndarray, node_weights: np.ndarray | None, degree_C: np.ndarray, weight_C: np.ndarray
+    coarse_N: np.ndarray,
+    indptr: np.ndarray,
+    node_weights: np.ndarray | None,
+    degree_C: np.ndarray,
+    weight_C: np.ndarray,
 ) -> None:
     """Adds weights of nodes, and numbers of their entries, to those of their clusters."""
     for row in range(len(coarse_N)):
