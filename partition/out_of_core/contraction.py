@@ -157,8 +157,8 @@ def contract(level: Level, coarse_N: np.ndarray, nodes: int, folder: Path, entri
     degree_C, weight_C = np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int32)
     for start in range(0, level.nodes, ROWS):
         stop = min(start + ROWS, level.nodes)
-        own = None if level.node_weights is None else level.node_weights[start:stop]
-        _add_up(coarse_N[start:stop], read(level.indptr, start, stop + 1), own, degree_C, weight_C)
+        weights = None if level.node_weights is None else level.node_weights[start:stop]
+        _add_up(coarse_N[start:stop], read(level.indptr, start, stop + 1), weights, degree_C, weight_C)
     # Entries inside a cluster are in no bucket, so that most of a bucket is empty. Several are merged at a time.
     firsts = cut_rows(np.append(0, np.cumsum(degree_C)), max(1, bucket // thread_count()))
     ranges = list(pairwise(firsts))

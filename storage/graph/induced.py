@@ -10,7 +10,7 @@ from shoal.storage.files.mapped import ROWS, read, row_blocks
 from shoal.storage.kernels.prefetch import fetch_ahead
 from shoal.storage.progress import step
 from shoal.storage.runner import HERE, Runner, parts
-from shoal.storage.threads import ahead, batches, spread, spread_rows
+from shoal.storage.threads import FEW, ahead, batches, spread, spread_rows
 
 ENTRIES_A_BLOCK = 1 << 22
 # Bytes of a block's entries, and of its row pointer.
@@ -96,8 +96,10 @@ def induce(
                 block = first, pointer, entries, assignment, row_of, at, columns
                 spread_rows(on_threads, pointer, 0, len(at), _fill, *block)
                 advance(len(entries))
+        # Small clients are sooner done by one thread than handed to several.
+        several = on_threads if entry_ends[-1] >= FEW * len(clients) else map
         for numbers in batches(range(len(clients))):
-            yield from on_threads(ordered, numbers)
+            yield from several(ordered, numbers)
 
 
 def breadth_first(ids: np.ndarray, pointer: np.ndarray, columns: np.ndarray) -> Induced:
