@@ -42,7 +42,7 @@ SMALL_PART = 30
 STALLED = 0.95
 # METIS gets the heaviest entries of the coarsest graph: at least so many a node, if the others are lighter. Of graphs
 # with many weak ties it takes a thirtieth of the time, and refinement reads all entries ("Linear-Time Multilevel Graph
-# Partitioning via Edge Sparsification", Rosenberg, Seemaier and Sanders, 2025, samples them).
+# Partitioning via Edge Sparsification", Gottesbüren et al., ESA 2025, samples them).
 HEAVY = 16
 HEAVIEST = 1 << 10
 # Number of runs of METIS on the coarsest graph; fewer if they would read more than so many entries together.
