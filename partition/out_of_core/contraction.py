@@ -69,7 +69,6 @@ def _decide(
         current = label_N[b.first + row]
         weight = weight_at(b.node_weights, row)
         count = tally(b, row, label_N, key, value, touched)
-        best = current
         # Weights of clusters are read from memory at random: of the best alone, and of the next if that is full.
         while True:
             best, best_value, at = current, np.int64(0), np.int64(-1)
