@@ -5,7 +5,9 @@
 
 The graph is a synthetic twin in OGB's own layout. The files that a step makes identify it. Memory is that of all
 processes, file pages that they map included, sampled every 50 ms (a shared page counts once); it should follow the
-limit, beside 0.35 GiB of interpreter and libraries, and not the scale. With `--kills` a second prepare is killed with
+limit, beside 0.35 GiB of interpreter and libraries, and not the scale. What a step adds to the disk in a second stands
+beside what the disk and the memory of the machine can do; a step that writes nothing, or less than it reads, has no
+such number that says much. With `--kills` a second prepare is killed with
 SIGKILL at 10, 50 and 90 % of the time that each step took in the first, and must end with the same files.
 """
 
@@ -22,6 +24,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import psutil
 import yaml
 from rich.console import Console
 from rich.table import Table
@@ -41,6 +45,7 @@ class Taken:
     """What one step took."""
 
     seconds: float = 0.0
+    processor: float = 0.0
     rss: int = 0
     disk: int = 0
 
@@ -118,11 +123,14 @@ def watched(place: Place) -> dict[str, Taken]:
     """Runs a prepare to its end."""
     process, taken, step = started(place), {}, "start"
     began = last = time.monotonic()
+    busy = 0.0
     while process.poll() is None:
         step = step_now(place, step)
         now = time.monotonic()
         entry = taken.setdefault(step, Taken())
         entry.seconds += now - last
+        used = max(busy, processor_seconds(process.pid))
+        entry.processor, busy = entry.processor + used - busy, used
         entry.rss = max(entry.rss, tree_memory(process.pid))
         if now - began > 1:
             entry.disk, began = max(entry.disk, size(place.scratch) + size(place.store)), now
@@ -131,6 +139,42 @@ def watched(place: Place) -> dict[str, Taken]:
     check(process, place)
     taken[step].disk = max(taken[step].disk, size(place.scratch) + size(place.store))
     return taken
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time of a process, and of its children that ended, s; 0 once it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
+def bandwidth(folder: Path) -> str:
+    """Says what disk and memory of this machine do: a file written and brought to disk, a copy, reads at random."""
+    data, numbers = np.zeros(1 << 28, dtype=np.uint8), np.zeros(1 << 26, dtype=np.int32)
+    places = np.random.default_rng(0).integers(len(numbers), size=1 << 23)
+    other = data.copy()
+
+    def written() -> None:
+        with (folder / "written").open("wb") as file:
+            file.write(data)
+            os.fsync(file.fileno())
+
+    disk, copy, reads = (seconds(work) for work in (written, lambda: np.copyto(other, data), lambda: numbers[places]))
+    (folder / "written").unlink()
+    return (
+        f"disk: {len(data) / disk / 1e6:.0f} MB/s written; memory, one thread: {2 * len(data) / copy / 1e9:.1f} GB/s "
+        f"copied, {len(places) / reads / 1e6:.0f}M numbers a second read at random"
+    )
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Seconds of the second of two calls."""
+    work()
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def check(process: subprocess.Popen[bytes], place: Place) -> None:
@@ -200,11 +244,17 @@ def main() -> None:
                 f"{twin.edges / 1e6:.1f}M edges, {asked.clients} clients, limit {asked.limit}, "
                 f"raw files {size(folder / 'raw') / GIB:.2f} GiB"
             )
-            for column in ("step", "seconds", "peak RSS, GiB", "disk, GiB"):
+            for column in ("step", "seconds", "processor, s", "peak RSS, GiB", "disk, GiB", "MB/s added"):
                 table.add_column(column, justify="left" if column == "step" else "right")
+            before = 0
             for step, entry in taken.items():
-                table.add_row(step, f"{entry.seconds:.1f}", f"{entry.rss / GIB:.2f}", f"{entry.disk / GIB:.2f}")
+                added, before = max(0, entry.disk - before), max(before, entry.disk)
+                table.add_row(
+                    step, f"{entry.seconds:.1f}", f"{entry.processor:.1f}", f"{entry.rss / GIB:.2f}",
+                    f"{entry.disk / GIB:.2f}", f"{added / max(entry.seconds, 1e-9) / 1e6:.0f}",
+                )  # fmt: skip
             Console(width=110).print(table)
+            print(bandwidth(Path(name)))
             if asked.kills:
                 other = place_at(folder / "killed", folder / "raw", dataset, asked)
                 hits = killed(other, taken)

@@ -15,6 +15,9 @@ from shoal.storage.options.types import is_own
 
 # It is raised with every change of a default or of an arithmetic: earlier runs then have other names.
 NUMBERS = 8
+# It is raised where a partitioner divides a graph otherwise than before: earlier stores, and runs on them, then have
+# other names. Partitioners that are not here are what they always were.
+PARTITIONS = {"semi-external": 2}
 # These keys, and sections of such, say where and how fast, or what is not refused. The name of the dataset has
 # `data.synthetic`.
 NEUTRAL = (
@@ -96,7 +99,10 @@ def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
     changed = {**{key: v for key, v in values.items() if key not in usual or v != usual[key]}, **inputs}
     # Runs have the names that they had when each section had keys of devices.
     before = {key: f"{section}.{'devices' if name == 'kind' else name}" for key, name in DEVICES.items()}
-    return fingerprint_of({**{before.get(key, key): v for key, v in changed.items()}, "numbers": NUMBERS})
+    named = {before.get(key, key): v for key, v in changed.items()} | {"numbers": NUMBERS}
+    if (version := PARTITIONS.get(str(values.get("partition.method")))) is not None:
+        named["partition.version"] = version
+    return fingerprint_of(named)
 
 
 def option_defaults(method: str, model: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from shoal.storage.shards.shard import Shard, graph_columns, shard_columns
 from shoal.storage.shards.split import Split, from_codes, random_split, split_columns
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path
+from shoal.storage.threads import ahead, batches, spread
 
 PairsOf = Callable[[int, Induced], Pairs]
 
@@ -72,8 +73,9 @@ def write_shards(source: ShardSource, packs: Sequence[range]) -> Iterator[FileRe
     shape = source.data.dtype, source.memory, source.layout
     parts = gather_features(source.graph, source.assignment, source.kept, clients, *shape)
     columns = starmap(partial(_shard_columns, source), parts)
-    for pack in packs:
-        yield write_pack(source.path / shard_path(pack), "shard", islice(columns, len(pack)))
+    # The next pack is made while a thread writes this one.
+    for pack, several in ahead((pack, list(islice(columns, len(pack)))) for pack in packs):
+        yield write_pack(source.path / shard_path(pack), "shard", several)
 
 
 def _shard_columns(source: ShardSource, client: int, part: Induced, x: Rows) -> dict[str, pa.Array]:
@@ -215,9 +217,14 @@ def kept_rows(given: tuple[Store, PropagationOptions], packs: Sequence[range]) -
 def write_hops(given: tuple[Store, PropagationOptions], packs: Sequence[range]) -> Iterator[FileRecord]:
     """Writes the hops of some packs, whose shards are checked before."""
     shards, propagation = given
-    for pack in packs:
-        columns = (hop_columns(shards.shard(client), propagation, len(pack) > 1) for client in pack)
-        yield write_pack(shards.path / hops_path(str(propagation.folder), pack), "hops", columns)
+
+    def columns_of(pack: range) -> list[dict[str, pa.Array]]:
+        return [hop_columns(shards.shard(client), propagation, len(pack) > 1) for client in pack]
+
+    with spread() as on_threads:
+        for several in batches(packs):
+            for pack, columns in zip(several, on_threads(columns_of, several)):
+                yield write_pack(shards.path / hops_path(str(propagation.folder), pack), "hops", columns)
 
 
 def hops_memory(shards: Manifest, propagation: PropagationOptions, packs: Sequence[range]) -> int:

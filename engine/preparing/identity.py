@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.engine.config.config import Config
-from shoal.engine.config.run_identity import fingerprint_of, flatten
+from shoal.engine.config.run_identity import PARTITIONS, fingerprint_of, flatten
 from shoal.engine.preparing.overlay import additions_go_elsewhere, overlay_path
 from shoal.engine.records.graphs import fingerprints, remote_of, sources
 from shoal.engine.records.inputs import contents
@@ -31,6 +31,8 @@ def identity(config: Config) -> dict[str, Any]:
         del chosen["alpha"]
     if not chosen["options"]:
         del chosen["options"]
+    if (version := PARTITIONS.get(config.partition.method)) is not None:
+        chosen["version"] = version
     # Stores of one graph keep the names that they had before there were several.
     chosen = {key: value for key, value in chosen.items() if value is not None or key not in ("domains", "chunks")}
     if "domains" in chosen:

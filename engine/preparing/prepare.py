@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.engine.config.config import Config
+from shoal.engine.config.sizes import machine_cores
 from shoal.engine.preparing.checks import require_fitting_data, require_known, require_whole
 from shoal.engine.preparing.identity import identity, published_digests, require_identity, store_path
 from shoal.engine.preparing.overlay import additions_go_elsewhere, make_overlay, overlay_path
@@ -24,6 +25,7 @@ from shoal.storage.store.client_table import TABLES
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import ASSIGNMENT, DOMAINS, TRAINING, WHOLE, Store, training_path
 from shoal.storage.store.writer import PROGRESS
+from shoal.storage.threads import threads
 
 if TYPE_CHECKING:
     # This module imports Ray.
@@ -47,7 +49,7 @@ def prepare(config: Config, centralized: bool = False, repair: bool = True, know
     if not known:
         require_known(config)
     remote = remote_of(config)
-    with watched_by(watch), _on_machines(config):
+    with watched_by(watch), threads(machine_cores()), _on_machines(config):
         if remote is not None:
             return _read_instead(_prepared_elsewhere(remote, config, centralized), config)
         path, published = store_path(config), published_digests(config)

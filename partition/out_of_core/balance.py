@@ -12,7 +12,7 @@ from shoal.storage.kernels.prefetch import fetch_ahead
 # Losses below EXACT are counted one by one, larger ones by powers of two.
 EXACT = 32
 LOSSES = EXACT + 32
-PASSES = Passes("refinement", most=6, converged=0.001)
+PASSES = Passes("refinement", most=6, converged=0.003)
 
 
 def size_bound(nodes: int, clients: int, imbalance: float) -> int:
@@ -139,41 +139,82 @@ def refine(
     The same rule as clustering, with parts for clusters (Meyerhenke, Sanders and Schulz, SEA 2014, section 4.1). The
     part of every node, int32 `[N]`, is -1 for nodes without edges; the weights of parts, int64, are kept up to date,
     and no move brings one below `low` or above `high`. So many `entries` are read at a time, which changes no number.
+    Nodes of one step decide at the same time; those that would move decide again, one after another.
     """
+    PASSES.run(
+        level,
+        entries,
+        lambda *rows: _decide(*rows, part_N, weight_P, low, high),
+        lambda *rows: _move(*rows, part_N, weight_P, low, high),
+        report,
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def _decide(
+    begin: int, end: int, b: Block, to: np.ndarray, part_N: np.ndarray, weight_P: np.ndarray, low: int, high: int
+) -> None:
     connection_P = np.zeros(len(weight_P), dtype=np.int64)
-    PASSES.run(level, entries, lambda block: _move(block, part_N, weight_P, connection_P, low, high), report)
+    touched = np.empty(len(weight_P), dtype=np.int32)
+    for row in range(begin, end):
+        to[row] = _best(b, row, part_N, weight_P, connection_P, touched, low, high)
 
 
 @numba.njit(cache=True)
-def _move(b: Block, part_N: np.ndarray, weight_P: np.ndarray, connection_P: np.ndarray, low: int, high: int) -> int:
+def _move(
+    begin: int, end: int, b: Block, to: np.ndarray, part_N: np.ndarray, weight_P: np.ndarray, low: int, high: int
+) -> int:
+    connection_P = np.zeros(len(weight_P), dtype=np.int64)
     touched = np.empty(len(weight_P), dtype=np.int32)
     moved = 0
-    for row in range(len(b.indptr) - 1):
+    for row in range(begin, end):
         node = b.first + row
         current = part_N[node]
-        if current < 0:
+        if to[row] == current:
             continue
-        count = 0
-        for e in range(b.indptr[row], b.indptr[row + 1]):
-            fetch_ahead(part_N, b.indices, e)
-            part = part_N[b.indices[e]]
-            if connection_P[part] == 0:
-                touched[count] = part
-                count += 1
-            connection_P[part] += weight_at(b.weights, e)
-        weight = weight_at(b.node_weights, row)
-        best, best_connection, best_weight = current, connection_P[current], weight_P[current] - weight
-        for t in range(count):
-            part = touched[t]
-            connection = connection_P[part]
-            connection_P[part] = 0
-            if part == current or weight_P[part] + weight > high:
-                continue
-            if connection > best_connection or (connection == best_connection and weight_P[part] < best_weight):
-                best, best_connection, best_weight = part, connection, weight_P[part]
-        if best != current and weight_P[current] - weight >= low:
+        # Neighbours may have moved in this step. Decided again, a move never makes the cut larger.
+        best = _best(b, row, part_N, weight_P, connection_P, touched, low, high)
+        if best != current:
+            weight = weight_at(b.node_weights, row)
             weight_P[current] -= weight
             weight_P[best] += weight
             part_N[node] = best
             moved += 1
     return moved
+
+
+@numba.njit(cache=True)
+def _best(
+    b: Block,
+    row: int,
+    part_N: np.ndarray,
+    weight_P: np.ndarray,
+    connection_P: np.ndarray,
+    touched: np.ndarray,
+    low: int,
+    high: int,
+) -> int:
+    """Part that a row should be in; `connection_P` is 0 before and after."""
+    current = part_N[b.first + row]
+    if current < 0:
+        return current
+    count = 0
+    for e in range(b.indptr[row], b.indptr[row + 1]):
+        fetch_ahead(part_N, b.indices, e)
+        part = part_N[b.indices[e]]
+        if connection_P[part] == 0:
+            touched[count] = part
+            count += 1
+        connection_P[part] += weight_at(b.weights, e)
+    weight = weight_at(b.node_weights, row)
+    best, best_connection, best_weight = current, connection_P[current], weight_P[current] - weight
+    stays = best_weight < low
+    for t in range(count):
+        part = touched[t]
+        connection = connection_P[part]
+        connection_P[part] = 0
+        if stays or part == current or weight_P[part] + weight > high:
+            continue
+        if connection > best_connection or (connection == best_connection and weight_P[part] < best_weight):
+            best, best_connection, best_weight = part, connection, weight_P[part]
+    return best

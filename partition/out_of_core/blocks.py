@@ -5,17 +5,21 @@ The sums are in a small open-addressing table: the inner loop of clustering and 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numba
 import numpy as np
 
-from shoal.storage.files.mapped import read, row_blocks
+from shoal.storage.files.mapped import ROWS, cut_rows, read
 from shoal.storage.kernels.prefetch import fetch_ahead
 from shoal.storage.progress import step
+from shoal.storage.threads import ahead, spread, spread_rows
 
 # A pass over at least so many entries is shown as a step.
 LONG_PASS = 1 << 27
+# The moves of so many entries, or of one row, are decided at a time: fewer where a level has not so many times as many.
+STEP, STEPS = 1 << 17, 256
 # 2^64 over the golden ratio (Knuth, The Art of Computer Programming 3, section 6.4).
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -44,35 +48,56 @@ class Level:
 
 
 class Block(NamedTuple):
-    """Consecutive whole rows of a level from node `first` on, as compiled loops take them; `indptr` starts at 0."""
+    """Consecutive whole rows of a level from node `first` on, as compiled loops take them; `indptr` starts at 0.
+
+    `steps` are the ends of its steps, in rows, 0 first. They depend on the level alone.
+    """
 
     first: int
     indptr: np.ndarray
     indices: np.ndarray
     weights: np.ndarray | None
     node_weights: np.ndarray | None
+    steps: np.ndarray
 
 
 def blocks(level: Level, entries: int) -> Iterator[Block]:
-    """All rows in order, in blocks of at most `entries` entries, or of one row; a long pass is shown as a step."""
+    """All rows in order, in blocks of at most `entries` entries, or of one step; a long pass is shown as a step.
+
+    A second thread, if there may be one, reads the next block.
+    """
     if level.entries < LONG_PASS:
-        yield from _blocks(level, entries)
+        yield from ahead(_blocks(level, entries))
         return
     with step("pass over the edges", level.entries, "entries") as advance:
-        for block in _blocks(level, entries):
+        for block in ahead(_blocks(level, entries)):
             yield block
             advance(len(block.indices))
 
 
 def _blocks(level: Level, entries: int) -> Iterator[Block]:
-    for first, indptr, low, high in row_blocks(level.indptr, entries):
-        yield Block(
-            first,
-            indptr,
-            read(level.indices, low, high),
-            None if level.weights is None else read(level.weights, low, high),
-            None if level.node_weights is None else level.node_weights[first : first + len(indptr) - 1],
-        )
+    of_step = max(1, min(STEP, level.entries // STEPS))
+    for start in range(0, level.nodes, ROWS):
+        pointer = read(level.indptr, start, min(start + ROWS, level.nodes) + 1)
+        steps = np.array(cut_rows(pointer, of_step))
+        for begin, end in pairwise(cut_rows(pointer[steps], entries)):
+            row, stop = int(steps[begin]), int(steps[end])
+            low, high, first = int(pointer[row]), int(pointer[stop]), start + row
+            yield Block(
+                first,
+                pointer[row : stop + 1] - low,
+                read(level.indices, low, high),
+                None if level.weights is None else read(level.weights, low, high),
+                None if level.node_weights is None else level.node_weights[first : start + stop],
+                steps[begin : end + 1] - row,
+            )
+
+
+# Decides for rows of a block, from one to another, where they would go, by label: in an int32 of every row of the
+# block. Threads decide at the same time, so it changes nothing else.
+Decide = Callable[[int, int, Block, np.ndarray], None]
+# Moves rows of a block to where that was decided, as far as they still may; returns how many moved.
+Move = Callable[[int, int, Block, np.ndarray], int]
 
 
 @dataclass(frozen=True)
@@ -83,10 +108,19 @@ class Passes:
     most: int
     converged: float
 
-    def run(self, level: Level, entries: int, move: Callable[[Block], int], report: Callable[[str], None]) -> None:
-        """Moves nodes block by block; `move` gives how many moved, and `report` gets a line a pass."""
+    def run(self, level: Level, entries: int, decide: Decide, move: Move, report: Callable[[str], None]) -> None:
+        """Moves nodes step by step, each step decided by the labels before it; `report` gets a line a pass.
+
+        The number of threads, and of `entries` that are read at a time, changes no number.
+        """
         for number in range(1, self.most + 1):
-            moved = sum(move(block) for block in blocks(level, entries))
+            moved = 0
+            with spread() as on_threads:
+                for block in blocks(level, entries):
+                    to = np.empty(len(block.indptr) - 1, dtype=np.int32)
+                    for low, high in pairwise(block.steps.tolist()):
+                        spread_rows(on_threads, block.indptr, low, high, decide, block, to)
+                        moved += move(low, high, block, to)
             report(f"{self.name}, pass {number}: {moved} of {level.nodes} nodes moved")
             if moved <= self.converged * level.nodes:
                 return

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,15 @@ def row_blocks(indptr: np.ndarray, entries: int) -> Iterator[tuple[int, np.ndarr
     rows = len(indptr) - 1
     for start in range(0, rows, ROWS):
         pointer = read(indptr, start, min(start + ROWS, rows) + 1)
-        row = 0
-        while row < len(pointer) - 1:
-            stop = int(np.searchsorted(pointer, pointer[row] + entries, side="right")) - 1
-            stop = min(max(stop, row + 1), len(pointer) - 1)
+        for row, stop in pairwise(cut_rows(pointer, entries)):
             low, high = int(pointer[row]), int(pointer[stop])
             yield start + row, pointer[row : stop + 1] - low, low, high
-            row = stop
+
+
+def cut_rows(pointer: np.ndarray, entries: int) -> list[int]:
+    """Cuts rows into ranges of at most `entries` entries, or of one row where it has more: their ends, 0 first."""
+    ends = [0]
+    while ends[-1] < len(pointer) - 1:
+        stop = int(np.searchsorted(pointer, pointer[ends[-1]] + entries, side="right")) - 1
+        ends.append(min(max(stop, ends[-1] + 1), len(pointer) - 1))
+    return ends

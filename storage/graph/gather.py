@@ -16,6 +16,7 @@ from shoal.storage.graph.induced import Induced, count_by_client, induce
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import CsrRows, Rows, csr_of
 from shoal.storage.progress import step
+from shoal.storage.threads import batches, spread
 
 ROWS_A_BLOCK = 65_536
 # row_of, kept and the assignment; the last two are arguments, but they take memory, too.
@@ -128,12 +129,18 @@ def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
     ids = ids[order]
     rows_NF = np.empty((len(ids), x.shape[1]), dtype=dtype)
     cuts = np.searchsorted(ids, np.arange(0, x.shape[0] + ROWS_A_BLOCK, ROWS_A_BLOCK))
-    with step(f"features of {clients} clients", len(ids), "nodes") as advance:
-        for number, (low, high) in enumerate(pairwise(cuts)):
-            if low < high:
-                with np.errstate(over="ignore"):
-                    rows_NF[order[low:high]] = rows_of(number * ROWS_A_BLOCK, ids[low:high])
-                advance(int(high - low))
+    blocks = [(number, low, high) for number, (low, high) in enumerate(pairwise(cuts.tolist())) if low < high]
+
+    def gather(block: tuple[int, int, int]) -> int:
+        number, low, high = block
+        with np.errstate(over="ignore"):
+            rows_NF[order[low:high]] = rows_of(number * ROWS_A_BLOCK, ids[low:high])
+        return high - low
+
+    with step(f"features of {clients} clients", len(ids), "nodes") as advance, spread() as on_threads:
+        for several in batches(blocks):
+            for rows in on_threads(gather, several):
+                advance(rows)
     return rows_NF
 
 

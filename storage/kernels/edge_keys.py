@@ -46,7 +46,7 @@ def as_signed(ends: np.ndarray) -> np.ndarray:
     return np.where(wide == ends, wide, -1) if ends.dtype == np.uint64 else wide
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def keys_of(source: np.ndarray, target: np.ndarray, nodes: int, row_bits: int, keys: np.ndarray) -> tuple[int, int]:
     """Fills `keys`, uint64 `[2 e]`, with both keys of every edge that is no loop.
 
@@ -64,7 +64,7 @@ def keys_of(source: np.ndarray, target: np.ndarray, nodes: int, row_bits: int, k
     return count, -1
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def group_by_bucket(keys: np.ndarray, low: np.uint64, shift: np.uint64, buckets: int, out: np.ndarray) -> np.ndarray:
     """Sorts keys stably by `(key - low) >> shift` into `out`; where each bucket begins and the last ends, int64."""
     starts = np.zeros(buckets + 1, dtype=np.int64)
@@ -80,7 +80,7 @@ def group_by_bucket(keys: np.ndarray, low: np.uint64, shift: np.uint64, buckets:
     return starts
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def distinct_pairs(keys: np.ndarray) -> tuple[int, int, int]:
     """Overwrites the front of ascending keys with their distinct pairs.
 
@@ -101,7 +101,7 @@ def distinct_pairs(keys: np.ndarray) -> tuple[int, int, int]:
     return pairs, given_keys, given_pairs
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def row_ends(pairs: np.ndarray, first: int, row: int, target_bits: int, before: int, ends: np.ndarray) -> int:
     """Fills `ends`, int64, of rows `row`, `row + 1`, …, from ascending pairs, uint64; gives the first pair behind them.
 

@@ -28,11 +28,12 @@ from shoal.storage.out_of_core.csr_files import CsrWriter
 from shoal.storage.progress import step
 from shoal.storage.runner import runner
 from shoal.storage.store.writer import Journal
+from shoal.storage.threads import ahead
 
 MAX_BUCKETS = 256
 MAX_CHUNK = 1 << 23
-# A sort holds its keys twice, and its result is sent.
-OF_A_SORT = 3
+# A sort holds its keys twice, and its result is sent; the one before is written meanwhile.
+OF_A_SORT = 4
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_lim
     writer = BucketWriter(buckets, dict(zip(buckets, start.get("saved", ()))))
     keys = np.empty(2 * slice_edges, dtype=np.uint64)
     with writer, step(f"{edges.where}: edges", edges.count, "edges", read) as advance:
-        for block in edges.blocks(read):
+        for block in ahead(iter(edges.blocks(read))):
             require_edges(block, edges.where)
             for first in range(0, block.shape[1], slice_edges):
                 source, target = block[:, first : first + slice_edges]
@@ -205,7 +206,9 @@ def buckets_to_rows(
     digests = {bucket: digest for bucket, (_, digest) in zip(buckets, journal.entries[begin]["distributed"])}
     whole = [bucket for bucket in left if not _is_divided(bucket, capacity)]
     memory = OF_A_SORT * KEY_BYTES * min(capacity, max((bucket.keys for bucket in whole), default=0))
-    results = runner(size, work).results(_sort, (digests, capacity), [[item] for item in whole], memory, ordered=True)
+    results = ahead(
+        runner(size, work).results(_sort, (digests, capacity), [[item] for item in whole], memory, ordered=True)
+    )
     csr = CsrWriter(work, layout, counts.indices, capacity)
     with csr, step(f"{where}: sort", len(buckets), "buckets", len(done)) as advance:
         for bucket in left:

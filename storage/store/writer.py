@@ -29,13 +29,18 @@ class Journal:
             except OSError as error:
                 raise cannot_write(path, error) from error
 
-    def append(self, entry: dict[str, Any]) -> None:
-        """Adds a line, after what it records is on disk. Raises ShoalError: it cannot be written."""
+    def append(self, entry: dict[str, Any], at_once: bool = True) -> None:
+        """Adds a line, after what it records is on disk; it is, too, where it must be `at_once`.
+
+        Another line outlives this process, and may be lost with the machine's power. Raises ShoalError: it cannot be
+        written.
+        """
         try:
             with self._path.open("a") as file:
                 file.write(sealed(entry) + "\n")
                 file.flush()
-                os.fsync(file.fileno())
+                if at_once:
+                    os.fsync(file.fileno())
         except OSError as error:
             raise cannot_write(self._path, error) from error
         self.entries.append(entry)
@@ -101,7 +106,8 @@ class StoreWriter:
 
     def add(self, relative: Path, record: FileRecord) -> None:
         """Notes a file that is complete on disk."""
-        self._journal.append({"path": str(relative), **asdict(record)})
+        # A file whose line is lost is made again.
+        self._journal.append({"path": str(relative), **asdict(record)}, at_once=False)
         self._done[str(relative)] = record
         self._sound[str(relative)] = True
 

@@ -31,6 +31,7 @@ from shoal.storage.kernels.counter_rng import bits_for, key_of
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 from shoal.storage.out_of_core.external_csr import FILES, external_csr
 from shoal.storage.out_of_core.npy_rows import write_rows
+from shoal.storage.threads import batches, spread
 
 NODES_A_BLOCK = 1 << 16
 SMALLEST_COMMUNITY = 4
@@ -202,11 +203,15 @@ class Twin:
 
     def edge_blocks(self, first: int = 0) -> Iterator[np.ndarray]:
         """Yields edges from number `first` on, int32 `[2, e]`; `first` is 0 or where a block ends."""
+        blocks = []
         for start in range(0, self.nodes, NODES_A_BLOCK):
             end = min(start + NODES_A_BLOCK, self.nodes)
             before, after = (self.edges * node // self.nodes for node in (start, end))
             if before >= first:
-                yield self._edges(start, end, after - before)
+                blocks.append((start, end, after - before))
+        with spread() as on_threads:
+            for several in batches(blocks):
+                yield from on_threads(lambda block: self._edges(*block), several)
 
     def labels(self, first: int = 0) -> Iterator[np.ndarray]:
         """Class of every node from id `first` on, int64 blocks; -1 where the node is in no part of the split."""

@@ -55,7 +55,7 @@ def _label(table: Table, place: int, community: int) -> int:
     return label
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def labels_of(table: Table, first: int, label: np.ndarray) -> None:
     """Fills the class of every node from id `first` on."""
     for i in range(len(label)):
@@ -63,14 +63,14 @@ def labels_of(table: Table, first: int, label: np.ndarray) -> None:
         label[i] = _label(table, place, _community(table, place))
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def ranks_of(first: int, count: int, bits: int, key: np.uint64, rank: np.ndarray) -> None:
     """Fills the places of ids from `first` on in a random permutation of `count`."""
     for i in range(len(rank)):
         rank[i] = permute(first + i, count, bits, key)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def degrees_of(table: Table, first: int, edges: int, least: float, degree: np.ndarray) -> None:
     """Fills how many of `edges` each place from `first` on points with.
 
@@ -89,7 +89,7 @@ def degrees_of(table: Table, first: int, edges: int, least: float, degree: np.nd
         before = end
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges: np.ndarray) -> int:
     """Fills sources and targets, `[2, e]`, of the edges that places from `first` on point with; how many there are.
 
@@ -152,7 +152,7 @@ def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges:
     return at
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def features_of(table: Table, ids: np.ndarray, centre: np.ndarray, axis: np.ndarray, x: np.ndarray) -> None:
     """Fills features: the centre of the class, its axis with the sign of the community, and noise."""
     features = x.shape[1]

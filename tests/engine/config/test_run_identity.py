@@ -109,6 +109,14 @@ def test_name_digits_other_values_change_the_name() -> None:
     assert len({named(keys) for keys in others}) == len(others)
 
 
+def test_another_partition_by_a_method_gives_its_runs_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {method: config_from({**PLAIN, "partition": method}).plain() for method in ("metis", "semi-external")}
+    before = {method: name_digits(values, {}) for method, values in plain.items()}
+    monkeypatch.setattr(run_identity, "PARTITIONS", {"semi-external": run_identity.PARTITIONS["semi-external"] + 1})
+    after = {method: name_digits(values, {}) for method, values in plain.items()}
+    assert [before[method] == after[method] for method in plain] == [True, False]
+
+
 FILE = str(Path("/d.csv"))
 
 
@@ -167,7 +175,7 @@ NAMES = [
     ("quickstart", OTHER_HOPS, QUICK, SPLIT, "r0.0-k2-float16-labelled"),
     ("quickstart", OTHER_SPLIT, QUICK, "per_client-60-20-20-seed3", HOPS),
     ("quickstart", f"{NO_STORE_KEYS} model.init=own", QUICK, SPLIT, HOPS),
-    ("sbm-200", SEMI_EXTERNAL, "sbm-semi-external200-3199cccf", SPLIT, HOPS),
+    ("sbm-200", SEMI_EXTERNAL, "sbm-semi-external200-363cc050", SPLIT, HOPS),
     ("sbm-200", "partition.method=file partition.file=FILE", "sbm-file200-2bc0e121", SPLIT, HOPS),
     # Stores of dense features have the same names by whatever key.
     ("cora", "data.layout=dense", "cora-louvain10-0a44b7a9", BY_CLIENT, HOPS),

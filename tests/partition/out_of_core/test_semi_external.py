@@ -15,7 +15,7 @@ from shoal.partition.methods.workspace import Workspace, silent
 from shoal.partition.out_of_core import semi_external
 from shoal.partition.out_of_core.balance import balance, fill_lightest, refine, size_bound
 from shoal.partition.out_of_core.blocks import Level, blocks
-from shoal.partition.out_of_core.contraction import bucket_starts, cluster, contract, number_clusters
+from shoal.partition.out_of_core.contraction import cluster, contract, number_clusters
 from shoal.partition.out_of_core.kaminpar import by_kaminpar, write_parhip
 from shoal.partition.out_of_core.semi_external import (
     BLOCK,
@@ -29,7 +29,8 @@ from shoal.partition.out_of_core.semi_external import (
 )
 from shoal.partition.quality import quality
 from shoal.storage.files import mapped
-from shoal.storage.files.mapped import read
+from shoal.storage.files.mapped import cut_rows, read
+from shoal.storage.threads import threads
 
 
 def parts(graph, clients, workspace=None, **options):
@@ -53,6 +54,32 @@ def test_blocks_and_buckets_change_nothing(planted, monkeypatch, block, bucket):
     expected = parts(planted, 12)
     monkeypatch.setattr(semi_external.Memory, "of", lambda limit, nodes: semi_external.Memory(limit, block, bucket))
     np.testing.assert_array_equal(parts(planted, 12), expected)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_threads_change_nothing(planted, monkeypatch, count):
+    monkeypatch.setattr("shoal.storage.threads.FEW", 1)
+    monkeypatch.setattr(semi_external, "SMALL", 0)
+    monkeypatch.setattr(semi_external, "SMALL_PART", 4)
+    expected = parts(planted, 12)
+    with threads(count):
+        np.testing.assert_array_equal(parts(planted, 12), expected)
+
+
+def test_metis_gets_the_heaviest_entries_as_long_as_they_are_enough(make_graph, monkeypatch):
+    monkeypatch.setattr(semi_external, "HEAVY", 1.5)
+    graph = make_graph(5, [(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (0, 4)])
+    rows = np.repeat(np.arange(5), np.diff(graph.indptr))
+    # Edges weigh 1 to 3 by the sum of their ends: 0-1 2, 0-2 3, 1-2 1, 2-3 3, 3-4 2, 0-4 2.
+    weights = ((rows + graph.indices) % 3 + 1).astype(np.int32)
+    level = Level(graph.indptr, graph.indices, weights, np.ones(5, dtype=np.int32))
+    assert semi_external._heaviest(level) == (2, 10)
+    indptr, indices, kept = semi_external._entries_of(level, 2, 3)
+    expected = sp.csr_array((weights * (weights >= 2), graph.indices, graph.indptr))
+    np.testing.assert_array_equal(sp.csr_array((kept, indices, indptr), shape=(5, 5)).toarray(), expected.toarray())
+    # Of entries of one weight, none is lighter than the others.
+    assert semi_external._heaviest(Level(graph.indptr, graph.indices, np.ones(12, dtype=np.int32))) == (1, 12)
+    assert semi_external._heaviest(Level(graph.indptr, graph.indices)) == (1, 12)
 
 
 def test_a_limit_that_cannot_be_kept_is_refused_and_nothing_stays_behind(planted, tmp_path, monkeypatch):
@@ -214,7 +241,7 @@ def test_clusters_are_numbered_in_their_order_and_cut_into_buckets():
     label = np.array([7, -1, 2, 7, 2, 4, -1, 7], dtype=np.int32)
     assert (number_clusters(label), label.tolist()) == (3, [2, -1, 0, 2, 0, 1, -1, 2])
     # A range holds a bucket or one node.
-    assert bucket_starts(np.array([3, 3, 9, 0, 1, 5, 6]), 6) == [0, 2, 3, 6, 7]
+    assert cut_rows(np.array([0, 3, 6, 15, 15, 16, 21, 27]), 6) == [0, 2, 3, 6, 7]
 
 
 @settings(max_examples=30, deadline=None)

@@ -51,6 +51,16 @@ def test_a_file_that_vanished_or_changed_is_written_again(tmp_path: Path, damage
     assert source.writes == 2
 
 
+def test_a_pack_waits_for_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, waited, fsync = StoreWriter(tmp_path, IDENTITY), [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: waited.append(number) or fsync(number))
+    columns = {"node": pa.array(np.arange(3))}
+    record = writer.once(FILE, partial(arrow_file.write_pack, kind="shard", clients=[columns, columns]))
+    assert len(waited) == 1
+    # What another process reads of the journal is there all the same.
+    assert StoreWriter(tmp_path, IDENTITY).finished(FILE) == record
+
+
 def test_a_file_is_logged_only_when_it_is_complete(tmp_path: Path) -> None:
     def interrupted(path: Path) -> FileRecord:
         Source()(path)
