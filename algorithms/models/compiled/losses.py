@@ -145,7 +145,7 @@ def cross_entropy(
     if not isinstance(x, Value) or not isinstance(label, Tensor) or label.shape != (x.rows,):
         raise Untraceable("a cross-entropy of other labels")
     label_N = _constant(label, torch.int64)
-    if not _are_below(x.width, label) or bool((label == ignore_index).any()):
+    if not _are_below(x.width, label) or (ignore_index >= 0 and bool((label == ignore_index).any())):
         raise Untraceable("labels that are no classes, or ignored")
     if x.kind == "picked":
         if not _are_below(x.of[0].rows, x.with_["places"]):

@@ -20,7 +20,6 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.small_heads import LossOf, SmallModel, Trained, in_one_batch
 
-NO_FACTORS = np.empty(0)
 KEPT = int(Base.KEPT)
 VECTORS = [Base.WEIGHTS, Base.GRADIENTS, Base.KEPT]
 OUTPUTS = [Base.LOGITS, Base.EMBEDDING]
@@ -124,15 +123,17 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
 
     Gives the loss before the last step and before the first, of every model.
     """
-    losses = np.zeros(len(learners))
+    rooms, moved, first = [], [], 0
     bases: list[np.ndarray] = []
-    rooms, moved, refer, behind, first = [], [], [], [address(losses)], 0
+    # Losses of all, and behind them what each learner's terms and steps read in float64.
+    numbers = [plan.loss.number for plan, _ in learners]
+    behind: list[tuple[bool, int]] = [(True, 0)]
     for plan, trained in learners:
-        kept_at, a_step = address(trained.kept), 4 * plan.kept
+        kept_at, a_step = trained.kept.data_ptr(), 4 * plan.kept
         for call in plan.calls:
             rooms.append(room := plan.passes.room(call.compiled.work + plan.further_room(call)))
             of_call = addresses(parts_of(call.inputs) or (), True, work=room.memory)
-            of_call[VECTORS] = address(trained.w), address(trained.gradient), kept_at
+            of_call[VECTORS] = trained.w.data_ptr(), trained.gradient.data_ptr(), kept_at
             if not plan.in_place:
                 logits, embedding = (value.numbers for value in call.outputs)
                 starts = np.cumsum([call.compiled.work, logits, embedding, logits])
@@ -143,14 +144,20 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
             bases.append(of_call)
             kept_at, first = kept_at + 4 * call.compiled.kept, first + len(of_call)
         for term in plan.loss.terms:
-            refer.append(factors := np.array(term.factors) if term.factors else NO_FACTORS)
-            behind += [address(factors), *(t.data_ptr() for t in term.tensors if isinstance(t, Tensor))]
-        refer.append(options := np.array([trained.before, trained.lr, trained.weight_decay]))
-        vectors = trained.w, trained.gradient, trained.mean, trained.square, options
-        behind += map(address, (*vectors, trained.total, trained.linear, trained.origin))
-    constants = np.array([plan.loss.number for plan, _ in learners])
-    all_bases = np.concatenate([*bases, np.array(behind)])
-    firsts = _repeat(*_operations_of(learners), all_bases, np.array(moved), losses, constants, epochs)
+            behind.append((True, len(numbers)))
+            behind += [(False, t.data_ptr()) for t in term.tensors if isinstance(t, Tensor)]
+            numbers += term.factors
+        vectors = trained.w, trained.gradient, trained.mean, trained.square
+        behind += [(False, t.data_ptr()) for t in vectors]
+        behind.append((True, len(numbers)))
+        behind += [(False, t.data_ptr()) for t in (trained.total, trained.linear, trained.origin)]
+        numbers += trained.before, trained.lr, trained.weight_decay
+    array = np.array(numbers, np.float64)
+    start, losses = array.ctypes.data, array[: len(learners)]
+    others = np.array([start + 8 * place if is_number else place for is_number, place in behind])
+    firsts = _repeat(
+        *_operations_of(learners), np.concatenate([*bases, others]), np.array(moved), losses, losses.copy(), epochs
+    )
     return list(zip(losses.tolist(), firsts.tolist()))
 
 
@@ -209,11 +216,6 @@ def _lower_step(to: Operations, trained: Trained, others: Iterator[Place]) -> No
         to.add(Code.ADAM, w, gradient, parameters, mean, square, options)
     else:
         to.add(Code.SGD, w, gradient, parameters, f=trained.lr, g=trained.weight_decay)
-
-
-def address(array: np.ndarray) -> int:
-    """Returns where an array's numbers lie."""
-    return int(array.ctypes.data)
 
 
 @numba.njit(cache=True, nogil=True)

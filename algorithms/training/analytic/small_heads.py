@@ -29,7 +29,7 @@ from shoal.algorithms.training.analytic.heads import HEADS
 MOST_PRODUCTS = 2**18
 # Computes a pure loss of the parameters, which asks the model for its outputs.
 LossOf = Callable[[Tensor], Tensor]
-NO_MOMENT = np.empty(0, dtype=np.float32)
+NO_MOMENT = torch.empty(0)
 
 
 class Trained(NamedTuple):
@@ -43,17 +43,17 @@ class Trained(NamedTuple):
         total, linear, origin, mu: A `Pull`; an empty array stands for None.
     """
 
-    w: np.ndarray
-    gradient: np.ndarray
-    mean: np.ndarray
-    square: np.ndarray
-    kept: np.ndarray
+    w: Tensor
+    gradient: Tensor
+    mean: Tensor
+    square: Tensor
+    kept: Tensor
     before: int
     lr: float
     weight_decay: float
-    total: np.ndarray
-    linear: np.ndarray
-    origin: np.ndarray
+    total: Tensor
+    linear: Tensor
+    origin: Tensor
     mu: float
 
     def form(self) -> tuple[Any, ...]:
@@ -70,12 +70,12 @@ class Trained(NamedTuple):
         if options.optimizer == "adam":
             if not moments:
                 moments |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(w), "exp_avg_sq": torch.zeros_like(w)}
-            mean_P, square_P = moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
+            mean_P, square_P = moments["exp_avg"], moments["exp_avg_sq"]
             before = int(moments["step"])
         pull = pull or Pull()
-        total, linear, origin = (NO_MOMENT if t is None else t.numpy() for t in (pull.total, pull.linear, pull.origin))
-        vectors = w.numpy(), gradient.numpy(), mean_P, square_P, kept.numpy()
-        return cls(*vectors, before, options.lr, options.weight_decay, total, linear, origin, pull.mu)
+        total, linear, origin = (NO_MOMENT if t is None else t for t in (pull.total, pull.linear, pull.origin))
+        options_of_steps = before, options.lr, options.weight_decay
+        return cls(w, gradient, mean_P, square_P, kept, *options_of_steps, total, linear, origin, pull.mu)
 
 
 def count_steps(moments: Tree, options: TrainOptions) -> None:
@@ -163,7 +163,8 @@ class SmallHead(SmallModel):
         fill_kept(out, self._dropout)
 
     def train(self, plan: tuple[np.ndarray, ...], trained: Trained, epochs: int) -> tuple[float, float]:
-        losses: tuple[float, float] = _train(*plan, self.hidden, self.classes, self._dropout, epochs, *trained)
+        arrays = (part.numpy() if isinstance(part, Tensor) else part for part in trained)
+        losses: tuple[float, float] = _train(*plan, self.hidden, self.classes, self._dropout, epochs, *arrays)
         return losses
 
 
