@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.browser import BROWSER, FAULTS, Page, browser
 
+from shoal.engine.records.outputs import KINDS
 from shoal.pages import figures
 from shoal.pages.figures import COLOURS, Drawing
 from shoal.pages.looks import MOST_DASHES, MOST_LINES, Looks, in_panels
@@ -139,7 +140,7 @@ def test_many_files_of_figures_are_told_as_they_are_written(tmp_path: Path, caps
     eight = [replace(drawing, name=f"{drawing.name}-{n}") for n in range(4) for drawing in drawn(["a"])[:2]]
     write_page(tmp_path, Head("Few"), [Section("", eight)], ("svg",))
     assert capsys.readouterr() == ("", "")
-    write_page(tmp_path, Head("Many"), [Section("", eight)])
+    write_page(tmp_path, Head("Many"), [Section("", eight)], KINDS)
     out, said = capsys.readouterr()
     assert out == ""
     assert said.splitlines()[-1].startswith("writing the page: 24/24 files, ")
