@@ -4,10 +4,10 @@
 
 Synthetic clients of 128 features. Small ones are like a tenth of Cora: 7 classes, about 4 neighbours, 20 % of the nodes
 to train on; those above 1,000 nodes like papers100M's on 500 clients: 172 classes, about 29 neighbours, 1.4 %. A visit
-is three epochs and the upload; full batches, one thread, median and range. Local trains as a run would, by gradients in
-closed form, the others by autograd. FML and FedGKC's mutual distillation answer for all nodes, by both models; FedGKC's
-self distillation answers twice more. Memory is the highest resident size during a visit beyond what the process held
-before it.
+is three epochs and the upload; full batches, one thread, median and range. All train as a run would: in one compiled
+call or by gradient formulas what these take, the others by autograd. FML and FedGKC's mutual distillation answer for
+all nodes, by both models; FedGKC's self distillation answers twice more. Memory is the highest resident size during a
+visit beyond what the process held before it.
 """
 
 import argparse
@@ -92,8 +92,7 @@ def main() -> None:
                     describe(kind, {**options, **({"copilot": {"name": copilot}} if kind != "local" else {})})
                 )
                 flats = {model: client.models[model].flat for model in method.models()}
-                plain = analytic(client.model.flat) if kind == "local" else None
-                trainer = LocalTrainer(flats, TrainOptions(), method, plain)
+                trainer = LocalTrainer(flats, TrainOptions(), method, analytic(client.model.flat))
                 sent, seconds, memory = visit(client, method, trainer), [], []
                 if name == "fedgkc" and copilot == "gcn":
                     formula[nodes] = sent, 4 * parameters(FEATURES, args.hidden, client.info.classes) + 12

@@ -15,7 +15,7 @@ from shoal.algorithms.models.compiled.losses import Loss, Places, cross_entropy,
 from shoal.algorithms.models.compiled.lowering import Operations, Place
 from shoal.algorithms.models.compiled.operations import ARRAYS, Base, Code, execute
 from shoal.algorithms.models.compiled.passes import MOST_KEPT, Arrays, Call, Passes, addresses, joined, parts_of
-from shoal.algorithms.models.compiled.trace import Value
+from shoal.algorithms.models.compiled.trace import Untraceable, Value
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.small_heads import LossOf, SmallModel, Trained, in_one_batch
@@ -89,15 +89,17 @@ class TracedModel(SmallModel):
         return compiled is not None and in_one_batch(compiled.logits[0], options)
 
     def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None) -> Plan | None:
-        try:
-            with self._passes.drawing() as calls:
+        with self._passes.drawing() as calls:
+            try:
                 if loss_of is None:
                     (logits, _) = cast(tuple[Any, Any], self._passes.output(inputs))
                     return Plan(self._passes, calls, cross_entropy(logits, label_N), in_place=True)
                 loss = trace_loss(loss_of, calls)
-        except Exception:
-            # Stand-ins can do little; autograd names what is wrong.
-            return None
+            except Exception as error:
+                if loss_of is None and not isinstance(error, Untraceable):
+                    raise
+                # Code of a method can do little with stand-ins; autograd names what is wrong.
+                return None
         return plan_whole(self._passes, calls, loss)
 
     def kept(self, plan: Plan) -> int:
