@@ -152,6 +152,17 @@ class RayPool:
         if self.keeps:
             give_back_memory()
 
+    def call(self, host: int, cells: Sequence[Cell], shared: Any) -> list[Any]:
+        """Calls a host; returns references to the outcomes, and to new states if these stay with hosts."""
+        cells, kept = place_refs(cells)
+        keeps = self.keeps and cells[0].phase
+        states = sum(len(cell.ids) for cell in cells) if keeps else 0
+        results = states + (len(cells) * len(mixes(cells[0].up)) * BLOCKS if keeps else 0)
+        run, given = self.roster.hosts[host].run_call, (self.job.id, cells, shared, *kept)
+        if not results:
+            return [run.remote(*given)]
+        return run.options(num_returns=1 + results).remote(*given, states=states, results=results)
+
     @contextmanager
     def transferring(self) -> Iterator[None]:
         """Adds the time inside of the block to `transfer`."""
@@ -236,19 +247,8 @@ class _Phase:
                 )
                 if not tasks:
                     break
-                ref, *states = self._call_host(host, [task.cell for task in tasks])
+                ref, *states = self._pool.call(host, [task.cell for task in tasks], self._shared)
                 self._calls[ref] = calls[ref] = _Call(tasks, host, time.monotonic() + self._pool.timeout, states)
-
-    def _call_host(self, host: int, cells: Sequence[Cell]) -> list[Any]:
-        """Calls a host; returns references to the outcomes, and to new states if these stay with hosts."""
-        cells, kept = place_refs(cells)
-        keeps = self._pool.keeps and cells[0].phase
-        states = sum(len(cell.ids) for cell in cells) if keeps else 0
-        results = states + (len(cells) * len(mixes(cells[0].up)) * BLOCKS if keeps else 0)
-        call, given = self._roster.hosts[host].run_call, (self._pool.job.id, cells, self._shared, *kept)
-        if not results:
-            return [call.remote(*given)]
-        return call.options(num_returns=1 + results).remote(*given, states=states, results=results)
 
     def _end(self, ref: Any) -> _Call:
         """Takes a call that is over from its host, which may take another one."""

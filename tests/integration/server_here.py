@@ -1,8 +1,11 @@
 """Hosts on Ray, and the server in this process."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
+import ray
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster.ray_pool import RayPool
@@ -15,16 +18,27 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 
 
-class WatchedPool(RayPool):
-    """A pool that calls `before_phase` with the number of the phase, from 1, before it sends that phase's cells."""
+class Killing(RayPool):
+    """A pool that kills the first host that it calls in a phase, with the cells of this call; phases count from 1."""
 
-    before_phase: Callable[[int], None] = staticmethod(lambda number: None)
+    phase: int | None = None
     phases = 0
 
     def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
         self.phases += 1
-        self.before_phase(self.phases)
         return super().run_cells(cells, shared)
+
+    def call(self, host: int, cells: Sequence[Cell], shared: Any) -> list[Any]:
+        if self.phases != self.phase:
+            return super().call(host, cells, shared)
+        self.phase = None
+        process = psutil.Process(ray.get(self.roster.hosts[host].ping.remote(), timeout=60))
+        # A small cell would be back before its host is killed.
+        process.suspend()
+        refs = super().call(host, cells, shared)
+        process.kill()
+        process.wait()
+        return refs
 
 
 class OnHosts(LocalBackend):
@@ -33,11 +47,11 @@ class OnHosts(LocalBackend):
     def __init__(self, hosts: Sequence[Any]) -> None:
         super().__init__()
         self.hosts = hosts
-        self.before_phase: Callable[[int], None] = lambda number: None
+        self.kill_in: int | None = None
 
     def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
-        pool = WatchedPool(self.hosts, job, cell_timeout=60.0, retries=3)
-        pool.before_phase = self.before_phase
+        pool = Killing(self.hosts, job, cell_timeout=60.0, retries=3)
+        pool.phase = self.kill_in
         pool.require_data(range(len(job.model_of)))
         self._server = Server(job, plan, pool, state)
 
