@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.client import Client
@@ -14,6 +13,7 @@ from shoal.algorithms.context import Context
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import MODEL, Ask, Mix, Tree, Upload
 from shoal.algorithms.protocol import Replies as Replies  # for methods, which import from here
+from shoal.algorithms.target_loss import target_loss
 from shoal.algorithms.train_options import TrainOptions
 
 Requests = Generator[Ask | Mix, Any, None]
@@ -26,7 +26,7 @@ ClientModels = Literal["global", "personal", "heterogeneous"]
 Forms = Mapping[str, Mapping[str, Any]]
 
 TASKS = frozenset({"node", "edge", "graph"})
-WEIGHTED, NEWCOMERS = "weighted", "newcomers"
+WEIGHTED, NEWCOMERS, TARGETS = "weighted", "newcomers", "targets"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,8 @@ class Algorithm:
             layer where the config leaves `model.head` open; with other methods some end in message passing.
         supports: Tasks the method can train for, of `node`, `edge` and `graph`; one that reads a client's edges or
             features itself is for nodes alone. `weighted`: it reads no edges, or reads their weights. `newcomers`: a
-            client that comes after the last round is given what one in that round would be.
+            client that comes after the last round is given what one in that round would be. `targets`: labels may be
+            numbers, or several an item; a method with a loss of its own says so itself.
         forms: Options of a named form, which `algorithm.form` takes: `paper` is the paper to the letter, `code` what
             its authors' program does. `recommended` are the defaults. Options that are given come first.
         sends_once: Clients upload in round 1 alone where all take part in it, and epsilon of a client counts that.
@@ -128,7 +129,7 @@ class Algorithm:
     centralized: ClassVar[bool] = False
     client_models: ClassVar[ClientModels] = "global"
     reads_embedding: ClassVar[bool] = False
-    supports: ClassVar[frozenset[str]] = TASKS | {WEIGHTED, NEWCOMERS}
+    supports: ClassVar[frozenset[str]] = TASKS | {WEIGHTED, NEWCOMERS, TARGETS}
     forms: ClassVar[Forms] = {}
     sends_once: ClassVar[bool] = False
 
@@ -187,11 +188,11 @@ class Algorithm:
 
         Args:
             out: Output of the model.
-            y: Labels, int64 `[n]`.
+            y: Labels, int64 `[n]`; with another `target` than classes float32 or int8 `[n, C]`, see `target_loss`.
             w: Parameters of the model, `[P]`, differentiable.
             received: The value of `receive`.
         """
-        return F.cross_entropy(out.logits_NC, y)
+        return target_loss(out.logits_NC, y)
 
     def pull(self, client: Client, received: Received, options: TrainOptions) -> Pull | None:
         """Returns what every gradient of `trainer.fit` gets beside that of the loss; None: nothing.
@@ -221,6 +222,12 @@ def overrides(method: Algorithm | type[Algorithm], hook: str) -> bool:
 def fits_cross_entropy(method: Algorithm | type[Algorithm]) -> bool:
     """Whether clients train by `trainer.fit` on cross-entropy, and perhaps a pull, as batches and formulas do."""
     return not (overrides(method, "train") or overrides(method, "loss"))
+
+
+def takes_targets(method: Algorithm | type[Algorithm]) -> bool:
+    """Whether labels may be numbers, or several an item: a loss of the method's own is one of classes by default."""
+    declared = method.supports is not Algorithm.supports
+    return TARGETS in method.supports and (declared or fits_cross_entropy(method))
 
 
 def trains_plainly(method: Algorithm | type[Algorithm]) -> bool:

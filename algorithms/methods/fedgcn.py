@@ -31,7 +31,7 @@ class FedGCN(FedAvg):
         hops: 0, 1 or 2; `data.cross_edges` has to be as above.
     """
 
-    supports = frozenset({"node", "weighted", "newcomers"})
+    supports = frozenset({"node", "weighted", "newcomers", "targets"})
 
     hops: Literal[0, 1, 2] = 2
 

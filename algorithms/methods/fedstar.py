@@ -22,7 +22,7 @@ class FedStar(FedAvg):
     """
 
     client_models = "personal"
-    supports = frozenset({"graph", "newcomers"})
+    supports = frozenset({"graph", "newcomers", "targets"})
 
     def setup(self, ctx: Context) -> Tree:
         (kind,) = ctx.models[MODEL]

@@ -35,6 +35,7 @@ class MOON(FedAvg):
     """
 
     reads_embedding = True
+    supports = frozenset({"node", "edge", "graph", "weighted", "newcomers", "targets"})
 
     mu: NotNegative = 1.0
     tau: AboveZero = 0.5

@@ -159,7 +159,9 @@ class LocalTrainer:
                     losses.append(value if chosen is None else value * (len(target) / count))
                 first = first or losses.copy()
         # A second number would be a second wait on a GPU; there losses are compared from round to round alone.
-        return bounded_loss(float(sum(losses)), float(sum(first)) if y.device.type == "cpu" else math.inf)
+        return client.data.loss_unit * bounded_loss(
+            float(sum(losses)), float(sum(first)) if y.device.type == "cpu" else math.inf
+        )
 
     def _plan(self, trained: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Any | None:
         """Plans the whole training in one compiled call; None: it is not to be had."""

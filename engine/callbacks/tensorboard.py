@@ -53,7 +53,8 @@ def _scalars(line: Line) -> dict[str, float]:
         scalars["loss"] = line["loss"]
     for scope, parts in line.get("scopes", {}).items():
         for part, numbers in parts.items():
-            scalars[f"accuracy_{part}/{scope}"] = numbers[weighting_of(scope)]
+            if (accuracy := numbers.get(weighting_of(scope))) is not None:
+                scalars[f"accuracy_{part}/{scope}"] = accuracy
             for metric in metrics_in(numbers):
                 if (value := numbers[metric][weighting_of(scope)]) is not None:
                     scalars[f"{metric}_{part}/{scope}"] = value

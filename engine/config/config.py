@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from omegaconf import OmegaConf
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model, model_validator
 
 from shoal.algorithms.methods.registry.names import MethodSpec, require_method_name
 from shoal.algorithms.models.names import ModelSpec, require_backbone_name
@@ -127,6 +127,16 @@ class Config(ConfigOfFeatures):
     callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS)] = ()
     # The default is made anew, for its folder is relative to where the process is then.
     run: RunConfig = Field(default_factory=RunConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_usual_metrics(cls, values: Any) -> Any:
+        """Adds metrics of targets that are no classes, where a config names none."""
+        given = values.get("evaluation", {}) if isinstance(values, dict) else None
+        if not isinstance(given, dict) or "metrics" in given:
+            return values
+        usual = next(filter(None, (section.usual_metrics(values) for section in SECTIONS)), None)
+        return values if usual is None else {**values, "evaluation": {**given, "metrics": usual}}
 
     @cached_property
     def of_run(self) -> Path | None:

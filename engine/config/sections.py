@@ -37,6 +37,8 @@ LONGEST_WAIT = 1e9
 # A run has these metrics; tables call those that rank items by the names given here.
 ACCURACY, F1, ROC_AUC, AVERAGE_PRECISION = "accuracy", "f1", "roc_auc", "average_precision"
 RANKINGS = {ROC_AUC: "ROC-AUC", AVERAGE_PRECISION: "average precision"}
+# Features add these, of what are no classes.
+OF_FEATURES = {metric.name: metric for feature in SECTIONS for metric in feature.measures}
 # A part has the macro-F1 of clients by this name, as `f1` is that of all items; and by the other the choosing metric.
 MACRO_F1, CHOSEN_BY = "macro_f1", "metric"
 # A metric of the user's cannot have these names, which other numbers beside it have.
@@ -45,6 +47,7 @@ TAKEN = frozenset(
         *("accuracy", "auc", "average_precision", "balanced", "client", "clients", "constant", "constant_class"),
         *("correct", "domains", "f1", "f1_clients", "macro_f1", "majority", "max", "median", "metric", "min", "nodes"),
         *("part", "roc_auc", "round", "rows", "scope", *chain.from_iterable(feature.metrics for feature in SECTIONS)),
+        *OF_FEATURES,
     )
 )
 # Whole graphs have this scope and part: validation and test rows together are what some papers score.
@@ -140,7 +143,7 @@ MOST_METRICS = 100
 Metric = Annotated[
     Name,
     BeforeValidator(lambda name: ROC_AUC if name == "auc" else name),
-    word_or_own(ACCURACY, F1, *RANKINGS, own="my_metric"),
+    word_or_own(ACCURACY, F1, *RANKINGS, *OF_FEATURES, own="my_metric"),
     AfterValidator(_no_other_number),
 ]
 Metrics = Annotated[
@@ -220,8 +223,11 @@ class EvaluationConfig:
             `clients` says; or `none`, as any other round: it is evaluated where `every` divides it.
         domains: Evaluate the server's model on every whole graph, too, where `data.dataset` lists several.
         metrics: One or several, of each client's items among themselves; the first chooses the best round, the one
-            with its largest value. `accuracy`, which is always there; `f1`, macro-F1; for two classes `roc_auc` or
-            `auc`, the area under the ROC curve, and `average_precision`; and functions of your own, `my_file.py:ECE`.
+            with its largest value. `accuracy`, which is always there; `f1`, macro-F1; `roc_auc` or `auc`, the area
+            under the ROC curve, and `average_precision`, of more than two classes means of each against the others; and
+            functions of your own, `my_file.py:ECE`. Where no classes are predicted (`target`), and by default there, of
+            regression `r2`, and `rmse`, `mae`, `mse`; of several labels their means `label_roc_auc`,
+            `label_average_precision`, `label_f1`.
     """
 
     every: Positive = 5

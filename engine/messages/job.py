@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -26,8 +26,9 @@ from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models,
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
 from shoal.engine.messages.trainers import AUTOGRAD, Clients, trainers_of
 from shoal.engine.sections.section import load as load_place
-from shoal.engine.sections.sections import SECTIONS
+from shoal.engine.sections.sections import SECTIONS, options_of
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.targets import CLASSIFICATION, Scale
 from shoal.storage.options.propagation import PropagationOptions, propagation_of
 from shoal.storage.shards.view import CPU, Cache, Change, View
 from shoal.storage.store.store import Store
@@ -85,6 +86,7 @@ class Job:
         in_round: Number of clients in a round where all are online.
         pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
         texts: Of files of the user's own that models are in, by name.
+        scale: Mean and spread by which training sees numbers that are predicted, see `View`.
     """
 
     id: str
@@ -115,6 +117,7 @@ class Job:
     pretrained: Mapping[str, bytes] = field(default_factory=dict)
     texts: Mapping[str, UserCode] = field(default_factory=dict)
     remote: "Remote | None" = None
+    scale: Scale | Literal["own"] | None = None
 
     @property
     def method_name(self) -> str:
@@ -214,7 +217,8 @@ class Job:
         `device` is the type of a host's device; None: that of the job.
         """
         clients = Clients(self.infos(self.open_training(store)), store.manifest.features, self.in_round)
-        path = self.compute.trainer if self.clipped_rows is None else AUTOGRAD
+        of_classes = self.clipped_rows is None and store.manifest.target == CLASSIFICATION
+        path = self.compute.trainer if of_classes else AUTOGRAD
         return trainers_of(path, device or self.compute.device, algorithm, models, self.train, clients)
 
     def _shape(self, store: Store) -> dict[str, Any]:
@@ -264,8 +268,9 @@ class Job:
             edges = store.all_edges(propagation.name, client)
         cross = None if propagation is None else propagation.boundaries
         boundary = None if cross is None else partial(store.boundary, cross, client)
-        classes = store.manifest.classes
-        return View(name, shard, split, hops, classes, cache, device, propagation, edges, flipped, boundary)
+        classes, target = store.manifest.classes, store.manifest.target
+        seen = (classes, cache, device, propagation, edges, flipped, boundary, target, self.scale)
+        return View(name, shard, split, hops, *seen)
 
     def infos(self, store: Store) -> ClientTable:
         """Reads the sizes of all clients."""
@@ -369,7 +374,13 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         in_round=config.participation.size(store.clients) if config.schedule.synchronous else 1,
         pretrained=read_pretrained(config.models(), config.memory_limit()),
         texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},
+        scale=_scale(config, store),
     )
+
+
+def _scale(config: Config, store: Store) -> Scale | Literal["own"] | None:
+    target = options_of(config, "target")
+    return None if target is None else target.of_view(store.manifest.splits[config.data.split_name].scale)
 
 
 def _options_of_stages(config: Config) -> dict[str, Any]:

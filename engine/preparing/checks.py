@@ -64,10 +64,17 @@ def require_task(config: Config, dataset: str, labels: str) -> None:
 
 def require_metric(config: Config, dataset: str, classes: int) -> None:
     """Refuses a metric of two classes if there is another number of them."""
-    for metric in RANKINGS.keys() & set(config.evaluation.metrics):
+    for feature in SECTIONS:
+        for metric in feature.measures if not feature.is_on(config) else ():
+            if metric.name in config.evaluation.metrics:
+                raise ShoalError(
+                    "evaluation.metrics",
+                    f"{metric.name} is for another {feature.name}; set accuracy, or {feature.name}",
+                )
+    for name in RANKINGS.keys() & set(config.evaluation.metrics):
         # An edge task has two classes, an edge or none, whatever those of the nodes are.
-        if classes != 2 and config.task != "edge":
-            reason = f"{metric} is for two classes, and dataset '{dataset}' has {classes}; set accuracy"
+        if classes < 2 and config.task != "edge":
+            reason = f"{name} is for two classes or more, and dataset '{dataset}' has {classes}; set accuracy"
             raise ShoalError("evaluation.metrics", reason)
 
 

@@ -18,6 +18,7 @@ from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.layout import Layout, stored_bytes
 from shoal.storage.graph.pairs import OF_PAIR, Pairs
 from shoal.storage.graph.rows import Rows
+from shoal.storage.graph.targets import moments_of
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
@@ -44,6 +45,7 @@ class ShardSource:
         label: Label of every node, `[nodes]`.
         memory: Bytes to gather clients in.
         pairs_of: Makes the pairs of a client from its number and its graph; None: items are no pairs.
+        target: Targets of every node, float32 `[nodes, T]`; None: classes are predicted.
     """
 
     path: Path
@@ -55,6 +57,7 @@ class ShardSource:
     data: DataConfig
     memory: int
     pairs_of: PairsOf | None
+    target: np.ndarray | None
 
 
 def shards_bytes(graph: Graph, layout: Layout, dtype: str, pairs: bool) -> int:
@@ -63,6 +66,7 @@ def shards_bytes(graph: Graph, layout: Layout, dtype: str, pairs: bool) -> int:
     Splits, and the overhead of files, are not counted.
     """
     a_node = 16 if graph.graph_of is None else 24
+    a_node += 0 if graph.target is None else 4 * graph.classes
     an_entry = 4 + (OF_PAIR if pairs else 0) + (0 if graph.edge_weight is None else 4)
     return stored_bytes(graph.x, layout, dtype) + a_node * graph.nodes + an_entry * graph.entries
 
@@ -94,7 +98,7 @@ def _shard_columns(source: ShardSource, client: int, part: Induced, x: Rows) -> 
     weight = None
     if graph.edge_weight is not None:
         weight = weights_among(kept, graph.indptr, graph.indices, graph.edge_weight)
-    return shard_columns(client, kept, source.label, x, graph.graph_of, pairs, weight)
+    return shard_columns(client, kept, source.label, x, graph.graph_of, pairs, weight, source.target)
 
 
 def draw_pairs(data: DataConfig, sides: np.ndarray, limit: int, client: int, part: Induced) -> Pairs:
@@ -138,9 +142,9 @@ class SplitSource:
     sparsity: Sparsity | None
 
 
-# The record of a pack's file, if it was missing; numbers of items that train, validate and test, `[n, 3]`; and the
-# number of test items of classes that no training item of their client has.
-MeasuredSplits = tuple[FileRecord | None, np.ndarray, int]
+# The record of a pack's file, if it was missing; numbers of items that train, validate and test, `[n, 3]`; that of
+# test items of classes that no training item of their client has; and of training items `moments_of` their targets.
+MeasuredSplits = tuple[FileRecord | None, np.ndarray, int, np.ndarray | None]
 
 
 def write_splits(source: SplitSource, packs: Sequence[range]) -> Iterator[MeasuredSplits]:
@@ -151,7 +155,8 @@ def write_splits(source: SplitSource, packs: Sequence[range]) -> Iterator[Measur
         path, record = source.shards.path / split_path(options.split_name, pack), None
         if pack in source.missing:
             record = write_pack(path, "split", (split_columns(_split_of(source, shard)) for shard in several))
-        yield record, *_measure(Pack(path, "split"), several, options, what)
+        measured = Pack(path, "split")
+        yield record, *_measure(measured, several, options, what), _moments(measured, several)
 
 
 def _split_of(source: SplitSource, shard: Shard) -> Split:
@@ -190,6 +195,15 @@ def _measure(pack: Pack, shards: Sequence[Shard], options: SplitOptions, what: s
     return counts, int((~trains[client[part == 2], label[part == 2]]).sum())
 
 
+def _moments(pack: Pack, shards: Sequence[Shard]) -> np.ndarray | None:
+    """Adds up what training items of some clients say of their targets, float64 `[3, T]`; None: there are none."""
+    if shards[0].target is None:
+        return None
+    train = [pack.batch(number).column("rows")[0].values.to_numpy() for number in range(len(pack))]
+    targets = (shard.item_target[rows] for shard, rows in zip(shards, train) if shard.item_target is not None)
+    return np.sum([moments_of(target_nT) for target_nT in targets], axis=0)
+
+
 def write_training_shards(given: tuple[Path, Store, str], packs: Sequence[range]) -> Iterator[FileRecord]:
     """Writes the graphs of the training nodes of some packs into a store."""
     path, clients, split = given
@@ -204,7 +218,8 @@ def _training_columns(clients: Store, split: str, client: int) -> dict[str, pa.A
     weight = shard.edge_weight
     if weight is not None:
         weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)
-    return graph_columns(part, shard.label[row], shard.x[row], weight)
+    target = None if shard.target is None else shard.target[row]
+    return graph_columns(part, shard.label[row], shard.x[row], weight, target)
 
 
 def kept_rows(given: tuple[Store, PropagationOptions], packs: Sequence[range]) -> Iterator[int]:

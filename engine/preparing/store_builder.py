@@ -25,7 +25,7 @@ from shoal.engine.preparing.client_files import (
 )
 from shoal.engine.preparing.identity import published_digests
 from shoal.engine.preparing.store_steps import StoreSteps
-from shoal.engine.records.graphs import places_of
+from shoal.engine.records.graphs import places_of, sources
 from shoal.engine.screen.progress import progress, say
 from shoal.engine.screen.tables import abridge
 from shoal.partition.domains import first_clients
@@ -44,6 +44,7 @@ from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import kept_entries
 from shoal.storage.graph.layout import chosen_layout
 from shoal.storage.graph.pairs import LABELS, ONE, OTHER
+from shoal.storage.graph.targets import CLASSIFICATION, REGRESSION, Scale
 from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.runner import parts, runner
@@ -169,7 +170,16 @@ class StoreBuilder(StoreSteps):
         of_pack = needed * pack // count if pack > 1 else 0
         room = here.room(memory.of_one(clients) + of_pack, self.memory_limit, READERS)
         source = ShardSource(
-            self.path, replace(graph, ids=None), assignment, kept, label, layout, data, room.memory, self._pairs(graph)
+            self.path,
+            replace(graph, ids=None),
+            assignment,
+            kept,
+            label,
+            layout,
+            data,
+            room.memory,
+            self._pairs(graph),
+            None if graph.target is None else graph.of_nodes(graph.target),
         )
         groups = memory.groups(missing, room.memory, room.groups)
         self.make_files("shards", shard_path, count, here, write_shards, source, groups, room.memory)
@@ -197,6 +207,7 @@ class StoreBuilder(StoreSteps):
             weighted=graph.edge_weight is not None,
             feature_names=None if graph.vocabulary is None or data.path is None else graph.vocabulary.tolist(),
             ids=self._ids(graph),
+            target=CLASSIFICATION if graph.target is None else sources(self.config)[0].target,
             provenance={
                 "places": places_of(self.config),
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -231,19 +242,23 @@ class StoreBuilder(StoreSteps):
         here, memory = runner(sum(sizes), self.path, self.list_files_to_see(packs)), max(sizes)
         groups = parts(packs, here.room(memory, memory).groups)
         counts, unreachable = np.zeros((shards.clients, 3), dtype=np.int64), 0
+        moments = np.zeros((3, shards.manifest.classes))
         with progress("splits", shards.clients, "clients") as step:
-            for clients, (file, of_each, beyond) in here.results(write_splits, source, groups, memory):
+            for clients, (file, of_each, beyond, of_targets) in here.results(write_splits, source, groups, memory):
                 if file is not None:
                     self.writer.add(place(clients), file)
                 counts[clients] = of_each
                 unreachable += beyond
+                if of_targets is not None:
+                    moments += of_targets
                 step.advance(len(clients))
         for part, name in ((0, "training"), (2, "test")):
             if not counts[:, part].any():
                 raise ShoalError(
                     f"data.split {options.split}: no client has a {name} {what}; change the split or use fewer clients"
                 )
-        result = SplitRecord(counts, unreachable, self.list_files(place, "split", shards.clients, pack))
+        scale = Scale.of(moments) if shards.manifest.target == REGRESSION else None
+        result = SplitRecord(counts, unreachable, self.list_files(place, "split", shards.clients, pack), scale=scale)
         _report_split(result, options, what)
         return result
 
@@ -333,7 +348,7 @@ def _report(graph: Graph) -> None:
     without = f" ({unlabelled:,} {graph.item_name}s without a label)" if unlabelled else ""
     say(
         f"{graph.name}{kind}: {graphs}{graph.nodes:,} nodes, {graph.entries // 2:,} undirected edges, "
-        f"{graph.features} features, {graph.classes} classes{without}; of {c.entries_read:,} entries read, "
+        f"{graph.features} features, {graph.outputs}{without}; of {c.entries_read:,} entries read, "
         f"{c.self_loops:,} self loops and {c.duplicates:,} duplicates removed, "
         f"{c.reversed_added:,} missing reverses added"
     )

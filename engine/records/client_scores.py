@@ -199,7 +199,7 @@ def _current(scopes: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def mean_scores(run: Path) -> dict[tuple[int, str, str], tuple[float, float]]:
-    """Computes means over clients of accuracy and macro-F1, by round, scope and part.
+    """Computes means over clients of accuracy and macro-F1, by round, scope and part; none of what are no classes.
 
     Raises as `read_client_scores`.
     """
@@ -207,6 +207,8 @@ def mean_scores(run: Path) -> dict[tuple[int, str, str], tuple[float, float]]:
     import pyarrow.compute as pc
 
     table = read_client_scores(run).unify_dictionaries()
+    if "correct" not in table.column_names:
+        return {}
     accuracy = pc.divide(table["correct"].cast(pa.float64()), table["rows"])
     keys = ["round", "scope", "part"]
     means = table.append_column("accuracy", accuracy).group_by(keys).aggregate([("accuracy", "mean"), ("f1", "mean")])

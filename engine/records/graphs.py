@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from shoal.engine.config.config import Config
 from shoal.engine.records.checkpoint import newest_inputs
-from shoal.engine.sections.sections import files_of
+from shoal.engine.sections.sections import files_of, options_of
 from shoal.storage.datasets.registry import fingerprint
 from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.datasets.user.files import contents, graph_at, is_gone
@@ -19,6 +19,7 @@ from shoal.storage.errors import GraphGone, ShoalError
 from shoal.storage.files.checksummed_json import unsealed
 from shoal.storage.files.digest import text_digest
 from shoal.storage.files.reading import read_bytes
+from shoal.storage.graph.targets import CLASSIFICATION
 from shoal.storage.options.dataset_names import has_user_options
 from shoal.storage.options.types import checked, is_address, quoted
 from shoal.storage.store.manifest import NAME
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 # These fields of `DataSource` are no options of a dataset.
 OF_DATA_CONFIG = (
     *("dataset", "root", "path", "row_normalize", "memory_limit", "user_options", "title", "made", "edge_weights"),
-    *("labels", "beside", "noted"),
+    *("labels", "target", "beside", "noted"),
 )
 
 
@@ -52,7 +53,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
             options[key] = checked(hints[key], value)
         except ValueError as error:
             raise ShoalError(f"data.options.{key}", f"{error}, found {quoted(value)}") from None
-    data = config.data
+    data, target = config.data, options_of(config, "target")
     if config.engine.memory_limit is not None:
         options["memory_limit"] = config.engine.memory_limit
     same = partial(
@@ -63,6 +64,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
         made=data.features,
         edge_weights=data.edge_weights,
         labels=config.task != "edge",
+        target=CLASSIFICATION if target is None else target.kind,
         beside=tuple(file for file in (data.split_file, config.partition.file, *files_of(config).values()) if file),
         **options,
     )

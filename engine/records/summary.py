@@ -17,6 +17,7 @@ from shoal.engine.config.sections import (
     DOMAINS,
     EVALUATED,
     MACRO_F1,
+    OF_FEATURES,
     OLD_MOMENTS,
     RANKINGS,
     SCORING,
@@ -74,7 +75,18 @@ def metrics_in(numbers: Mapping[str, Any]) -> list[str]:
 
 def name_metric(metric: str) -> str:
     """Returns the name of a metric in tables."""
-    return {**RANKINGS, MACRO_F1: "macro-F1"}.get(metric, metric)
+    titles = {name: of_feature.title for name, of_feature in OF_FEATURES.items()}
+    return {**RANKINGS, **titles, MACRO_F1: "macro-F1"}.get(metric, metric)
+
+
+def unit_of(metric: str) -> str:
+    """Returns the unit of a metric in tables: % of shares, empty of one in the units of the data."""
+    return "" if metric in OF_FEATURES and OF_FEATURES[metric].in_units else "%"
+
+
+def name_with_unit(metric: str) -> str:
+    """Returns the name of a metric in tables, with its unit."""
+    return name_metric(metric) + (" (%)" if unit_of(metric) else "")
 
 
 def chosen(numbers: Mapping[str, Any], scope: str, weighting: str = NODES) -> float | None:

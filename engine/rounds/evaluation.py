@@ -19,7 +19,7 @@ from shoal.algorithms.client import ClientInfo, ClientTable
 from shoal.algorithms.protocol import Tree, only_trains
 from shoal.engine.config.sections import ACCURACY, DOMAINS, MACRO_F1, SCOPES
 from shoal.engine.rounds.state import FederationState, tree_digest
-from shoal.engine.scores.counts import PARTS, by_client, summarize
+from shoal.engine.scores.counts import PARTS, are_targets, by_client, summarize
 from shoal.engine.scores.domains import Domains
 from shoal.engine.scores.table import ScoreTable
 
@@ -155,7 +155,8 @@ def client_scores(scopes: Mapping[str, Mapping[int, np.ndarray]], metrics: Seque
 
     Returns:
         `scope` and `part` (dictionaries of text), `client`, `rows` and `correct` int32, `f1` float64 (macro-F1), and
-        other metrics than these under their names, float64, NaN where one is not defined.
+        other metrics than these under their names, float64, NaN where one is not defined. Of what are no classes
+        there are no `correct` and `f1`.
     """
     blocks: list[dict[str, np.ndarray]] = []
     names = sorted(scopes.keys() - {DOMAINS})
@@ -171,9 +172,10 @@ def client_scores(scopes: Mapping[str, Mapping[int, np.ndarray]], metrics: Seque
                 "part": np.full(scored.sum(), place, dtype=np.int8),
                 "client": table.clients[scored].astype(np.int32),
                 "rows": numbers.rows_BP[scored, place].astype(np.int32),
-                "correct": numbers.correct_BP[scored, place].astype(np.int32),
-                "f1": numbers.f1_BP[scored, place],
             }
+            if not are_targets(metrics):
+                columns["correct"] = numbers.correct_BP[scored, place].astype(np.int32)
+                columns["f1"] = numbers.f1_BP[scored, place]
             others = {key: value_BP[scored, place] for key, value_BP in numbers.values_BP.items() if key != MACRO_F1}
             blocks.append(columns | others)
     if not blocks:

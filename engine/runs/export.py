@@ -28,6 +28,7 @@ from shoal.engine.scores.counts import scores_of
 from shoal.engine.screen.progress import progress
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
+from shoal.storage.graph.targets import CLASSIFICATION, MULTILABEL, Target
 from shoal.storage.options.split_codes import UNASSIGNED
 from shoal.storage.shards.split import to_codes
 from shoal.storage.store.store import Store
@@ -157,7 +158,8 @@ def _write(file: Path, table: dict[str, pa.Array], label_names: Sequence[str] | 
     notes = None
     if label_names is not None:
         notes = {"label_names": json.dumps(label_names)}
-        for column in CLASSES & table.keys():
+        of_classes = pa.types.is_integer(table["label"].type)
+        for column in CLASSES & table.keys() if of_classes else ():
             labelled = pc.if_else(pc.greater_equal(table[column], 0), table[column], None)
             table[f"{column}_name"] = pa.DictionaryArray.from_arrays(labelled, pa.array(label_names))
     schema = pa.schema([(name, table[name].type) for name in sorted(table)], notes)
@@ -209,10 +211,24 @@ def _predict_scope(
         scores_NC = scores_of(algorithm, client, visit.received, "all", len(client.data.label))[: client.info.items]
     except ShoalError as error:
         raise ShoalError(who, *error.args, detail=error.detail) from error
+    if client.data.target != CLASSIFICATION:
+        return {scope: column_of(stated_values(scores_NC, client.data.target))}
     columns = {scope: scores_NC.argmax(1).int().cpu().numpy()}
     if probabilities:
         columns[f"{scope}_probability"] = probabilities_of(scores_NC).numpy()
     return columns
+
+
+def stated_values(scores_NT: Tensor, target: Target) -> Tensor:
+    """Returns what scores say of targets that are no classes: numbers, or probabilities of labels, float32 `[N, T]`."""
+    scores_NT = scores_NT.detach().float().cpu()
+    return scores_NT.sigmoid() if target == MULTILABEL else scores_NT
+
+
+def column_of(values_NT: Tensor | np.ndarray) -> np.ndarray:
+    """Returns a column of values of items, `[N, T]`, or `[N]` of one target."""
+    values = np.asarray(values_NT)
+    return values[:, 0] if values.shape[1] == 1 else values
 
 
 def probabilities_of(scores_NC: Tensor) -> Tensor:
@@ -263,4 +279,5 @@ def _describe_items(store: Store, split: str, number: int, **same: int) -> dict[
         columns["node" if shard.graph is None else "graph"] = shard.item
     else:
         columns["source"], columns["target"] = shard.node[shard.pairs.ends].T
-    return {**columns, "label": shard.item_label, "part": to_codes(store.split(split, number), shard.items)}
+    label = shard.item_label if shard.item_target is None else column_of(shard.item_target)
+    return {**columns, "label": label, "part": to_codes(store.split(split, number), shard.items)}

@@ -16,7 +16,7 @@ from shoal.engine.config.config import Config, load_config
 from shoal.engine.hosts.host import Visit
 from shoal.engine.preparing.checks import require_weights_used
 from shoal.engine.rounds.sampling import evaluation_cell
-from shoal.engine.runs.export import Reopened, reopen
+from shoal.engine.runs.export import Reopened, reopen, stated_values
 from shoal.engine.scores.counts import scores_of
 from shoal.storage.datasets.features.features import check_finite, made_features, row_normalized
 from shoal.storage.datasets.sources.source import DataSource
@@ -27,6 +27,7 @@ from shoal.storage.graph.edge_weights import weights_among
 from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import kept_entries
+from shoal.storage.graph.targets import CLASSIFICATION, Scale, scale_of
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.shards.cache import Cache
 from shoal.storage.shards.hops import write_hops
@@ -71,7 +72,7 @@ class OtherGraph:
         if not isinstance(number, int | np.integer) or not 0 <= number <= last:
             raise ShoalError(self.asks, f"expected 0 to {last}, got {number!r}")
         with TemporaryDirectory() as folder:
-            view = _view_of(self.graph, number, self.config, opened, Path(folder))
+            view = _view_of(self.graph, number, self.config, opened, Path(folder), by_server)
             visit = _visit(opened, view, number, by_server)
             scores_NC = scores_of(opened.algorithm, visit.scored, visit.received, "all", view.nodes).detach().float()
             # A shard has its nodes in another order than the graph.
@@ -96,11 +97,13 @@ def open_graph(run: Path, graph: Any, best: str | None, called: str = GRAPH, ask
     config = load_config(run)
     if config.task != "node":
         raise ShoalError("task", f"{config.task}, and only nodes of another graph are predicted; see shoal export")
-    if isinstance(graph, str):
-        data = config.data
-        files = DataSource("files", path=graph, made=data.features, edge_weights=data.edge_weights, labels=False)
-        graph = load_files("files", files)
     opened = reopen(run, best)
+    if isinstance(graph, str):
+        data, target = config.data, opened.store.manifest.target
+        files = DataSource(
+            *("files", None, graph), made=data.features, edge_weights=data.edge_weights, labels=False, target=target
+        )
+        graph = load_files("files", files)
     features = opened.store.manifest.features
     clean = _as_prepared(_graph_of(graph, config.data.features.made, called), config, called)
     if clean.features != features:
@@ -114,20 +117,31 @@ def table_of(other: OtherGraph, clients: Sequence[int | None]) -> pa.Table:
     Returns:
         A row a node: `client` int32, where several are asked; `node`, its id if the graph has ids, else its number,
         int64; `predicted`, the class, int32, or its name; `probability` float32, that of the class by the softmax of
-        scores.
+        scores. Where no classes are predicted, a column a target, named after it: its number, or the probability of the
+        label, float32.
     """
     ids = pa.array(range(other.graph.nodes), pa.int64()) if other.graph.ids is None else other.graph.ids
     tables = []
     for client in clients:
-        p_N, class_N = other.scores(client).softmax(1).max(1)
-        predicted = pa.array(class_N.int().numpy())
-        if other.label_names is not None:
-            predicted = pa.array(other.label_names).take(predicted)
-        columns = {"node": ids, "predicted": predicted, "probability": pa.array(p_N.numpy())}
+        columns = {"node": ids, **_columns_of(other, other.scores(client))}
         if len(clients) > 1:
-            columns = {"client": pa.array(np.full(len(p_N), client, dtype=np.int32)), **columns}
+            columns = {"client": pa.array(np.full(len(ids), client, dtype=np.int32)), **columns}
         tables.append(pa.table(columns))
     return pa.concat_tables(tables)
+
+
+def _columns_of(other: OtherGraph, scores_NC: Tensor) -> dict[str, pa.Array]:
+    """Returns columns of what a model predicts."""
+    manifest = other.opened.store.manifest
+    if manifest.target != CLASSIFICATION:
+        usual = ["predicted"] if manifest.classes == 1 else [f"predicted_{t}" for t in range(manifest.classes)]
+        values_NT = stated_values(scores_NC, manifest.target).numpy()
+        return dict(zip(other.label_names or usual, map(pa.array, values_NT.T)))
+    p_N, class_N = scores_NC.softmax(1).max(1)
+    predicted = pa.array(class_N.int().numpy())
+    if other.label_names is not None:
+        predicted = pa.array(other.label_names).take(predicted)
+    return {"predicted": predicted, "probability": pa.array(p_N.numpy())}
 
 
 def write_table(table: pa.Table, out: Path) -> None:
@@ -186,7 +200,7 @@ def _as_prepared(graph: Graph, config: Config, called: str) -> Graph:
     return graph
 
 
-def _view_of(graph: Graph, client: int, config: Config, opened: Reopened, folder: Path) -> View:
+def _view_of(graph: Graph, client: int, config: Config, opened: Reopened, folder: Path, by_server: bool) -> View:
     """Opens the graph as the data of a client, with its shard and its hops in a folder."""
     everybody = np.zeros(graph.nodes, dtype=np.int32)
     kept = kept_entries(graph.indptr, graph.indices, everybody)
@@ -207,7 +221,19 @@ def _view_of(graph: Graph, client: int, config: Config, opened: Reopened, folder
     none = np.zeros(0, dtype=np.int32)
     classes = opened.store.manifest.classes
     kernel = propagation if propagation.used else None
-    return View(str(folder), shard, Split(none, none, none), hops, classes, Cache(0), propagation=kernel)
+    view = (str(folder), shard, Split(none, none, none), hops, classes, Cache(0))
+    return View(
+        *view, propagation=kernel, target=opened.store.manifest.target, scale=_scale_of(opened, client, by_server)
+    )
+
+
+def _scale_of(opened: Reopened, client: int, by_server: bool) -> Scale | None:
+    """Returns the scale of numbers by which a model was trained; by its client's own one the server's has none."""
+    job, store = opened.job, opened.store
+    if job.scale != "own":
+        return job.scale
+    own = None if by_server else scale_of(store.shard(client).item_target, store.split(job.split, client).train)
+    return own or store.manifest.splits[job.split].scale
 
 
 def _visit(opened: Reopened, view: View, client: int, by_server: bool) -> Visit:

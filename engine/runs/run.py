@@ -181,7 +181,7 @@ def require_set_up(plan: RunPlan, store: Store) -> dict[str, str]:
 def _sizes(graph: Manifest) -> str:
     """Returns the name of the graph of a store, and its sizes."""
     kind = " (synthetic)" if graph.synthetic else ""
-    return f"{graph.name}{kind}: {graph.nodes:,} nodes, {graph.features} features, {graph.classes} classes"
+    return f"{graph.name}{kind}: {graph.nodes:,} nodes, {graph.features} features, {graph.outputs}"
 
 
 def _plan(config: Config) -> RunPlan:

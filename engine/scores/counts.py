@@ -11,9 +11,10 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
 from shoal.algorithms.method_errors import ProtocolError, describe, kind, raise_named
-from shoal.engine.config.sections import ACCURACY, CHOSEN_BY, F1, RANKINGS, ROC_AUC, metric_key
+from shoal.engine.config.sections import ACCURACY, CHOSEN_BY, F1, OF_FEATURES, RANKINGS, ROC_AUC, metric_key
 from shoal.engine.scores.table import ScoreTable
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.targets import CLASSIFICATION
 from shoal.storage.shards.view import View
 
 
@@ -97,19 +98,28 @@ def kept_of_own(value: float, classes: int) -> np.ndarray:
 
 
 def values_of(metric: str, support_BC: np.ndarray, kept_BC: np.ndarray) -> np.ndarray:
-    """Computes a metric of every client, float64 `[B]`, NaN where it is not defined: of a ranking where not both
-    classes occur.
+    """Computes a metric of every client, float64 `[B]`, NaN where it is not defined: of a ranking where one class alone
+    occurs. Of two classes a ranking is that of the second, of more the mean over classes, each against all others.
 
     `support_BC` counts the rows of classes, `kept_BC` is what its `Measure` gave, both int64.
     """
+    if metric in OF_FEATURES:
+        value_BC = kept_BC.copy().view(np.float64)
+        defined_BC = ~np.isnan(value_BC)
+        mean_B = np.where(defined_BC, value_BC, 0).sum(1) / np.maximum(defined_BC.sum(1), 1)
+        return np.where(defined_BC.any(1), 1 - mean_B if OF_FEATURES[metric].complement else mean_B, np.nan)
     if metric not in RANKINGS:
         return np.where(kept_BC[:, 1] > 0, -1.0, 1.0) * kept_BC[:, 0].copy().view(np.float64)
-    pairs_B = support_BC[:, 0] * support_BC[:, 1]
+    pairs_BC = support_BC * (support_BC.sum(1, keepdims=True) - support_BC)
     if metric == ROC_AUC:
-        value_B = kept_BC[:, 1] / np.maximum(2 * pairs_B, 1)
+        value_BC = kept_BC / np.maximum(2 * pairs_BC, 1)
     else:
-        value_B = kept_BC[:, 1].copy().view(np.float64)
-    return np.where(pairs_B > 0, value_B, np.nan)
+        value_BC = kept_BC.copy().view(np.float64)
+    if support_BC.shape[1] == 2:
+        return np.where(pairs_BC[:, 1] > 0, value_BC[:, 1], np.nan)
+    ranked_BC = pairs_BC > 0
+    mean_B = np.where(ranked_BC, value_BC, 0).sum(1) / np.maximum(ranked_BC.sum(1), 1)
+    return np.where(ranked_BC.any(1), mean_B, np.nan)
 
 
 def over_clients(value_B: np.ndarray, items_B: np.ndarray, rows_B: np.ndarray) -> dict[str, float | int | None]:
@@ -151,7 +161,8 @@ def score(
     so.
 
     Behind these three kinds is one for each of the `measures`. The predicted class and the label of every row, `[2, N]`
-    by part, are put into `predicted`.
+    by part, are put into `predicted`. Where no classes are predicted, rows of a class are those that have the target,
+    none is said to be predicted, and `predicted` gets scores and targets, float32 `[2, N, C]`.
     """
     counts = np.zeros((2, KINDS + len(measures), client.info.classes), dtype=np.int64)
     for part, name in enumerate(PARTS):
@@ -159,10 +170,16 @@ def score(
         if len(rows):
             scores, label = scores_in_form(algorithm, client, received, name, len(rows)), class_label(client.data, name)
             class_N = winners(scores, name)
-            counts[part, :KINDS] = count_rows(label, class_N, client.info.classes)
+            if client.data.target == CLASSIFICATION:
+                counts[part, :KINDS] = count_rows(label, class_N, client.info.classes)
+            else:
+                given_NC = ~label.isnan() if label.is_floating_point() else label >= 0
+                counts[part, SUPPORT] = given_NC.sum(0).cpu().numpy()
             for place, measure in enumerate(measures.values(), KINDS):
                 counts[part, place] = measure(scores, label)
-            if predicted is not None:
+            if predicted is not None and client.data.target != CLASSIFICATION:
+                predicted[name] = torch.stack([scores.detach().float(), label.float()]).cpu().numpy()
+            elif predicted is not None:
                 narrow = torch.int16 if client.info.classes < 2**15 else torch.int32
                 predicted[name] = torch.stack([class_N, label]).to(narrow).cpu().numpy()
     return counts
@@ -207,7 +224,7 @@ def scores_in_form(algorithm: Algorithm, client: Client, received: Received, par
             raise ProtocolError(f"gives {form} for {part!r}, expected scores {expected}, as float32")
     except BaseException as error:
         raise_named(algorithm, "predict", error)
-    return scores
+    return client.data.in_units(scores)
 
 
 def require_winner(part: str, finite: bool) -> None:
@@ -287,7 +304,8 @@ def summarize(
         For every part with rows: accuracy weighted by all items (`nodes`, as OpenFGL and FedGTA's code), by evaluated
         rows (`rows`), the plain mean over clients (`clients`); macro-F1 of the pooled counts (`f1`) and its mean over
         clients (`f1_clients`); minimum, median, maximum over clients. With other metrics than accuracy these, too, as
-        `over_clients` gives them, and which one chooses rounds (`metric`).
+        `over_clients` gives them, and which one chooses rounds (`metric`). Of what are no classes there are these
+        alone, and rows are the targets that were given.
     """
     result: dict[str, Any] = {}
     if not scores:
@@ -299,21 +317,30 @@ def summarize(
             continue
         right, rows, size = numbers.correct_BP[scored, part], numbers.rows_BP[scored, part], np.array(items_B)[scored]
         accuracy = right / rows
-        result[name] = {
-            "nodes": float((size * accuracy).sum() / size.sum()),
-            "rows": float(right.sum() / rows.sum()),
-            "clients": float(accuracy.mean()),
-            "f1": float(macro_f1(numbers.pooled_PKC[None, part])[0]),
-            "f1_clients": float(numbers.f1_BP[scored, part].mean()),
-            "min": float(accuracy.min()),
-            "median": float(np.median(accuracy)),
-            "max": float(accuracy.max()),
-        }
+        result[name] = (
+            {}
+            if are_targets(metrics)
+            else {
+                "nodes": float((size * accuracy).sum() / size.sum()),
+                "rows": float(right.sum() / rows.sum()),
+                "clients": float(accuracy.mean()),
+                "f1": float(macro_f1(numbers.pooled_PKC[None, part])[0]),
+                "f1_clients": float(numbers.f1_BP[scored, part].mean()),
+                "min": float(accuracy.min()),
+                "median": float(np.median(accuracy)),
+                "max": float(accuracy.max()),
+            }
+        )
         for key, value_BP in numbers.values_BP.items():
             result[name][key] = over_clients(value_BP[scored, part], size, rows)
         if numbers.values_BP:
             result[name][CHOSEN_BY] = metric_key(metrics[0])
     return result
+
+
+def are_targets(metrics: Sequence[str]) -> bool:
+    """Whether metrics are of what are no classes, so that there is no accuracy."""
+    return not OF_FEATURES.keys().isdisjoint(metrics)
 
 
 def constant_shares(table: ScoreTable, items_N: np.ndarray) -> Mapping[str, float]:

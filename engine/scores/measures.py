@@ -4,7 +4,8 @@ Such a function is of one client's items of a part: `def ECE(logits, labels) -> 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor
 from shoal.algorithms.method_errors import describe
 from shoal.engine.config.sections import AVERAGE_PRECISION, ROC_AUC
 from shoal.engine.scores.counts import Measure, kept_of_own, metrics_beyond_counts, precision_bits, twice_wins
+from shoal.engine.sections.section import load
+from shoal.engine.sections.sections import SECTIONS
 from shoal.storage.user_code.user_code import UserCode
 
 KEY = "evaluation.metrics"
@@ -25,8 +28,11 @@ def measures_of(metrics: Sequence[str], own: Mapping[str, UserCode]) -> dict[str
 
     Metrics of stages are not among them: these score clients themselves. Raises as `own_metric`.
     """
-    named = [metric for metric in metrics_beyond_counts(metrics) if metric in own or metric in OURS]
-    return {metric: own_metric(own[metric]) if metric in own else OURS[metric] for metric in named}
+    makers: dict[str, Callable[[], Measure]] = {metric: partial(own_metric, code) for metric, code in own.items()}
+    makers |= {metric: lambda measure=measure: measure for metric, measure in OURS.items()}  # type: ignore[misc]
+    for feature in SECTIONS:
+        makers |= {metric.name: partial(load(feature.make_measure), metric.name) for metric in feature.measures}
+    return {metric: makers[metric]() for metric in metrics_beyond_counts(metrics) if metric in makers}
 
 
 def own_metric(code: UserCode) -> Measure:

@@ -28,13 +28,16 @@ from shoal.engine.records.summary import (
     metric_of,
     metrics_in,
     name_metric,
+    name_with_unit,
     scopes_apart,
+    unit_of,
     weighting_of,
 )
 from shoal.engine.records.untrained import UNTRAINED, describe_untrained
 from shoal.engine.screen.head import shown_path
 from shoal.engine.screen.output import Console, Table
 from shoal.engine.sections.sections import SECTIONS
+from shoal.storage.graph.targets import CLASSIFICATION
 from shoal.storage.options.masking import masks
 from shoal.storage.options.types import is_own
 from shoal.storage.store.manifest import Manifest
@@ -46,6 +49,7 @@ NARROWEST = 80 if Console().is_terminal else 100
 SHOWN_CLASSES, SHOWN_FEATURES = 20, 5
 # So many clients that lose most of their edges are shown, and pairs of classes that most cut edges join.
 WORST_CLIENTS, MOST_PAIRS = 3, 5
+SKEW = "mean total variation distance to all labels"
 # A task predicts these items.
 ITEMS = {"node": "node", "edge": "pair", "graph": "graph"}
 # A terminal that is too narrow wraps a table, which loses nothing; rich would cut it.
@@ -58,7 +62,7 @@ def show_run(run: Path, details: bool = False) -> None:
     config = load_config(run)
     of_run = f"{title_of_run(summary, config)}; "
     for number, metric in enumerate(metrics_of(summary["scopes"])):
-        _line(f"{'' if number else of_run}test {name_metric(metric)} (%)")
+        _line(f"{'' if number else of_run}test {name_with_unit(metric)}")
         console.print(score_table(summary["scopes"], metric, ITEMS[config.task], details))
     if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("final", "best")))):
         _line(OF_SAMPLES)
@@ -160,22 +164,22 @@ def show_store(place: object, manifest: Manifest) -> None:
     if manifest.item_name != "node":
         graphs = f"{manifest.items:,} {manifest.item_name}s, "
         held = f"{min(items):,} to {max(items):,} {manifest.item_name}s and "
-    classes = (clients.columns["classes"] > 0).sum(1)
+    classes, of_classes = (clients.columns["classes"] > 0).sum(1), manifest.target == CLASSIFICATION
     names = [f"{number} {name}" for number, name in enumerate(manifest.label_names or ())]
     rows = {
         "dataset": f"{manifest.name}{kind}: {graphs}{manifest.nodes:,} nodes, {manifest.features} features "
-        f"({manifest.dtype}, {density}), {manifest.classes} classes",
+        f"({manifest.dtype}, {density}), {manifest.outputs}",
         "partition": _join_pairs(manifest.identity["partition"]),
         "clients": f"{len(nodes)}, of {held}{min(nodes):,} to {max(nodes):,} nodes "
         f"(largest over mean {quality['balance']:.3f})",
         "edges kept": f"{entries.sum() // 2:,} undirected{weighted}{hidden}; cut {100 * quality['cut_fraction']:.1f} %",
         "labels": f"{labelled.sum():,} labelled {manifest.item_name}s, "
-        f"{min(labelled):,} to {max(labelled):,} a client; "
-        f"classes a client {min(classes)} to {max(classes)}",
-        "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",
+        f"{min(labelled):,} to {max(labelled):,} a client"
+        + (f"; classes a client {min(classes)} to {max(classes)}" if of_classes else ""),
+        **({"label skew": f"{quality['label_skew']:.3f} ({SKEW})"} if of_classes else {}),
         **({"features": abridge(manifest.feature_names)} if manifest.feature_names else {}),
         **({"features": f"made: {_join_pairs(made)}"} if (made := dataset.get("made_features")) else {}),
-        **({"classes": abridge(names, SHOWN_CLASSES)} if names else {}),
+        **({"classes" if of_classes else "targets": abridge(names, SHOWN_CLASSES)} if names else {}),
         "splits": ", ".join(
             f"{name} ({' / '.join(f'{part:,}' for part in split.counts.sum(0))})"
             for name, split in manifest.splits.items()
@@ -318,6 +322,7 @@ def score_table(scopes: Mapping[str, Any], metric: str, item: str = "node", deta
         # Shorter heads leave room for all columns on a terminal of 80.
         heads[1:4] = ["at best val", f"test {item}", "client"]
     table = _numbers("", ["model"], heads)
+    shown = _percent if unit_of(metric) else _four_digits
     for scope, numbers in scopes.items():
         last, best = numbers["final"].get("test"), (numbers["best"] or {}).get("test")
         if last is None or (scope == DOMAINS and accuracy):
@@ -327,9 +332,9 @@ def score_table(scopes: Mapping[str, Any], metric: str, item: str = "node", deta
         at_best = "-"
         if best is not None:
             value = (best if accuracy else best[metric])[mean]
-            at_best = f"{_percent(value)}{marks['best']} @{numbers['best']['round']}"
-        rest = [_percent(held[name]) for name in columns.values()] + ([] if accuracy else [str(held["ranked"])])
-        table.add_row(scope, _percent(held[mean]) + marks["final"], at_best, *rest)
+            at_best = f"{shown(value)}{marks['best']} @{numbers['best']['round']}"
+        rest = [shown(held[name]) for name in columns.values()] + ([] if accuracy else [str(held["ranked"])])
+        table.add_row(scope, shown(held[mean]) + marks["final"], at_best, *rest)
     return table
 
 
@@ -345,6 +350,10 @@ def _numbers(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
+
+
+def _four_digits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
 def _mark(numbers: Mapping[str, Any] | None) -> str:

@@ -3,11 +3,26 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.engine.sections.rules import Rule
 
 OptionsT = TypeVar("OptionsT")
+
+
+class Metric(NamedTuple):
+    """A metric that a feature adds.
+
+    Attributes:
+        name, title: In a config, and in tables.
+        in_units: It is in units of the data, and less is better, so that it chooses no rounds; others are shares.
+        complement: What is kept of scores is 1 minus the metric.
+    """
+
+    name: str
+    title: str
+    in_units: bool = False
+    complement: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +81,10 @@ class Section(Generic[OptionsT]):
         crossing: Module of the steps of hops over edges between clients: `make_boundaries`, `make_hops`,
             `scratch_bytes`, `exchange_bytes` and `class_pairs`.
         facts: What the head of a page has of a summary, `(summary) -> mapping` by subject.
+        measures: Metrics by which models may be evaluated instead of those of classes.
+        make_measure: What keeps such a metric, `(name) -> Measure`: the bits of a float64 a column, NaN where there is
+            none; the metric is their mean. See `shoal.engine.scores.counts`.
+        usual_metrics: Metrics of a config that names none, `(values) -> names | None`, None for those of classes.
     """
 
     name: str
@@ -108,6 +127,9 @@ class Section(Generic[OptionsT]):
     kernel: Callable[[Any], Any] | None = None
     crossing: str = ""
     facts: str = ""
+    measures: tuple[Metric, ...] = ()
+    make_measure: str = ""
+    usual_metrics: Callable[[Mapping[str, Any]], tuple[str, ...] | None] = lambda values: None
 
     def as_field(self) -> dict[str, Any]:
         """Returns the field of a config by its name: type and default; none where the section is the engine's."""

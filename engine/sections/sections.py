@@ -21,12 +21,13 @@ from shoal.engine.stages.privacy.section import PRIVACY
 from shoal.engine.stages.robust.section import ROBUST
 from shoal.engine.stages.secure.section import SECURE
 from shoal.engine.stages.users.section import USERS
+from shoal.engine.targets.section import TARGET
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import CLOSED
 
 # Sections have the order that they have in a config.
 SECTIONS: tuple[Section[Any], ...] = (
-    *(CROSS_EDGES, AVAILABILITY, SELECTION, ASYNCHRONOUS),
+    *(TARGET, CROSS_EDGES, AVAILABILITY, SELECTION, ASYNCHRONOUS),
     *(COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS, NEWCOMERS),
 )
 

@@ -94,7 +94,7 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
     clients, partition = f"{summary['clients']:,}", config.partition.method
     if manifest is not None:
         sizes = manifest.clients.columns["nodes"]
-        facts["Dataset"] += f", {manifest.nodes:,} nodes, {manifest.classes} classes"
+        facts["Dataset"] += f", {manifest.nodes:,} nodes, {manifest.outputs}"
         clients += f", of {sizes.min():,} to {sizes.max():,} nodes"
         partition += f", {100 * manifest.quality['cut_fraction']:.1f} % of the edges cut"
     if "partition" not in varied_sections:

@@ -110,11 +110,14 @@ class ClientNumbers:
 
 def client_numbers(run: Path, scope: str) -> ClientNumbers | None:
     """Reads scores of single clients; None if the run keeps no checkpoint or does not score the scope."""
-    from shoal.engine.scores.counts import PARTS, by_client
+    from shoal.engine.scores.counts import PARTS, PREDICTED, by_client
 
     if (table := scores_in_checkpoint(run).get(scope)) is None:
         return None
     numbers, test = by_client(table), PARTS.index("test")
+    if not numbers.pooled_PKC[:, PREDICTED].any():
+        # Targets that are no classes have no accuracy.
+        return None
     scored = numbers.rows_BP[:, test] > 0
     accuracy = numbers.correct_BP[scored, test] / numbers.rows_BP[scored, test]
     return ClientNumbers(table.clients[scored], accuracy, numbers.pooled_PKC[test])

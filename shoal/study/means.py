@@ -9,7 +9,7 @@ from typing import Any, Literal
 from shoal.engine.config.sections import DOMAINS, EVALUATED, SCOPES
 from shoal.engine.records.metrics import numbers_of, read_metrics
 from shoal.engine.records.run_folder import read_summary
-from shoal.engine.records.summary import NODES, POOLED, best_round, chosen, numbers_in
+from shoal.engine.records.summary import NODES, POOLED, best_round, chosen, numbers_in, unit_of
 from shoal.study.groups import Key, Row, group_runs, others_of
 from shoal.study.main_score import MAIN, MainScore
 
@@ -45,7 +45,8 @@ def figures_of(summary: Mapping[str, Any], mean: str = NODES) -> dict[str, float
 def is_share(figure: str) -> bool:
     """Returns whether a figure is a share, shown in %: numbers of scopes are, but for rounds, clients and classes."""
     scope, _, rest = figure.partition(".")
-    return scope in SCOPES and not rest.endswith(("round", EVALUATED, "constant_class"))
+    in_units = any(not unit_of(name) for name in rest.split("."))
+    return scope in SCOPES and not in_units and not rest.endswith(("round", EVALUATED, "constant_class"))
 
 
 def is_of_sample(figure: str, figures: Mapping[str, float]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from shoal.algorithms.methods.registry.names import display_name
 from shoal.algorithms.models.names import BACKBONES
 from shoal.engine.config.sections import ACCURACY
-from shoal.engine.records.summary import NODES, POOLED, name_metric
+from shoal.engine.records.summary import NODES, POOLED, name_with_unit
 from shoal.storage.errors import ShoalError
 from shoal.storage.suggestions import did_you_mean_name
 from shoal.study.groups import Group
@@ -73,7 +73,7 @@ def score_name(figure: str, figures: Mapping[str, float], *, short: bool = False
     moment, _, part = rest.partition(".")
     if scope not in MODELS or moment not in MOMENTS or part not in SAMPLES:
         return figure
-    text = f"{SAMPLES[part]} {name_metric(_metric_of(figure, figures))} (%)"
+    text = f"{SAMPLES[part]} {name_with_unit(_metric_of(figure, figures))}"
     return text if short else f"{text} {MODELS[scope]} {MOMENTS[moment]}"
 
 

@@ -32,6 +32,9 @@ def join_domains(graphs: Sequence[Graph]) -> Graph:
         raise ShoalError(
             "data.dataset", f"labels of one federation are all of nodes or all of graphs, found {of_kinds}"
         )
+    widths = [graph.classes for graph in graphs if graph.target is not None]
+    if len(set(widths)) > 1:
+        raise ShoalError("data.dataset", f"graphs of one federation have the same targets, found {widths} of them")
     vocabulary, features = _features(graphs)
     labels, classes, names = joined_labels(
         [graph.y for graph in graphs],
@@ -62,6 +65,7 @@ def join_domains(graphs: Sequence[Graph]) -> Graph:
         notes=tuple(note for graph in graphs for note in graph.notes),
         # The domains of one config are cut out of one graph.
         copy_of=_together([graph.copy_of for graph in graphs]),
+        target=_together([graph.target for graph in graphs]),
     )
 
 

@@ -11,6 +11,7 @@ from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
 from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.targets import CLASSIFICATION
 from shoal.storage.options.dataset_names import DATASETS, INDUCED, PYG, require_dataset
 from shoal.storage.options.types import is_own
 
@@ -21,6 +22,8 @@ def load(options: DataSource) -> Graph:
     A ShoalError names an unknown name, an option out of its range, or a missing or damaged file.
     """
     spec, name = _spec(options), options.key
+    if options.target != CLASSIFICATION and spec.task is not None:
+        raise ShoalError("target", f"dataset '{name}' has classes, found {options.target}; set {CLASSIFICATION}")
     if spec.finite and options.row_normalize:
         raise ShoalError("data.row_normalize", f"features of {name} are negative, too, and have no sum to divide by")
     graph = spec.load(name, options)
@@ -38,7 +41,8 @@ def load(options: DataSource) -> Graph:
     elif name == "files":
         from shoal.storage.datasets.user.files import graph_at, parts
 
-        where = str(parts(graph_at(options.path), labels=options.labels)["x"])
+        path = graph_at(options.path)
+        where = str(path if path.is_file() else parts(path, labels=options.labels)["x"])
     if not finite:
         check_finite(graph.x, where)
     # Features of induced graphs were normalised before they were reduced.
@@ -64,6 +68,8 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
         content["made_features"] = options.made.identity
     if options.edge_weights != "keep" and spec.weighted:
         content["edge_weights"] = options.edge_weights
+    if options.target != CLASSIFICATION:
+        content["target"] = options.target
     return content
 
 

@@ -9,7 +9,8 @@ import scipy.sparse as sp
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph, clean_edges
 from shoal.storage.graph.ids import clean_ids, counting_columns
-from shoal.storage.graph.labels import ALWAYS, MEASURED, MOST, Names, coded_labels
+from shoal.storage.graph.labels import ALWAYS, MEASURED, MOST, SEVERAL, Names, coded_labels
+from shoal.storage.graph.targets import CLASSIFICATION, Target, clean_targets, present
 from shoal.storage.options.split_codes import TEST, UNASSIGNED
 
 
@@ -47,7 +48,12 @@ OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "edge_w
 
 
 def graph_from_arrays(
-    name: str, arrays: Mapping[str, Any], where: Mapping[str, str], synthetic: bool = False, own: bool = False
+    name: str,
+    arrays: Mapping[str, Any],
+    where: Mapping[str, str],
+    synthetic: bool = False,
+    own: bool = False,
+    target: Target = CLASSIFICATION,
 ) -> Graph:
     """Makes a clean graph.
 
@@ -66,6 +72,8 @@ def graph_from_arrays(
         where: Name of each array in error messages.
         own: A user's own graph: y is all that `coded_labels` takes, or may be missing, and classes without
             `label_names` are those that occur. Else y are the numbers of published classes.
+        target: What y are; other than classes, they are as `clean_targets` takes them, and `label_names [T]` are what
+            targets are called.
     """
     x = _features(arrays["x"], where["x"])
     nodes = x.shape[0]
@@ -74,7 +82,12 @@ def graph_from_arrays(
         graph_of = _graphs(arrays["graph"], nodes, where["graph"])
         items = int(graph_of[-1]) + 1
         what = f"there are {items} graphs; one value a graph"
-    y, classes, names = _classes(arrays, items, where, what, own)
+    target_NT = None
+    if target == CLASSIFICATION or arrays.get("y") is None:
+        y, classes, names = _classes(arrays, items, where, what, own)
+    else:
+        target_NT = clean_targets(arrays["y"], target, items, where["y"], what)
+        y, classes, names = present(target_NT), target_NT.shape[1], _target_names(arrays, target_NT.shape[1], where)
     split, assignment = arrays.get("split"), arrays.get("assignment")
     if split is not None:
         split = _integers(split, items, (UNASSIGNED, TEST), where["split"], what).astype(np.int8)
@@ -112,7 +125,16 @@ def graph_from_arrays(
         edge_weight=edge_weight,
         ids=ids,
         notes=(*arrays.get("notes", ()), *_counting(x, ids, vocabulary, where["x"])),
+        target=target_NT,
     )
+
+
+def _target_names(arrays: Mapping[str, Any], targets: int, where: Mapping[str, str]) -> Names | None:
+    """Returns what targets are called, if they have names."""
+    names = arrays.get("label_names")
+    if names is None:
+        return None
+    return tuple(_texts(np.asarray(names), where.get("label_names", where["y"]), "a target", targets).tolist())
 
 
 def _counting(x: Any, ids: Any, vocabulary: np.ndarray | None, where: str) -> Iterator[str]:
@@ -204,7 +226,7 @@ def _labels(y: np.ndarray, items: int, where: str, what: str) -> np.ndarray:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim == 2:
-        raise ShoalError(where, f"multi-label y {list(y.shape)} is not supported; give one class each")
+        raise ShoalError(where, f"y is {list(y.shape)}; {SEVERAL}")
     if y.dtype.kind == "f":
         y = np.where(np.isnan(y), -1, y)
         if (measured := y != np.floor(y)).any():

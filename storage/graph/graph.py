@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.targets import describe_outputs
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Graph:
         indptr: Row pointer, int64 `[N + 1]`.
         indices: Neighbours of every node in ascending order, int32 `[E]`; every edge appears both ways.
         x: Features `[N, F]`, float32 or float16: a NumPy array (or memory map), or a float32 SciPy CSR array.
-        y: Label of every item, int64 `[items]`; -1 means unlabelled.
-        classes: Number of classes C; labels lie in `0..C-1`.
+        y: Label of every item, int64 `[items]`; -1 means unlabelled. Where there are targets, 0 for an item with any.
+        classes: Number of classes C; labels lie in `0..C-1`. Where there are targets, their number T.
         split: The dataset's own split, int8 `[items]` of UNASSIGNED, TRAIN, VAL, TEST; None if it has none.
         assignment: The dataset's own client of every item, int32 `[items]`; None if it has none.
         cleaning: Counts of what was done to the edges as published.
@@ -55,6 +56,8 @@ class Graph:
         notes: Lines for the user on what was found in the data.
         edge_weight: Weight of every entry of `indices`, float32 `[E]`, positive, the same both ways; None: edges have
             none, and all count 1.
+        target: What is predicted of every item where these are no classes, float32 `[items, T]`, NaN where it is
+            missing; `label_names` are then theirs. None: classes are predicted.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Graph:
     ids: Any = None
     notes: tuple[str, ...] = ()
     copy_of: np.ndarray | None = None
+    target: np.ndarray | None = None
 
     @property
     def nodes(self) -> int:
@@ -90,6 +94,11 @@ class Graph:
     def item_name(self) -> str:
         """Name of an item, for messages."""
         return "node" if self.graph_of is None else "graph"
+
+    @property
+    def outputs(self) -> str:
+        """Number of classes, or of targets, in words."""
+        return describe_outputs(self.classes, self.target is None)
 
     def of_nodes(self, values: np.ndarray) -> np.ndarray:
         """Returns values of nodes `[N]`, from those of their items `[items]`."""

@@ -21,9 +21,8 @@ WHOLE = re.compile(r"(0|-?[1-9][0-9]*)(\.0*)?")
 NUMBER = re.compile(r"[+-]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?", re.IGNORECASE)
 # Few enough for any number of items, and more than any graph that has ever been published.
 ALWAYS, MOST = 1024, 1 << 17
-MEASURED = (
-    "a measured number: regression is not supported, labels are classes 0 … C-1; round it, or write a name such as v1.5"
-)
+MEASURED = "a measured number; labels are classes 0 … C-1: for regression set target to regression"
+SEVERAL = "give one class each, or set target to multilabel or regression"
 NEGATIVE = "which is no class; a label is a whole number from 0 or a name, and -1 is none"
 
 
@@ -109,7 +108,7 @@ def _of_columns(values: np.ndarray, where: str) -> np.ndarray:
     several = is_one.sum(1) > 1
     if several.any() or not (is_one | (values == 0)).all():
         fault = f"row {int(several.argmax())} is of several classes" if several.any() else "not all are 0 or 1"
-        raise ShoalError(where, f"multi-label y {list(values.shape)} is not supported, {fault}; give one class each")
+        raise ShoalError(where, f"y is {list(values.shape)}, {fault}; {SEVERAL}")
     return np.where(is_one.any(1), is_one.argmax(1), -1)
 
 

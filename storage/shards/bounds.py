@@ -15,7 +15,10 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds that a manifest sets for the files of all its clients; `graphs` is None where labels are of none."""
+    """Bounds that a manifest sets for the files of all its clients; `graphs` is None where labels are of none.
+
+    `targets` is 0 where classes are predicted.
+    """
 
     nodes: int
     features: int
@@ -24,6 +27,7 @@ class Limits:
     graphs: int | None = None
     pairs: bool = False
     weighted: bool = False
+    targets: int = 0
 
 
 def check_adjacency(indptr: np.ndarray, indices: np.ndarray, rows: int, report: Report) -> None:
@@ -42,6 +46,18 @@ def check_weights(weight: np.ndarray | None, weighted: bool, report: Report) -> 
         report("its edges have no weights" if weighted else "its edges have weights")
     elif weight is not None and len(weight) and not 0 < weight.min() <= weight.max() < np.inf:
         report("the weight of an edge is not positive and finite")
+
+
+def check_targets(target: np.ndarray | None, label: np.ndarray, targets: int, report: Report) -> None:
+    """Reports targets of rows that are missing, or should not be there, are infinite, or do not fit the labels."""
+    if (target is not None) != bool(targets):
+        report("it has no targets" if targets else "it has targets")
+    elif target is not None and target.shape != (len(label), targets):
+        report(f"targets are {list(target.shape)} and not {[len(label), targets]}")
+    elif target is not None and np.isinf(target).any():
+        report("a target is infinite")
+    elif target is not None and (np.isnan(target).all(1) != (label < 0)).any():
+        report("a row has targets and no label, or a label and no targets")
 
 
 def check_ids(ids: np.ndarray, end: int, what: str, report: Report) -> None:

@@ -23,6 +23,7 @@ from shoal.storage.shards.bounds import (
     check_labels,
     check_pairs,
     check_rows,
+    check_targets,
     check_weights,
 )
 from shoal.storage.shards.split import Split
@@ -49,6 +50,8 @@ class Shard:
         graph: Global number of the graph of every row, int64 `[N]`, not descending; None: items are nodes, or pairs.
         pairs: Pairs of rows, where these have labels; None: items are nodes, or graphs.
         edge_weight: Weight of every entry of `indices`, float32 `[E]`; None: edges have none, and count 1.
+        target: What is predicted of every row, or of its graph, where that is no class, float32 `[N, T]`; NaN: missing.
+            Labels are then 0 for rows with any. None: classes are predicted.
     """
 
     client: int
@@ -60,6 +63,7 @@ class Shard:
     graph: np.ndarray | None = None
     pairs: Pairs | None = None
     edge_weight: np.ndarray | None = None
+    target: np.ndarray | None = None
 
     @property
     def nodes(self) -> int:
@@ -108,6 +112,13 @@ class Shard:
             return self.pairs.label.astype(np.int32)
         return self.label if self.graph is None else self.label[self.graph_ptr[:-1]]
 
+    @property
+    def item_target(self) -> np.ndarray | None:
+        """Targets of every item, float32 `[items, T]`, NaN where one is missing; None: classes are predicted."""
+        if self.target is None or self.graph is None:
+            return self.target
+        return self.target[self.graph_ptr[:-1]]
+
 
 def write_shard(path: Path, *args: Any, **kwargs: Any) -> FileRecord:
     """Writes one client's shard to a file of its own; arguments and errors of `shard_columns`."""
@@ -122,6 +133,7 @@ def shard_columns(
     graph_of: np.ndarray | None = None,
     pairs: Pairs | None = None,
     edge_weight: np.ndarray | None = None,
+    target: np.ndarray | None = None,
 ) -> dict[str, pa.Array]:
     """Makes the columns of one client's shard.
 
@@ -135,6 +147,7 @@ def shard_columns(
         graph_of: Graph of every node of the dataset, `[nodes]`, ascending, where labels are of graphs.
         pairs: Pairs of rows, where these have labels; the edges of `part` are then those that are not held out.
         edge_weight: Weights of the edges of `part`, float32 `[E]`, where they have any.
+        target: Targets of every node of the whole graph, `[nodes, T]`, where these are no classes.
     """
     if len(part.indices) >= MAX_ENTRIES:
         raise ShoalError(
@@ -152,7 +165,7 @@ def shard_columns(
             "data.dtype",
             f"float16 ends at {np.finfo(np.float16).max:g}, but client {client} has a larger feature; use float32",
         )
-    columns = graph_columns(part, label[part.node], x, edge_weight)
+    columns = graph_columns(part, label[part.node], x, edge_weight, None if target is None else target[part.node])
     if graph_of is not None:
         graph = graph_of[part.node].astype(np.int64)
         # Breadth-first order goes from one component to the next by their smallest nodes, and so graph by graph.
@@ -166,9 +179,13 @@ def shard_columns(
 
 
 def graph_columns(
-    part: "Induced", label_N: np.ndarray, x_NF: Rows, edge_weight: np.ndarray | None = None
+    part: "Induced",
+    label_N: np.ndarray,
+    x_NF: Rows,
+    edge_weight: np.ndarray | None = None,
+    target_NT: np.ndarray | None = None,
 ) -> dict[str, pa.Array]:
-    """Makes the columns of the graph of some nodes, with their labels and stored features."""
+    """Makes the columns of the graph of some nodes, with their labels or targets and stored features."""
     neighbors = pa.ListArray.from_arrays(
         pa.array(part.indptr.astype(np.int32)), pa.array(part.indices.astype(np.int32))
     )
@@ -178,6 +195,7 @@ def graph_columns(
         "neighbors": neighbors,
         "x": arrow_file.rows_column(x_NF),
         **weights_column(part.indptr, edge_weight),
+        **({} if target_NT is None else {"target": arrow_file.rows_column(target_NT)}),
     }
 
 
@@ -252,6 +270,7 @@ def bounds_of(shard: Shard, limits: Limits) -> list[str]:
     elif shard.pairs is not None and not faults:
         check_pairs(shard.pairs, shard.indptr, shard.indices, faults.append)
     check_weights(shard.edge_weight, limits.weighted, faults.append)
+    check_targets(shard.target, shard.label, limits.targets, faults.append)
     check_rows("x", shard.x, shard.nodes, limits.features, faults.append)
     if isinstance(shard.x, CsrRows) != (limits.layout == "sparse"):
         faults.append(f"x is not {limits.layout}")
@@ -266,7 +285,11 @@ def _map(path: Path, client: int, record: FileRecord | None, opened: Packs) -> S
     graph = file.primitive("graph") if "graph" in file.names else None
     pairs = Pairs(*file.structs("pairs")) if "pairs" in file.names else None
     x, weight = file.features("x"), weights_of(file, indptr)
-    return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, x, graph, pairs, weight)
+    target = file.features("target") if "target" in file.names else None
+    if isinstance(target, CsrRows):
+        raise ShoalError(path, f"its targets are sparse; {REMAKE}")
+    node, label = file.primitive("node"), file.primitive("label")
+    return Shard(client, node, label, indptr, indices, x, graph, pairs, weight, target)
 
 
 def open_hops(
@@ -333,5 +356,8 @@ def some_rows(
     new_row = np.full(shard.nodes, -1, dtype=np.int32)
     new_row[row] = np.arange(len(row), dtype=np.int32)
     parts = (np.sort(new_row[rows]) for rows in (split.train, split.val, split.test))
-    part = Shard(shard.client, shard.node[row], shard.label[row], indptr, indices, x, edge_weight=edge_weight)
+    target = None if shard.target is None else shard.target[row]
+    part = Shard(
+        shard.client, shard.node[row], shard.label[row], indptr, indices, x, edge_weight=edge_weight, target=target
+    )
     return part, Split(*parts)

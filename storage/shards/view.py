@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, ranges
+from shoal.storage.graph.targets import CLASSIFICATION, MULTILABEL, Scale, Target, scale_of
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.shards.cache import SMALL, Cache, apart, write_count, writes
 from shoal.storage.shards.shard import AllEdges, Shard
@@ -77,6 +78,8 @@ class View:
         all_edges: AllEdges | None = None,
         flipped: bool = False,
         boundary: "Callable[[], Boundary] | None" = None,
+        target: Target = CLASSIFICATION,
+        scale: Scale | Literal["own"] | None = None,
     ) -> None:
         """Wraps what the store mapped.
 
@@ -88,6 +91,9 @@ class View:
             all_edges: Neighbours at all clients, where layers read these.
             flipped: Training labels y are C - 1 - y (Fang et al., USENIX Security 2020), all others as they are.
             boundary: Opens its edges to other clients; None: hops do not run over them.
+            target: What labels are.
+            scale: Mean and spread by which training sees numbers that are predicted; those of its `own` training items;
+                None: as they are.
         """
         self.client = shard.client
         self.classes = classes
@@ -96,6 +102,7 @@ class View:
         self.device = device
         self.propagation = propagation
         self.all_edges = all_edges
+        self.target = target
         self._key, self._flipped, self._boundary = key, flipped, boundary
         self._shard = shard
         self._cache = cache
@@ -106,6 +113,7 @@ class View:
         # These are the hops in the map.
         self._hops = [_features(rows) for rows in (shard.x, *(hops if isinstance(hops, Sequence) else ()))]
         self.graph_ptr = None if shard.graph is None else torch.from_numpy(shard.graph_ptr).to(device)
+        self.scale = scale_of(shard.item_target, split.train) if scale == "own" else scale
         self._row = shard.first_row_of(int(split.train[0])) if len(split.train) else 0
         self._samples: dict[int, bytes] = {}
         self._used: set[Hashable] = set()
@@ -160,11 +168,10 @@ class View:
                 return name
         if self.device.type != "cpu":
             return None
-        label = torch.from_numpy(self._item_label())
-        sources = dict(zip(("train", "val", "test"), self._rows_at_first))
-        sources |= {"label": label, "train_label": label[sources["train"]]}
+        rows = dict(zip(("train", "val", "test"), self._rows_at_first))
+        sources = rows | {"label": self._labels_here(), "train_label": self._training_labels_here(rows["train"])}
         for name, source in sources.items():
-            if name in self.__dict__ and not torch.equal(self.__dict__[name], source.long()):
+            if name in self.__dict__ and self.__dict__[name].numpy().tobytes() != source.numpy().tobytes():
                 return name
         if self._mapped_adjacency and self._shard.edge_weight is None:
             # All adjacencies of a host share these ones.
@@ -174,7 +181,7 @@ class View:
     def _contents(self) -> dict[str, int]:
         """Digests the arrays in the map, XXH3-64 by name."""
         shard = self._shard
-        named = {"csr": [shard.indptr, shard.indices], "label": [shard.item_label]}
+        named = {"csr": [shard.indptr, shard.indices], "label": [self._item_label()]}
         if shard.edge_weight is not None:
             named["edge_weight"] = [shard.edge_weight]
         return _digests(named | _arrays_of(self._hops) | _arrays_of(self._cache.peek((self._key, HOPS)) or (), 1))
@@ -284,6 +291,8 @@ class View:
         return hop if copy is None else copy
 
     def _item_label(self) -> np.ndarray:
+        if (target_NT := self._shard.item_target) is not None:
+            return target_NT
         label = self._shard.item_label
         if self._flipped:
             train, label = self._parts[0][1].numpy(), label.copy()
@@ -292,15 +301,38 @@ class View:
 
     @cached_property
     def label(self) -> Tensor:
-        """Label of every item, int64 `[items]`; -1 is unlabelled. A method may read it at training items only."""
-        return self._build(lambda: torch.from_numpy(self._item_label()).long().to(self.device))
+        """Label of every item, int64 `[items]`; -1 is unlabelled. A method may read it at training items only.
+
+        With `target: multilabel` int8 `[items, C]`, -1 is missing; with `regression` float32 `[items, C]`, NaN is.
+        """
+        return self._build(lambda: self._labels_here().to(self.device))
 
     @cached_property
     def train_label(self) -> Tensor:
-        """Label of every training item, int64."""
+        """Label of every training item, as of `label`; numbers have mean 0 and spread 1 by `scale`."""
         chosen = self.train.cpu()
-        label = self._item_label()
-        return self._build(lambda: torch.from_numpy(label).index_select(0, chosen).long().to(self.device))
+        return self._build(lambda: self._training_labels_here(chosen).to(self.device))
+
+    def _labels_here(self, items: Tensor | None = None) -> Tensor:
+        """Makes the labels of some items, or all, on the processor."""
+        label = torch.from_numpy(self._item_label())
+        label = label if items is None else label.index_select(0, items)
+        if self.target == CLASSIFICATION:
+            return label.long()
+        return label.nan_to_num(-1).to(torch.int8) if self.target == MULTILABEL else label
+
+    def _training_labels_here(self, items: Tensor) -> Tensor:
+        label = self._labels_here(items)
+        return label if self.scale is None else self.scale.standardized(label)
+
+    @property
+    def loss_unit(self) -> float:
+        """What a loss of 1 is in the units of the label; of several targets losses are in spreads of each."""
+        return float(self.scale.spread_T[0]) ** 2 if self.scale is not None and len(self.scale.spread_T) == 1 else 1.0
+
+    def in_units(self, scores: Tensor) -> Tensor:
+        """Returns what a model says of items, `[items, C]`, in the units of the labels."""
+        return scores if self.scale is None else self.scale.in_units(scores)
 
     @cached_property
     def pairs(self) -> Tensor | None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.targets import Scale
 from shoal.storage.shards import arrow_file
 from shoal.storage.shards.arrow_file import FileRecord, MappedFile, Pack, PackedRecord, record_of
 
@@ -264,10 +265,19 @@ class SplitRecord(Table):
     Attributes:
         counts: Items that train, validate and test, `[N, 3]`.
         unreachable: Test items of classes without a training item at their client.
+        scale: Of the numbers that are predicted, over the training items of all clients; None: classes are predicted.
     """
 
-    def __init__(self, counts: Any, unreachable: int, files: Files, table: FileRecord | None = None) -> None:
+    def __init__(
+        self,
+        counts: Any,
+        unreachable: int,
+        files: Files,
+        table: FileRecord | None = None,
+        scale: Scale | None = None,
+    ) -> None:
         self.counts, self.unreachable, self.files = np.asarray(counts, dtype=np.int64), unreachable, files
+        self.scale = scale
         super().__init__({"counts": self.counts, **files.columns}, table)
 
     def __eq__(self, other: object) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.checksummed_json import SEAL, sealed, unsealed
@@ -19,6 +21,7 @@ from shoal.storage.files.names import FOLDER, place_in, require_name
 from shoal.storage.files.reading import cannot_read, read_bytes
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import dense_bytes, sparse_bytes
+from shoal.storage.graph.targets import CLASSIFICATION, Scale, Target, describe_outputs
 from shoal.storage.shards.arrow_file import FileRecord, read_record
 from shoal.storage.shards.bounds import Limits
 from shoal.storage.store.client_table import TABLES, BoundaryRecord, ClientRecord, Clients, Files, SplitRecord, Table
@@ -91,6 +94,7 @@ class Manifest:
         feature_names: What every feature of the user's own graph is called; None: that is not known.
         ids: File of what the user calls the nodes; None: they are 0 to N - 1.
         boundaries: Edges between clients, by the name of the choice of them.
+        target: What labels are; `classes` is the number of targets where these are no classes.
         copies: Where graphs were cut out of a large one, how many of them a node lies in, by split.
     """
 
@@ -119,6 +123,7 @@ class Manifest:
     ids: FileRecord | None = None
     copies: dict[str, CopiesRecord] = field(default_factory=dict)
     boundaries: dict[str, BoundaryRecord] = field(default_factory=dict)
+    target: Target = CLASSIFICATION
 
     @property
     def items(self) -> int:
@@ -129,6 +134,11 @@ class Manifest:
     def item_name(self) -> str:
         """Name of an item, for messages."""
         return "pair" if self.pairs is not None else "node" if self.graphs is None else "graph"
+
+    @property
+    def outputs(self) -> str:
+        """Number of classes, or of targets, in words."""
+        return describe_outputs(self.classes, self.target == CLASSIFICATION)
 
     @property
     def task(self) -> str:
@@ -145,8 +155,8 @@ class Manifest:
     @property
     def limits(self) -> Limits:
         """Bounds for the files of all clients."""
-        pairs = self.pairs is not None
-        return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs, pairs, self.weighted)
+        pairs, targets = self.pairs is not None, 0 if self.target == CLASSIFICATION else self.classes
+        return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs, pairs, self.weighted, targets)
 
     def content(self, split: str, propagation: str | None) -> str:
         """Digests all that a run reads of a store, 32 digits; `propagation` is None for a run without hops."""
@@ -189,7 +199,8 @@ class Manifest:
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         plain["clients"] = {"count": len(self.clients), "pack": self.pack, "table": self.clients.table}
         plain["splits"] = {
-            name: {"unreachable": split.unreachable, "table": split.table} for name, split in self.splits.items()
+            name: {"unreachable": split.unreachable, "table": split.table, **_plain_scale(split.scale)}
+            for name, split in self.splits.items()
         }
         plain["hops"] = {name: {"table": files.table} for name, files in self.hops.items()}
         plain["boundaries"] = {name: {"table": record.table} for name, record in self.boundaries.items()}
@@ -213,8 +224,13 @@ def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
 # Keys that came later: they are written only where they say more than this.
 USUAL: dict[str, object] = {
     **dict.fromkeys(("label_names", "feature_names", "ids", "graphs", "pairs")),
-    **{"domains": [], "weighted": False, "copies": {}, "boundaries": {}},
+    **{"domains": [], "weighted": False, "copies": {}, "boundaries": {}, "target": CLASSIFICATION},
 }
+
+
+def _plain_scale(scale: Scale | None) -> dict[str, Any]:
+    """Returns what a manifest says of the numbers that are predicted, if they are any."""
+    return {} if scale is None else {"scale": [numbers.tolist() for numbers in scale]}
 
 
 def _plain(record: ClientRecord) -> dict[str, Any]:
@@ -314,7 +330,8 @@ def _with_tables(raw: dict[str, Any], store: Path) -> None:
     raw["clients"] = Clients(columns, Files(pack, columns), record)
     for name, named in raw["splits"].items():
         columns, record = table(named, "splits", name)
-        raw["splits"][name] = SplitRecord(columns["counts"], named["unreachable"], Files(pack, columns), record)
+        scale = Scale(*map(np.array, named["scale"])) if "scale" in named else None
+        raw["splits"][name] = SplitRecord(columns["counts"], named["unreachable"], Files(pack, columns), record, scale)
     for name, named in raw["hops"].items():
         columns, record = table(named, "hops", name)
         raw["hops"][name] = Files(pack, columns, record)

@@ -57,6 +57,7 @@ class GCFLPlus(FedAvg):
     """
 
     reads_embedding = True
+    supports = frozenset({"node", "edge", "graph", "weighted", "newcomers", "targets"})
     share: Literal["body", "all"] = "body"
     eps1: NotNegative = 0.05
     eps2: NotNegative = 0.1

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Set
 from typing import Any, get_args
 
-from shoal.algorithms.base import NEWCOMERS, TASKS, WEIGHTED, Algorithm, ClientModels
+from shoal.algorithms.base import NEWCOMERS, TARGETS, TASKS, WEIGHTED, Algorithm, ClientModels, takes_targets
 from shoal.algorithms.method_errors import code_of, file_of, line_of
 from shoal.algorithms.methods.registry.names import METHODS, require_method_name
 from shoal.storage.errors import ShoalError
@@ -141,6 +141,11 @@ def methods_for(task: str) -> list[str]:
     return [name for name in METHODS if task in _our_class(name).supports]
 
 
+def methods_for_targets(task: str) -> list[str]:
+    """Lists our methods for a task whose labels may be numbers, or several an item."""
+    return [name for name in methods_for(task) if takes_targets(_our_class(name))]
+
+
 def _our_class(name: str) -> type[Algorithm]:
     module_name, _, cls_name = METHODS[name].partition(":")
     return getattr(importlib.import_module(module_name), cls_name)
@@ -181,9 +186,9 @@ def _require_current(cls: type[Algorithm], where: str) -> None:
     if cls.client_models not in (kinds := get_args(ClientModels)):
         place = f"{name}.client_models"
         raise ShoalError(where, place, f"expected one of {', '.join(kinds)}, got {cls.client_models!r}")
-    if not isinstance(cls.supports, Set) or not cls.supports <= TASKS | {WEIGHTED, NEWCOMERS}:
+    if not isinstance(cls.supports, Set) or not cls.supports <= TASKS | {WEIGHTED, NEWCOMERS, TARGETS}:
         place, got = f"{name}.supports", cls.supports
-        wanted = "node, edge, graph, weighted and newcomers"
+        wanted = "node, edge, graph, weighted, newcomers and targets"
         raise ShoalError(where, place, f"expected a frozenset of {wanted}, got {got!r}")
 
 

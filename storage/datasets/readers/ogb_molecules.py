@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import scipy.sparse as sp
 
+from shoal.storage.datasets.sources.atoms import ATOM_FEATURES, column_names, one_hot
 from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource
 from shoal.storage.datasets.sources.streams import column_count, csv_blocks
@@ -28,21 +28,6 @@ SPLIT = {TRAIN: "train", VAL: "valid", TEST: "test"}
 CLASSES = 2
 BLOCK_BYTES = 1 << 24
 MOST = 1 << 31
-
-
-# The nine whole numbers that are known of an atom, and how many values each has:
-# `ogb.utils.features.get_atom_feature_dims` of ogb 1.3.6; the last value of the first seven stands for any other.
-ATOM_FEATURES = {
-    "atomic number": 119,
-    "chirality": 5,
-    "degree": 12,
-    "formal charge": 12,
-    "hydrogens": 10,
-    "radical electrons": 6,
-    "hybridization": 6,
-    "aromatic": 2,
-    "in a ring": 2,
-}
 
 
 def paths(name: str) -> list[Path]:
@@ -70,11 +55,11 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
     graph_of = np.repeat(np.arange(len(y)), sizes)
     arrays = {
         "edge_index": _joined_ends(pairs, np.repeat(np.arange(len(y)), bonds), sizes, raw[EDGES]).T,
-        "x": _one_hot(atoms, raw[ATOMS]),
+        "x": one_hot(_in_bounds(atoms, raw[ATOMS])),
         "y": y,
         "graph": graph_of,
         "split": _codes(parts, len(y)),
-        "vocabulary": np.array([f"atom {key} {k}" for key, width in ATOM_FEATURES.items() for k in range(width)]),
+        "vocabulary": column_names(),
     }
     where = {"edge_index": str(raw[EDGES]), "x": str(raw[ATOMS]), "y": str(raw[LABELS]), "graph": str(raw[ATOM_COUNTS])}
     made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **where})
@@ -125,18 +110,15 @@ def _joined_ends(pairs: np.ndarray, graph: np.ndarray, sizes: np.ndarray, path: 
     return pairs + (np.cumsum(sizes) - sizes)[graph][:, None]
 
 
-def _one_hot(atoms: np.ndarray, path: Path) -> sp.csr_array:
-    """Makes a one for every feature of every atom, float32 `[N, 174]`."""
+def _in_bounds(atoms: np.ndarray, path: Path) -> np.ndarray:
+    """Returns the features of atoms; raises a ShoalError where one has a value that there is none of."""
     widths = np.array(list(ATOM_FEATURES.values()))
     outside = (atoms < 0) | (atoms >= widths)
     if outside.any():
         row, column = (int(place[0]) for place in np.nonzero(outside))
         feature = f"column {column} ({list(ATOM_FEATURES)[column]})"
         raise ShoalError(path, f"row {row}, {feature} is {atoms[row, column]}, not in 0..{widths[column] - 1}; {AGAIN}")
-    rows, features = atoms.shape
-    places = (atoms + np.cumsum(widths) - widths).ravel()
-    starts = np.arange(0, rows * features + 1, features)
-    return sp.csr_array((np.ones(len(places), np.float32), places, starts), shape=(rows, int(widths.sum())))
+    return atoms
 
 
 def _codes(files: dict[int, Path], graphs: int) -> np.ndarray:

@@ -92,7 +92,8 @@ def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
             return "set data.edge_weights to drop"
         return "read it by a dataset of your own (data.dataset: my_file.py:MyDataset)"
 
-    return graph_of_data(graphs[0] if len(graphs) == 1 else graphs, name, called, way_out, own=False)
+    graphs = graphs[0] if len(graphs) == 1 else graphs
+    return graph_of_data(graphs, name, called, way_out, own=False, target=options.target)
 
 
 def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:

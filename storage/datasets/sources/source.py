@@ -11,6 +11,7 @@ from pydantic import Field
 
 from shoal.storage.datasets.features.feature_options import DATASET_FEATURES, MadeFeatures
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.targets import CLASSIFICATION, Target
 from shoal.storage.options.dataset_names import PYG, has_user_options
 from shoal.storage.options.types import FilePath, Flag, Number, Whole, is_own
 
@@ -51,6 +52,7 @@ class DataSource:
         degree_cap: Nodes of this degree and above have one column, where degrees stand for features that are missing;
             None: every degree has its own.
         graphs: Number of graphs G; dataset `sbm-graphs` only, which has the options of `sbm`, too, but no blocks.
+        invalid: What is done with rows of a table of molecules that are none: `refuse` or `drop`; dataset `files` only.
         base: Dataset that graphs are cut from; `induced-node`, `induced-edge` and `induced-graph` only, which also read
             the options of this dataset, as the next six.
         samples: Training graphs of a class, and as many test graphs.
@@ -64,6 +66,7 @@ class DataSource:
         made: Features that take the place of the dataset's own.
         edge_weights: `drop` leaves out what edges weigh; of the user's own graphs, others have no weights.
         labels: Whether the task reads labels; else the user's own graphs may have none.
+        target: What labels are, classes, numbers or several labels; of the user's own graphs and those of PyG alone.
         beside: Files that other keys name, which may lie in the folder of the user's own graph.
         noted: Digests of the files of the user's own graph, as a store notes them, for when these are gone.
     """
@@ -88,6 +91,7 @@ class DataSource:
     node_attributes: Flag = False
     degree_cap: Count | None = None
     graphs: Count = 1000
+    invalid: Literal["refuse", "drop"] = "refuse"
     base: str | None = None
     samples: Count = 200
     shots: Count | None = None
@@ -99,6 +103,7 @@ class DataSource:
     made: MadeFeatures = DATASET_FEATURES
     edge_weights: EdgeWeights = "keep"
     labels: bool = True
+    target: Target = CLASSIFICATION
     beside: tuple[str, ...] = ()
     user_options: Mapping[str, Any] = field(default_factory=dict)
     noted: Mapping[str, str] | None = None

@@ -21,6 +21,7 @@ from shoal.storage.files.bounded_npy import load_npy, matrix_of, open_npz
 from shoal.storage.files.digest import input_digest, text_digest
 from shoal.storage.graph.from_arrays import OPTIONAL, REQUIRED, graph_from_arrays, no_label
 from shoal.storage.graph.graph import Graph, require_edges
+from shoal.storage.graph.targets import Target
 
 # Masks are arrays of other libraries; here one array says the parts.
 OF_ARRAYS = {**PLACES, "parts": "split"}
@@ -34,19 +35,23 @@ ADVICE = "write it again with numpy.save or numpy.savez, without objects"
 def load_files(name: str, options: DataSource) -> Graph:
     """Loads the graph at `options.path`.
 
-    An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]`
-    (what `coded_labels` takes) and optionally `edge_weight [E]` (positive numbers), `split [N]` (0 none, 1 train, 2
-    val, 3 test), `assignment [N]` (client of every node), `ids [N]` (integers or texts, what nodes are called) and
-    `vocabulary [F]` (texts: what the columns of x stand for, by which several graphs are joined). With `graph [N]` (the
-    graph of every node) it is many graphs, and y, split and assignment have one entry a graph. A folder holds each as
-    .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is memory-mapped. A folder with a table `edges` is
-    read by `read_tables`. Where features are made (`options.made`) x may be missing, where labels are not read
+    An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]` (what
+    `coded_labels` takes, or `clean_targets` where `options.target` is not of classes) and optionally `edge_weight [E]`
+    (positive numbers), `split [N]` (0 none, 1 train, 2 val, 3 test), `assignment [N]` (client of every node), `ids [N]`
+    (integers or texts, what nodes are called) and `vocabulary [F]` (texts: what the columns of x stand for, by which
+    several graphs are joined). With `graph [N]` (the graph of every node) it is many graphs, and y, split and
+    assignment have one entry a graph. A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its
+    x.npy is memory-mapped. A folder with a table `edges` is read by `read_tables`, a table of molecules by
+    `read_molecules`. Where features are made (`options.made`) x may be missing, where labels are not read
     (`options.labels`) y; without both the nodes are those from 0 to the largest that an edge names. Features other than
     float16 and float32 become float32. A synthetic graph that `save_graph` wrote stays synthetic.
     """
     path = graph_at(options.path)
     made = options.made.made
-    arrays, where = _read_arrays(path, made, options.labels, options.beside)
+    if is_table_of_molecules(path):
+        arrays, where = _read_molecules(path, options)
+    else:
+        arrays, where = _read_arrays(path, made, options.labels, options.beside, options.target)
     if "x" not in arrays:
         if not made:
             raise ShoalError(where["x"], "no column is a feature; add some, or set data.features to what is made")
@@ -55,7 +60,8 @@ def load_files(name: str, options: DataSource) -> Graph:
         where["x"] = where["y"]
     if options.edge_weights == "drop":
         arrays.pop("edge_weight", None)
-    graph = graph_from_arrays(options.title or name, arrays, where, synthetic_identity(path) is not None, own=True)
+    synthetic = synthetic_identity(path) is not None
+    graph = graph_from_arrays(options.title or name, arrays, where, synthetic, own=True, target=options.target)
     if options.labels and not (graph.y >= 0).any():
         raise no_label(where["y"], graph.item_name)
     return graph
@@ -71,7 +77,7 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
     source = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.indptr))
     once = source < graph.indices
     names = graph.label_names
-    if names is None and len(np.unique(graph.y[graph.y >= 0])) < graph.classes:
+    if names is None and graph.target is None and len(np.unique(graph.y[graph.y >= 0])) < graph.classes:
         names = tuple(str(number) for number in range(graph.classes))
     arrays: dict[str, Any] = {
         "edge_weight": None if graph.edge_weight is None else graph.edge_weight[once],
@@ -82,7 +88,7 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
         "graph": graph.graph_of,
         "label_names": None if names is None else np.array(names),
         "ids": None if graph.ids is None else np.array(graph.ids.to_pylist()),
-        "y": graph.y,
+        "y": graph.y if graph.target is None else graph.target,
         "edge_index": np.stack([source[once], graph.indices[once]]),
     }
     try:
@@ -183,6 +189,8 @@ def _nodes(arrays: dict[str, Any], where: dict[str, str]) -> int:
 
 def contents(path: Path, features_made: bool = False, labels: bool = True) -> dict[str, str]:
     """Digests every file that would be read, by its name in a folder; equal files are equal graphs anywhere."""
+    if is_table_of_molecules(path):
+        return {path.name: input_digest(path)}
     if not path.is_dir():
         digests = {"npz": input_digest(parts(path)["x"])}
         with reading(path, ADVICE), open_npz(path) as npz:
@@ -195,7 +203,7 @@ def contents(path: Path, features_made: bool = False, labels: bool = True) -> di
 
 
 def _read_arrays(
-    path: Path, features_made: bool, labels: bool, beside: Collection[str]
+    path: Path, features_made: bool, labels: bool, beside: Collection[str], target: Target
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Reads arrays by name, and their names for error messages; features and labels may be missing if not needed."""
     files = parts(path, features_made, labels)
@@ -214,7 +222,7 @@ def _read_arrays(
         # Other graphs do without its readers.
         from shoal.storage.datasets.user.tables import read_tables
 
-        arrays = read_tables(files["edge_index"], files.get("y"), labels)
+        arrays = read_tables(files["edge_index"], files.get("y"), labels, target)
         where = {array: str(files.get(array, files.get("y", path))) for array in REQUIRED + OPTIONAL}
         return arrays, {**where, "edge_weight": f"{files['edge_index']} (weight)", "y": f"{where['y']} (label)"}
     for array, file in files.items():
@@ -232,6 +240,26 @@ def _read_arrays(
         "y": str(path / "y.npy"),
         **{array: str(file) for array, file in files.items()},
     }
+
+
+def is_table_of_molecules(path: Path) -> bool:
+    """Whether a path is a table with a column `smiles`."""
+    if path.suffix.lower() not in (".csv", ".tsv"):
+        return False
+    from shoal.storage.datasets.user.molecules import is_molecules
+
+    return is_molecules(path)
+
+
+def _read_molecules(path: Path, options: DataSource) -> tuple[dict[str, Any], dict[str, str]]:
+    """Reads a table of molecules, as `_read_arrays` reads others; their atoms have features of their own."""
+    from shoal.storage.datasets.user.molecules import read_molecules
+
+    if options.made.made or options.row_normalize:
+        key = "data.features" if options.made.made else "data.row_normalize"
+        raise ShoalError(key, "molecules have features of atoms; leave it out")
+    arrays = read_molecules(path, options.target, options.invalid == "drop")
+    return arrays, {array: f"{path} ({array})" for array in (*REQUIRED, *arrays)}
 
 
 def _require_no_other_array(path: Path, names: Collection[str], warns: bool = False) -> None:
@@ -255,15 +283,17 @@ def _content(options: DataSource) -> dict[str, Any]:
     path, made = graph_at(options.path), options.made.made
     if options.noted is not None and is_gone(path):
         return {"files": dict(options.noted)}
-    content = {"files": contents(path, made, options.labels)}
+    content: dict[str, Any] = {"files": contents(path, made, options.labels)}
+    if options.invalid != "refuse":
+        content["invalid"] = options.invalid
     # A graph is not read if its store is there already.
     if path.is_dir():
         _require_no_other_file(path, parts(path, made, options.labels), options.beside)
-    else:
+    elif not is_table_of_molecules(path):
         with reading(path, ADVICE), open_npz(path) as npz:
             names = npz.names
         _require_no_other_array(path, names)
     return content
 
 
-DATASETS = (DatasetSpec("files", load_files, task=None, content=_content, weighted=True),)
+DATASETS = (DatasetSpec("files", load_files, task=None, content=_content, options=("invalid",), weighted=True),)

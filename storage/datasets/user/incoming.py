@@ -12,17 +12,25 @@ from shoal.storage.datasets.features.features import check_finite
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.targets import CLASSIFICATION, Target
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 
 LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 MASKS = {"train_mask": TRAIN, "val_mask": VAL, "test_mask": TEST}
 
 
-def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str], own: bool = True) -> Graph:
+def graph_of(
+    name: str,
+    values: Mapping[str, Any],
+    where: Mapping[str, str],
+    own: bool = True,
+    target: Target = CLASSIFICATION,
+) -> Graph:
     """Makes a clean graph from tensors or arrays, which it may share memory with; a ShoalError names a wrong value.
 
     `values` are those of `graph_from_arrays`, of which None is as if the key were missing, and `train_mask`, `val_mask`
     and `test_mask`; `where` is the name of each in error messages. `own`: a user's graph, and none that is published.
+    `target` says what y are.
     """
     for key in ("edge_index", "x"):
         if values.get(key) is None:
@@ -38,9 +46,9 @@ def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str], own
     if masks:
         if "split" in arrays:
             raise ShoalError(where["split"], f"there are masks, too ({', '.join(masks)}); give one of the two")
-        items, what = (arrays["x"].shape[0], "node") if arrays.get("graph") is None else (arrays["y"].size, "graph")
+        items, what = (arrays["x"].shape[0], "node") if arrays.get("graph") is None else (len(arrays["y"]), "graph")
         arrays["split"] = _split(masks, items, what, where)
-    graph = graph_from_arrays(name, arrays, {**where, "split": where["train_mask"]}, own=own)
+    graph = graph_from_arrays(name, arrays, {**where, "split": where["train_mask"]}, own=own, target=target)
     check_finite(graph.x, where["x"])
     return graph
 

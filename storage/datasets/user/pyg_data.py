@@ -17,13 +17,16 @@ from shoal.storage.datasets.user.incoming import (
 from shoal.storage.datasets.user.unread import WEIGHTS, meaning, require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph, require_edges
+from shoal.storage.graph.targets import CLASSIFICATION, Target
 
 # A graph of a list has one value of these.
 OF_GRAPHS = (*MASKS, "assignment")
 READ = ("x", "y", "edge_index", "edge_weight", *OF_GRAPHS)
 
 
-def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "data") -> Graph:
+def from_pyg(
+    data: Data | Sequence[Data], name: str = "graph", called: str = "data", target: Target = CLASSIFICATION
+) -> Graph:
     """Makes the graph, called `name`, of a `Data`, or many small graphs of a list: edges undirected and simple.
 
     Args:
@@ -33,12 +36,14 @@ def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "da
             every node. Of a list each has edges without weights, `x` of one width, one label `y`, and one entry of each
             mask and of `assignment`; so has a `Batch`, or a `Data` with the graph of every node, `batch`.
         called: What `data` is called in error messages.
+        target: What `y` are, as the config's `target`: classes, or numbers or labels `[nodes, T]`, of a graph of a list
+            `[1, T]`.
 
     Raises:
         ShoalError: An attribute is missing, of a wrong shape, type or value, or it tells something of edges, parts or
             clients and is not read (`edge_attr`, `node_type`, `train_idx`); names it. A warning names all others.
     """
-    return graph_of_data(data, name, called, take_out)
+    return graph_of_data(data, name, called, take_out, target=target)
 
 
 def take_out(key: str) -> str:
@@ -47,15 +52,21 @@ def take_out(key: str) -> str:
 
 
 def graph_of_data(
-    data: Any, name: str, called: str, way_out: Callable[[str], str], own: bool = True, warns: bool = True
+    data: Any,
+    name: str,
+    called: str,
+    way_out: Callable[[str], str],
+    own: bool = True,
+    warns: bool = True,
+    target: Target = CLASSIFICATION,
 ) -> Graph:
     """Makes the graph of `from_pyg`; `way_out` says how a user takes an attribute out.
 
     `own`: labels are coded (`shoal.storage.graph.labels.coded_labels`); else y are numbers of published classes.
-    `warns` of attributes that are not read.
+    `warns` of attributes that are not read. `target` says what y are.
     """
     if isinstance(data, list | tuple):
-        return _of_many(data, name, called, way_out, own, warns)
+        return _of_many(data, name, called, way_out, own, warns, target)
     if isinstance(data, TemporalData):
         raise ShoalError(called, "is a TemporalData, and graphs over time are not supported; give a Data")
     if not isinstance(data, Data):
@@ -72,7 +83,7 @@ def graph_of_data(
         raise ShoalError(where["x"], f"{rows} rows for {data.num_nodes} nodes; one a node")
     if getattr(data, "batch", None) is not None:
         values["graph"], where["graph"] = data.batch, f"{called}.batch"
-    return graph_of(name, values, where, own)
+    return graph_of(name, values, where, own, target)
 
 
 def require_tensors(data: Data, called: str) -> None:
@@ -113,7 +124,13 @@ def _values(data: Data, called: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _of_many(
-    graphs: Sequence[Any], name: str, called: str, way_out: Callable[[str], str], own: bool, warns: bool
+    graphs: Sequence[Any],
+    name: str,
+    called: str,
+    way_out: Callable[[str], str],
+    own: bool,
+    warns: bool,
+    target: Target,
 ) -> Graph:
     """Puts many small graphs behind one another, each with one label; names the first that is wrong."""
     if not graphs:
@@ -166,7 +183,7 @@ def _of_many(
     joined = {"x": x, "edge_index": edge_index, "y": y, "graph": graph} | {
         key: np.concatenate(given) for key, given in of_graphs.items()
     }
-    return graph_of(name, joined, {key: f"{called}[...].{key}" for key in (*joined, *MASKS)}, own)
+    return graph_of(name, joined, {key: f"{called}[...].{key}" for key in (*joined, *MASKS)}, own, target)
 
 
 def _array(value: Any, where: str) -> np.ndarray:

@@ -34,6 +34,7 @@ from shoal.storage.datasets.user.table_files import PARQUET, parts_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.ids import clean_ids
 from shoal.storage.graph.labels import coded_labels
+from shoal.storage.graph.targets import CLASSIFICATION, Target
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 
 ADVICE = "write it again in UTF-8, with a header and one value in every column"
@@ -42,6 +43,8 @@ LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 TEXTS = (pa.types.is_string, pa.types.is_large_string)
 NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
 BLOCK_BYTES, BATCH_ROWS = 1 << 24, 1 << 17
+# Columns of several targets have names that begin so.
+SEVERAL = "label_"
 PARTS = {
     **dict.fromkeys(("", "none", "0"), UNASSIGNED),
     **dict.fromkeys(("train", "1"), TRAIN),
@@ -90,8 +93,10 @@ def open_table(table: Path, known: Sequence[str], needed: Sequence[str] = ()) ->
     return columns[0], rows()
 
 
-def numbers(rows: Rows, name: str, what: str) -> np.ndarray:
+def numbers(rows: Rows, name: str, what: str, may_miss: bool = False) -> np.ndarray:
     """Reads a column as numbers, float32 `[n, width]`; it is `what`, and lists of one length are as many columns.
+
+    Where values `may_miss`, they are NaN.
 
     Raises ShoalError: a value is missing, not finite or no number, or lists are of different lengths; names the column
     and the row.
@@ -112,7 +117,12 @@ def numbers(rows: Rows, name: str, what: str) -> np.ndarray:
         column = column.flatten()
     if not any(is_kind(column.type) for is_kind in (*TEXTS, *NUMBERS)):
         raise ShoalError(rows.file, f"column {name!r} is {what} and must be numbers, found {column.type}")
+    if may_miss and pa.types.is_null(column.type):
+        column = column.cast(pa.float32())
     values = _parse(column) if any(is_kind(column.type) for is_kind in TEXTS) else column
+    if may_miss and not isinstance(values, int):
+        values = values.cast(pa.float64()) if pa.types.is_boolean(values.type) else values
+        values = values.cast(pa.float64()).fill_null(np.nan)
     if isinstance(values, int):
         wrong = values
     elif values.null_count:
@@ -121,11 +131,12 @@ def numbers(rows: Rows, name: str, what: str) -> np.ndarray:
         # A value too large for float32 becomes infinity.
         with np.errstate(over="ignore"):
             x = np.asarray(values.to_numpy(zero_copy_only=False)).astype(np.float32)
-        if np.isfinite(x).all():
+        sound = np.isfinite(x) | (np.isnan(x) & may_miss)
+        if sound.all():
             return x.reshape(-1, width)
-        wrong = int((~np.isfinite(x)).argmax())
+        wrong = int((~sound).argmax())
     word = str(column[wrong].as_py())
-    decimal = "," in word and _is_number(word.replace(",", ".", 1))
+    decimal = "," in word and is_number(word.replace(",", ".", 1))
     way_out = "write decimals with a point" if decimal else "give a finite one, or take the column out"
     raise fault(wrong // width, f"is {word[:40]!r}: {way_out}")
 
@@ -140,14 +151,15 @@ def _parse(texts: pa.Array) -> pa.Array | int:
             continue
     words = trimmed.to_pylist()
     # Truth values among numbers are what is wrong.
-    for fits in (lambda word: _is_number(word) or word.lower() in ("true", "false"), _is_number):
+    for fits in (lambda word: is_number(word) or word.lower() in ("true", "false"), is_number):
         for row, word in enumerate(words):
             if word is not None and not fits(word):
                 return row
     return 0
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a text is a number."""
     try:
         float(text)
     except ValueError:
@@ -177,7 +189,7 @@ def _header(part: Path, known: Sequence[str], needed: Sequence[str]) -> tuple[li
     fits = (by for by, names in names_by.items() if any(map(is_known, names)))
     separator = next(fits, SEPARATORS[0])
     names = names_by[separator]
-    if all(map(_is_number, names)):
+    if all(map(is_number, names)):
         raise ShoalError(part, f"expected names of columns in the first line, got {', '.join(names[:3])}; add a header")
     return names, separator
 
@@ -199,22 +211,25 @@ def _next(part: Path, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | Non
         return next(batches, None)
 
 
-def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[str, Any]:
+def read_tables(
+    edges: Path, nodes: Path | None, labels: bool = True, target: Target = CLASSIFICATION
+) -> dict[str, Any]:
     """Reads the arrays of a graph, by the names of `graph_from_arrays`; without `nodes`, from the ends of edges.
 
     `edges` has the columns `source` and `target`, an edge a row, one way or both ways, named by ids, and optionally
     `weight`, a number. `nodes` has `id` (integers or texts, each once), `label` (see `coded_labels`; may be missing
     where `labels` are not read), optionally `split` (train, val, test, or 1, 2, 3; empty or 0 is none) and `assignment`
     (number of the client); every other column is a feature, of numbers, named after what it stands for, or of lists of
-    numbers, which are several features. Nodes are numbered in the order of their rows. Both are read in batches: memory
-    is taken for ids, features and numbered edges. Raises ShoalError: A column is missing or unknown, an id is there
-    twice or is not there, or a value is wrong; names file, column and row of every fault of both tables.
+    numbers, which are several features. With another `target` than classes `label` is of numbers, of which an empty one
+    is missing, or there are several, `label_…`. Nodes are numbered in the order of their rows. Both are read in
+    batches: memory is taken for ids, features and numbered edges. Raises ShoalError: A column is missing or unknown, an
+    id is there twice or is not there, or a value is wrong; names file, column and row of every fault of both tables.
     """
     faults, arrays = Faults(), dict[str, Any]()
     ids: pa.Array | None = None
     if nodes is not None:
         with faults.gathered():
-            arrays, ids = _nodes(nodes, labels, faults)
+            arrays, ids = _nodes(nodes, labels, faults, target)
     elif (ids := _ends(edges, faults)) is not None:
         arrays = {"ids": clean_ids(ids, len(ids), edges), "y": np.full(len(ids), -1)}
     with faults.gathered():
@@ -224,24 +239,30 @@ def read_tables(edges: Path, nodes: Path | None, labels: bool = True) -> dict[st
     return {name: value for name, value in {**arrays, "notes": notes}.items() if value is not None}
 
 
-def _nodes(nodes: Path, labels: bool, faults: Faults) -> tuple[dict[str, Any], pa.Array | None]:
+def _nodes(nodes: Path, labels: bool, faults: Faults, target: Target) -> tuple[dict[str, Any], pa.Array | None]:
     """Reads the arrays of nodes, and their ids as texts; None: there are none, or not each once."""
     needed = (ID, LABEL) if labels else (ID,)
     columns, parts = open_table(nodes, (ID, LABEL, SPLIT, CLIENT), needed)
-    meant = require_columns(nodes, columns, needed, faults)
-    others = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT, *meant)]
+    targets = [] if target == CLASSIFICATION else [name for name in columns if name.startswith(SEVERAL)]
+    meant = require_columns(nodes, columns, needed[: 1 if targets else 2], faults)
+    others = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT, *meant, *targets)]
     unnamed = [name for name in others if UNNAMED.fullmatch(name)]
     features = [name for name in others if name not in unnamed and is_feature(nodes, name, faults)]
     blocks: list[np.ndarray] = []
     widths: dict[str, int] = {}
     texts: dict[str, list[pa.Array]] = {name: [] for name in (ID, SPLIT, CLIENT) if name in columns}
     given: list[tuple[Path, pa.Array]] = []
+    of_label = [LABEL] if LABEL in columns and labels and target != CLASSIFICATION else []
+    kept_targets: dict[str, list[np.ndarray]] = {name: [] for name in (targets or of_label)}
     for rows in parts:
         for name, kept in texts.items():
             with reading(rows.file, ADVICE):
                 kept.append(_texts(rows.batch.column(name)))
-        if LABEL in columns:
+        if LABEL in columns and target == CLASSIFICATION:
             given.append((rows.file, rows.batch.column(LABEL)))
+        for name in kept_targets:
+            with faults.gathered(of=name):
+                kept_targets[name].append(numbers(rows, name, "a target", may_miss=True))
         block = []
         for name in features:
             with faults.gathered(of=name):
@@ -261,13 +282,18 @@ def _nodes(nodes: Path, labels: bool, faults: Faults) -> tuple[dict[str, Any], p
     with faults.gathered():
         arrays["ids"], ids = clean_ids(whole[ID], len(whole[ID]), nodes), whole[ID]
     with faults.gathered():
-        label = _of_one_type(given) if given else pa.nulls(len(whole[ID]))
-        arrays["y"], arrays["label_names"] = coded_labels(label, f"{nodes} (label)")
+        if kept_targets and not faults.errors:
+            arrays["y"] = np.concatenate([np.concatenate(kept) for kept in kept_targets.values()], axis=1)
+            names = [name.removeprefix(SEVERAL) for name in kept_targets]
+            arrays["label_names"] = np.array(names) if targets and len(names) == arrays["y"].shape[1] else None
+        elif not kept_targets:
+            label = _of_one_type(given) if given else pa.nulls(len(whole[ID]))
+            arrays["y"], arrays["label_names"] = coded_labels(label, f"{nodes} (label)")
     if blocks:
         names = [name if width == 1 else f"{name}[{place}]" for name, width in widths.items() for place in range(width)]
         arrays |= {"x": np.concatenate(blocks), "vocabulary": np.array(names)}
     with faults.gathered():
-        arrays["split"] = _parts(nodes, whole[SPLIT]) if SPLIT in whole else None
+        arrays["split"] = parts_of_split(nodes, whole[SPLIT]) if SPLIT in whole else None
     with faults.gathered(), reading(nodes, f"column {CLIENT} is the number of a client"):
         arrays["assignment"] = whole[CLIENT].cast(pa.int64()).to_numpy() if CLIENT in whole else None
     return arrays, ids
@@ -395,7 +421,7 @@ def _places(rows: Rows, name: str, ids: pa.Array) -> np.ndarray:
     return places.to_numpy()
 
 
-def _parts(path: Path, texts: pa.Array) -> np.ndarray:
+def parts_of_split(path: Path, texts: pa.Array) -> np.ndarray:
     """Reads the part of every node, int8 `[N]`."""
     words = pc.dictionary_encode(texts.fill_null(""))
     codes = []

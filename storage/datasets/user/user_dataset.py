@@ -75,7 +75,7 @@ def load_user_dataset(name: str, options: DataSource) -> Graph:
     from shoal.storage.datasets.user.incoming import graph_of
 
     values = {name: given.get(name) for name in NAMES if name not in dropped}
-    return graph_of(options.name, values, {name: f"{code.place}: {name}" for name in NAMES})
+    return graph_of(options.name, values, {name: f"{code.place}: {name}" for name in NAMES}, target=options.target)
 
 
 def user_content(options: DataSource) -> dict[str, Any]:

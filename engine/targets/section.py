@@ -1,0 +1,77 @@
+"""The section `target`: what is predicted of every item."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic.dataclasses import dataclass
+
+from shoal.engine.sections.rules import Rule, one_of
+from shoal.engine.sections.section import Metric, Section
+from shoal.storage.graph.targets import CLASSIFICATION, MULTILABEL, REGRESSION, Scale, Target
+from shoal.storage.options.types import CLOSED, WithShortForm
+
+
+@dataclass(frozen=True, config=CLOSED)
+class TargetOptions(WithShortForm):
+    """What is predicted of every item; see `shoal.storage.graph.targets`. A kind alone stands for the section.
+
+    Attributes:
+        kind: `classification`: one class an item. `regression`: y are numbers, one or several an item. `multilabel`: y
+            are labels 0 or 1, a column a label. NaN is a target that is missing, and has no part in loss and scores.
+        scale: Mean and spread by which training sees the numbers of a regression, of training items alone: those of the
+            `federation`, which sums of counts, numbers and squares tell; of each `client`; or `none`, as they are.
+    """
+
+    kind: Target = CLASSIFICATION
+    scale: Literal["federation", "client", "none"] = "federation"
+
+    def of_view(self, federation: Scale | None) -> Scale | Literal["own"] | None:
+        """Returns the scale of a client's view, from that of the federation."""
+        if self.kind != REGRESSION or self.scale == "none":
+            return None
+        return "own" if self.scale == "client" else federation
+
+
+NUMBERS = (
+    Metric("r2", "R²", complement=True),
+    Metric("rmse", "RMSE", in_units=True),
+    Metric("mae", "MAE", in_units=True),
+    Metric("mse", "MSE", in_units=True),
+)
+LABELS = (
+    Metric("label_roc_auc", "ROC-AUC of labels"),
+    Metric("label_average_precision", "average precision of labels"),
+    Metric("label_f1", "F1 of labels"),
+)
+# The first of these chooses rounds where a config names no metrics.
+METRICS = {REGRESSION: ("r2", "rmse", "mae"), MULTILABEL: tuple(metric.name for metric in LABELS)}
+
+
+def usual_metrics(values: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Returns the metrics of a config that names none; None: those of classes."""
+    given = values.get("target")
+    kind = given.get("kind") if isinstance(given, dict) else given
+    return METRICS.get(kind) if isinstance(kind, str) else None
+
+
+def _are_classes(config: Any) -> bool:
+    return bool(config.target.kind == CLASSIFICATION)
+
+
+TARGET = Section(
+    "target",
+    TargetOptions,
+    switch="kind",
+    off=CLASSIFICATION,
+    rules=(
+        one_of("target.scale", "target.kind", REGRESSION),
+        Rule(("target.kind",), "task", "node or graph", lambda c: c.task != "edge"),
+        Rule(("attack.kind",), "target.kind", CLASSIFICATION, _are_classes, beside="attack"),
+        Rule(("data.newcomers",), "target.kind", CLASSIFICATION, _are_classes, beside="newcomers"),
+    ),
+    checks_method="shoal.engine.targets.targets:require_method",
+    says="shoal.engine.targets.targets:describe_run",
+    measures=(*NUMBERS, *LABELS),
+    make_measure="shoal.engine.targets.measures:make_measure",
+    usual_metrics=usual_metrics,
+)
