@@ -15,8 +15,8 @@ from support.small_molecules import write_molecules
 from torch import nn
 
 from shoal.storage.datasets.readers.ogb_molecules import ARCHIVES, URL, paths
-from shoal.storage.datasets.sources.atoms import ATOM_FEATURES
 from shoal.storage.datasets.registry import fingerprint, load, load_all, published_contents
+from shoal.storage.datasets.sources.atoms import ATOM_FEATURES
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.synthetic.ogb_layout import write_ogb_layout
 from shoal.storage.datasets.synthetic.twin import Twin
