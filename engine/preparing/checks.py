@@ -16,7 +16,14 @@ from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS
 from shoal.partition.methods.user_partitioner import user_partitioner
 from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes
-from shoal.storage.datasets.registry import classes_ahead, items_ahead, labels_ahead, load_all, options_of
+from shoal.storage.datasets.registry import (
+    classes_ahead,
+    items_ahead,
+    labels_ahead,
+    load_all,
+    options_of,
+    require_target,
+)
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.errors import ShoalError, Unread
 from shoal.storage.graph.graph import Graph
@@ -114,6 +121,7 @@ def require_known(config: Config) -> None:
     for source, clients in zip(sources(config), numbers):
         if (labels := labels_ahead(source)) is not None:
             require_task(config, source.dataset, labels)
+        require_target(source)
         classes = classes_ahead(source)
         # The classes of several graphs are joined, so that two of one graph may not be all.
         if classes is not None and (classes > 2 or isinstance(config.data.dataset, str)):

@@ -22,8 +22,7 @@ def load(options: DataSource) -> Graph:
     A ShoalError names an unknown name, an option out of its range, or a missing or damaged file.
     """
     spec, name = _spec(options), options.key
-    if options.target != CLASSIFICATION and spec.task is not None:
-        raise ShoalError("target", f"dataset '{name}' has classes, found {options.target}; set {CLASSIFICATION}")
+    require_target(options)
     if spec.finite and options.row_normalize:
         raise ShoalError("data.row_normalize", f"features of {name} are negative, too, and have no sum to divide by")
     graph = spec.load(name, options)
@@ -100,6 +99,14 @@ def classes_ahead(options: DataSource) -> int | None:
 def labels_ahead(options: DataSource) -> str | None:
     """Returns the items with labels, `node` or `graph`, by the name; None for graphs of the user or of PyG."""
     return _spec(options).task
+
+
+def require_target(options: DataSource) -> None:
+    """Refuses to predict what the labels of a dataset are not, where its name tells what they are."""
+    spec = _spec(options)
+    if spec.task is not None and options.target != spec.target:
+        has = f"dataset '{options.key}' is for {spec.target}, found {options.target}"
+        raise ShoalError("target", f"{has}; set target to {spec.target}")
 
 
 def options_of(options: DataSource) -> tuple[str, ...]:

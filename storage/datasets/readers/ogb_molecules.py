@@ -1,4 +1,4 @@
-"""Molecules of the Open Graph Benchmark, each a graph with one label of two classes, as published.
+"""Molecules of the Open Graph Benchmark: graphs with a class, a number or several labels, as published.
 
 Hu et al., "Open Graph Benchmark: Datasets for Machine Learning on Graphs", NeurIPS 2020, after MoleculeNet (Wu et al.,
 Chem. Sci. 2018).
@@ -16,11 +16,16 @@ from shoal.storage.datasets.sources.streams import column_count, csv_blocks
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.targets import CLASSIFICATION, MULTILABEL, REGRESSION
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 
 URL = "https://snap.stanford.edu/ogb/data/graphproppred/csv_mol_download"
 # Names of datasets, and of their archives, the .zip of which has one folder.
-ARCHIVES = {"ogbg-molhiv": "hiv", "ogbg-molbace": "bace", "ogbg-molbbbp": "bbbp"}
+ARCHIVES = {f"ogbg-mol{archive}": archive for archive in ("hiv", "bace", "bbbp")}
+# The same of molecules with a number, and of those with so many labels.
+OF_NUMBERS = {"ogbg-molesol": "esol", "ogbg-molfreesolv": "freesolv", "ogbg-mollipo": "lipophilicity"}
+LABELS_OF = {"sider": 27, "tox21": 12, "toxcast": 617, "clintox": 2, "muv": 17, "pcba": 128, "chembl": 1310}
+OF_LABELS = {f"ogbg-mol{archive}": archive for archive in LABELS_OF}
 EDGES, ATOMS, LABELS = "edge", "node-feat", "graph-label"
 ATOM_COUNTS, BOND_COUNTS = "num-node-list", "num-edge-list"
 RAW = (EDGES, ATOMS, LABELS, ATOM_COUNTS, BOND_COUNTS)
@@ -38,18 +43,24 @@ def paths(name: str) -> list[Path]:
 
 
 def load_ogb_molecules(name: str, options: DataSource) -> Graph:
-    """Molecules with one label: against HIV (molhiv), BACE-1 (molbace), through the blood-brain barrier (molbbbp).
+    """Molecules with one class: against HIV (molhiv), BACE-1 (molbace), through the blood-brain barrier (molbbbp); with
+    a number, as their solubility (molesol), or with several labels, some of which are missing (moltox21).
 
     x is what is known of an atom, one-hot feature by feature, sparse float32 `[N, 174]`: a linear map of it is the sum
     of embeddings of OGB's AtomEncoder. Columns have names, by which these datasets are joined. Bonds are edges both
     ways, published one way; their features (type, stereo, conjugation) are not used. The split is the published one,
     by scaffolds.
     """
-    files = fetch_published(options, paths(name), lambda file: f"{URL}/{ARCHIVES[name]}.zip", nested=True)
+    archive = {**ARCHIVES, **OF_NUMBERS, **OF_LABELS}[name]
+    files = fetch_published(options, paths(name), lambda file: f"{URL}/{archive}.zip", nested=True)
     raw, parts = dict(zip(RAW, files)), dict(zip(SPLIT, files[len(RAW) :]))
     atoms = _table(raw[ATOMS], np.int64, len(ATOM_FEATURES), "the features of an atom")
     pairs = _table(raw[EDGES], np.int64, 2, "the ends of a bond")
-    y = _labels(raw[LABELS])
+    target = REGRESSION if name in OF_NUMBERS else MULTILABEL if name in OF_LABELS else CLASSIFICATION
+    if target == CLASSIFICATION:
+        y = _labels(raw[LABELS])
+    else:
+        y = _table(raw[LABELS], np.float64, LABELS_OF.get(archive, 1), "the labels of a graph")
     sizes = _counts(raw[ATOM_COUNTS], 1, len(y), len(atoms), ATOMS)
     bonds = _counts(raw[BOND_COUNTS], 0, len(y), len(pairs), EDGES)
     graph_of = np.repeat(np.arange(len(y)), sizes)
@@ -62,8 +73,8 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
         "vocabulary": column_names(),
     }
     where = {"edge_index": str(raw[EDGES]), "x": str(raw[ATOMS]), "y": str(raw[LABELS]), "graph": str(raw[ATOM_COUNTS])}
-    made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **where})
-    return replace(made, classes=CLASSES)
+    made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **where}, target=target)
+    return made if target != CLASSIFICATION else replace(made, classes=CLASSES)
 
 
 def _table(path: Path, dtype: type, columns: int, what: str) -> np.ndarray:
@@ -136,4 +147,8 @@ def _codes(files: dict[int, Path], graphs: int) -> np.ndarray:
     return code
 
 
-DATASETS = tuple(DatasetSpec(name, load_ogb_molecules, paths(name), "graph") for name in ARCHIVES)
+DATASETS = tuple(
+    DatasetSpec(name, load_ogb_molecules, paths(name), "graph", target=target)
+    for names, target in ((ARCHIVES, CLASSIFICATION), (OF_NUMBERS, REGRESSION), (OF_LABELS, MULTILABEL))
+    for name in names
+)

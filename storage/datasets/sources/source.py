@@ -141,6 +141,7 @@ class DatasetSpec:
         options: The keys of `data.options` that it reads.
         finite: The reader checks that features are finite.
         weighted: Edges may have weights.
+        target: What labels are, where the data does not say it.
     """
 
     name: str
@@ -153,6 +154,7 @@ class DatasetSpec:
     options: Sequence[str] = ()
     finite: bool = False
     weighted: bool = False
+    target: Target = CLASSIFICATION
 
     def published_files(self, options: DataSource) -> Sequence[Path]:
         """Lists the published files that these options read, as paths below the data root."""

@@ -217,7 +217,7 @@ def test_what_needs_classes_is_refused(tmp_path: Path, changes: dict[str, Any], 
 
 
 def test_targets_of_published_classes_are_refused(tmp_path: Path) -> None:
-    with refused("target", says="dataset 'sbm' has classes, found regression"):
+    with refused("target", says="dataset 'sbm' is for classification, found regression"):
         run_plain(small_run(tmp_path, target="regression"))
     with refused("partition.method", says="dirichlet divides by classes"):
         run_plain(small_run(tmp_path, target="regression", partition={"method": "dirichlet"}))

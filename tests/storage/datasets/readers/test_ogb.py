@@ -5,6 +5,7 @@ import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,12 @@ from support.errors import refused
 from support.small_molecules import write_molecules
 from torch import nn
 
-from shoal.storage.datasets.readers.ogb_molecules import ARCHIVES, URL, paths
+from shoal.storage.datasets.readers.ogb_molecules import ARCHIVES, LABELS_OF, OF_LABELS, OF_NUMBERS, URL, paths
 from shoal.storage.datasets.registry import fingerprint, load, load_all, published_contents
 from shoal.storage.datasets.sources.atoms import ATOM_FEATURES
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.synthetic.ogb_layout import write_ogb_layout
 from shoal.storage.datasets.synthetic.twin import Twin
-from shoal.storage.options.dataset_names import MANY_TASKS, OF_NUMBERS
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.progress import Advance, watched_by
 
@@ -249,19 +249,21 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, file: str, text: str,
         load(source)
 
 
-OTHER = {
-    "ogbg-molpcba": "has 128 labels a graph",
-    "OGBG-molClinTox": "has 2 labels a graph",
-    "ogbg-molesol": "has numbers and no classes for labels",
-}
-
-
-@pytest.mark.parametrize("name", OTHER)
-def test_molecules_of_other_tasks_are_refused(tmp_path: Path, name: str) -> None:
-    known = ", ".join(ARCHIVES)
-    for look in (load, fingerprint):
-        with refused("data.dataset", says=f"{name.lower()} {OTHER[name]}; of OGB's molecules {known} can be read"):
-            look(DataSource(name, root=str(tmp_path)))
+def test_molecules_have_numbers_or_several_labels(tmp_path: Path) -> None:
+    """Labels that are missing are nothing between commas; another target than the dataset's is refused."""
+    solubility = write(tmp_path, "ogbg-molesol", graph_label="-0.77\n-3.3\n1.5\n")
+    graph = load(replace(solubility, target="regression"))
+    assert graph.target is not None
+    assert (graph.target[:, 0].tolist(), graph.classes) == ([np.float32(-0.77), np.float32(-3.3), 1.5], 1)
+    assert fingerprint(replace(solubility, target="regression")) != fingerprint(solubility)
+    toxic = write(tmp_path, "ogbg-molclintox", graph_label="1,0\n0,nan\n0,1\n")
+    graph = load(replace(toxic, target="multilabel"))
+    assert graph.target is not None
+    np.testing.assert_array_equal(graph.target, [[1, 0], [0, np.nan], [0, 1]])
+    with refused("target", says="dataset 'ogbg-molesol' is for regression, found classification"):
+        load(solubility)
+    with refused("target", says="dataset 'ogbg-molhiv' is for classification, found regression"):
+        load(replace(write(tmp_path), target="regression"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ogb") is None, reason="ogb is not installed")
@@ -277,6 +279,9 @@ def test_names_and_widths_are_those_of_ogb() -> None:
     assert {name: Path(one[name]["url"]).stem for name in one} == ARCHIVES
     assert set(one.loc["split"]) == {"scaffold"}
     assert {one[name]["url"].rpartition("/")[0].replace("http:", "https:") for name in one} == {URL}
-    assert {name: int(of_molecules[name]["num tasks"]) for name in MANY_TASKS} == MANY_TASKS
-    assert set(of_molecules) == {*ARCHIVES, *MANY_TASKS, *OF_NUMBERS}
+    others = {**OF_NUMBERS, **OF_LABELS}
+    assert {name: Path(of_molecules[name]["url"]).stem for name in others} == others
+    assert [int(of_molecules[name]["num tasks"]) for name in OF_LABELS] == list(LABELS_OF.values())
+    assert set(of_molecules) == {*ARCHIVES, *others}
     assert set(of_molecules[list(OF_NUMBERS)].loc["task type"]) == {"regression"}
+    assert set(of_molecules.loc["split"]) == {"scaffold"}

@@ -363,3 +363,41 @@ def test_graphs_are_those_of_pyg(published_root: Callable[[str], str], name: str
     ours = dense(graph.x)
     np.testing.assert_array_equal(ours, dense(theirs.x)[:, : ours.shape[1]])
     assert TUDataset.url == URL
+
+
+def test_squirrel_has_the_published_numbers(published_root: Root, tmp_path: Path) -> None:
+    root = published_root("musae/squirrel/squirrel_target.csv")
+    graph = load(DataSource("squirrel", root=root, target="regression"))
+    assert graph.target is not None
+    assert (graph.nodes, graph.classes, graph.split) == (5201, 1, None)
+    np.testing.assert_allclose(10.0 ** graph.target[[0, 1], 0], [3783, 31998], rtol=1e-6)
+    np.testing.assert_allclose(10.0 ** graph.target[:, 0].astype(float).min(), 16, rtol=1e-5)
+    columns_of = json.loads(Path(root, "musae/squirrel/squirrel_features.json").read_text())
+    row = graph.x[[17]].toarray()[0]
+    assert np.flatnonzero(row).tolist() == sorted(set(columns_of["17"]))
+    edges = np.loadtxt(Path(root, "musae/squirrel/squirrel_edges.csv"), delimiter=",", skiprows=1, dtype=int)
+    assert graph.entries == 2 * len({frozenset(pair) for pair in edges.tolist() if pair[0] != pair[1]})
+    shutil.copytree(Path(root, "musae/squirrel"), tmp_path / "musae/squirrel")
+    (tmp_path / "musae/squirrel/squirrel_target.csv").write_text("id,target\n0,0\n")
+    with refused(tmp_path / "musae/squirrel/squirrel_target.csv", says="a page has no visits"):
+        load(DataSource("squirrel", root=str(tmp_path), target="regression"))
+
+
+def test_blogcatalog_has_the_published_groups(published_root: Root) -> None:
+    root = published_root("blogcatalog/bc_labels.txt")
+    made = MadeFeatures("degree", width=8)
+    graph = load(DataSource("blogcatalog", root=root, target="multilabel", made=made))
+    assert graph.target is not None
+    assert (graph.nodes, graph.classes, graph.features) == (10312, 39, 8)
+    groups = {int(node): set(map(int, others)) for node, *others in map(str.split, _lines(root, "labels"))}
+    assert [set(np.flatnonzero(row).tolist()) for row in graph.target] == [groups[node] for node in range(10312)]
+    pairs = {
+        frozenset((int(node), int(i))) for node, *others in map(str.split, _lines(root, "adjlist")) for i in others
+    }
+    assert graph.entries == 2 * sum(len(pair) == 2 for pair in pairs)
+    with refused("data.features", says="blogcatalog has none; set one-hot"):
+        load(DataSource("blogcatalog", root=root, target="multilabel"))
+
+
+def _lines(root: str, what: str) -> list[str]:
+    return Path(root, f"blogcatalog/bc_{what}.txt").read_text().splitlines()
