@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -117,7 +117,7 @@ class Job:
     pretrained: Mapping[str, bytes] = field(default_factory=dict)
     texts: Mapping[str, UserCode] = field(default_factory=dict)
     remote: "Remote | None" = None
-    scale: Scale | Literal["own"] | None = None
+    scale: Scale | None = None
 
     @property
     def method_name(self) -> str:
@@ -378,9 +378,9 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
     )
 
 
-def _scale(config: Config, store: Store) -> Scale | Literal["own"] | None:
+def _scale(config: Config, store: Store) -> Scale | None:
     target = options_of(config, "target")
-    return None if target is None else target.of_view(store.manifest.splits[config.data.split_name].scale)
+    return None if target is None else target.of_views(store.manifest.splits[config.data.split_name].scale)
 
 
 def _options_of_stages(config: Config) -> dict[str, Any]:

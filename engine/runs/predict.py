@@ -228,12 +228,11 @@ def _view_of(graph: Graph, client: int, config: Config, opened: Reopened, folder
 
 
 def _scale_of(opened: Reopened, client: int, by_server: bool) -> Scale | None:
-    """Returns the scale of numbers by which a model was trained; by its client's own one the server's has none."""
+    """Returns the scale of the numbers of a model; where clients have their own, the server's has the federation's."""
     job, store = opened.job, opened.store
-    if job.scale != "own":
+    if by_server:
         return job.scale
-    own = None if by_server else scale_of(store.shard(client).item_target, store.split(job.split, client).train)
-    return own or store.manifest.splits[job.split].scale
+    return scale_of(job.scale, store.shard(client).item_target, store.split(job.split, client).train)
 
 
 def _visit(opened: Reopened, view: View, client: int, by_server: bool) -> Visit:

@@ -25,11 +25,11 @@ class TargetOptions(WithShortForm):
     kind: Target = CLASSIFICATION
     scale: Literal["federation", "client", "none"] = "federation"
 
-    def of_view(self, federation: Scale | None) -> Scale | Literal["own"] | None:
-        """Returns the scale of a client's view, from that of the federation."""
-        if self.kind != REGRESSION or self.scale == "none":
+    def of_views(self, federation: Scale | None) -> Scale | None:
+        """Returns the scale by which clients see numbers, from that of the federation."""
+        if federation is None or self.kind != REGRESSION or self.scale == "none":
             return None
-        return "own" if self.scale == "client" else federation
+        return federation._replace(own=self.scale == "client")
 
 
 NUMBERS = (

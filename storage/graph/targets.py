@@ -24,10 +24,14 @@ def describe_outputs(count: int, of_classes: bool) -> str:
 
 
 class Scale(NamedTuple):
-    """Mean and standard deviation of numbers over training items, float64 `[T]`."""
+    """Mean and standard deviation of numbers over training items, float64 `[T]`.
+
+    `own`: a client with training items takes that of these instead.
+    """
 
     mean_T: np.ndarray
     spread_T: np.ndarray
+    own: bool = False
 
     @classmethod
     def of(cls, moments_3T: np.ndarray) -> "Scale":
@@ -41,13 +45,11 @@ class Scale(NamedTuple):
 
     def standardized(self, label_NT: "Tensor") -> "Tensor":
         """Gives labels, float32 `[n, T]`, mean 0 and spread 1."""
-        mean_T, spread_T = (label_NT.new_tensor(numbers) for numbers in self)
-        return (label_NT - mean_T) / spread_T
+        return (label_NT - label_NT.new_tensor(self.mean_T)) / label_NT.new_tensor(self.spread_T)
 
     def in_units(self, scores_NT: "Tensor") -> "Tensor":
         """Inverts `standardized`."""
-        mean_T, spread_T = (scores_NT.new_tensor(numbers) for numbers in self)
-        return scores_NT * spread_T + mean_T
+        return scores_NT * scores_NT.new_tensor(self.spread_T) + scores_NT.new_tensor(self.mean_T)
 
 
 def moments_of(target_NT: np.ndarray) -> np.ndarray:
@@ -56,9 +58,11 @@ def moments_of(target_NT: np.ndarray) -> np.ndarray:
     return np.stack([given_NT.sum(0), value_NT.sum(0), (value_NT**2).sum(0)])
 
 
-def scale_of(target_NT: np.ndarray | None, items: Sequence[int] | np.ndarray) -> Scale | None:
-    """Computes the scale of some items; None where there are no targets, or no items."""
-    return None if target_NT is None or not len(items) else Scale.of(moments_of(target_NT[items]))
+def scale_of(scale: Scale | None, target_NT: np.ndarray | None, items: Sequence[int] | np.ndarray) -> Scale | None:
+    """Returns the scale of a client, by the targets of its training items where it has its own."""
+    if scale is None or not scale.own or target_NT is None or not len(items):
+        return scale
+    return Scale.of(moments_of(target_NT[items]))
 
 
 def clean_targets(y: Any, target: Target, items: int, where: str, what: str) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -79,7 +79,7 @@ class View:
         flipped: bool = False,
         boundary: "Callable[[], Boundary] | None" = None,
         target: Target = CLASSIFICATION,
-        scale: Scale | Literal["own"] | None = None,
+        scale: Scale | None = None,
     ) -> None:
         """Wraps what the store mapped.
 
@@ -92,8 +92,7 @@ class View:
             flipped: Training labels y are C - 1 - y (Fang et al., USENIX Security 2020), all others as they are.
             boundary: Opens its edges to other clients; None: hops do not run over them.
             target: What labels are.
-            scale: Mean and spread by which training sees numbers that are predicted; those of its `own` training items;
-                None: as they are.
+            scale: Mean and spread by which training sees numbers that are predicted; None: as they are.
         """
         self.client = shard.client
         self.classes = classes
@@ -113,7 +112,7 @@ class View:
         # These are the hops in the map.
         self._hops = [_features(rows) for rows in (shard.x, *(hops if isinstance(hops, Sequence) else ()))]
         self.graph_ptr = None if shard.graph is None else torch.from_numpy(shard.graph_ptr).to(device)
-        self.scale = scale_of(shard.item_target, split.train) if scale == "own" else scale
+        self.scale = scale_of(scale, shard.item_target, split.train)
         self._row = shard.first_row_of(int(split.train[0])) if len(split.train) else 0
         self._samples: dict[int, bytes] = {}
         self._used: set[Hashable] = set()

@@ -230,7 +230,7 @@ USUAL: dict[str, object] = {
 
 def _plain_scale(scale: Scale | None) -> dict[str, Any]:
     """Returns what a manifest says of the numbers that are predicted, if they are any."""
-    return {} if scale is None else {"scale": [numbers.tolist() for numbers in scale]}
+    return {} if scale is None else {"scale": [scale.mean_T.tolist(), scale.spread_T.tolist()]}
 
 
 def _plain(record: ClientRecord) -> dict[str, Any]:
@@ -330,7 +330,8 @@ def _with_tables(raw: dict[str, Any], store: Path) -> None:
     raw["clients"] = Clients(columns, Files(pack, columns), record)
     for name, named in raw["splits"].items():
         columns, record = table(named, "splits", name)
-        scale = Scale(*map(np.array, named["scale"])) if "scale" in named else None
+        mean, spread = named.get("scale") or (None, None)
+        scale = None if mean is None else Scale(np.array(mean), np.array(spread))
         raw["splits"][name] = SplitRecord(columns["counts"], named["unreachable"], Files(pack, columns), record, scale)
     for name, named in raw["hops"].items():
         columns, record = table(named, "hops", name)

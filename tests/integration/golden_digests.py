@@ -56,7 +56,7 @@ OF_GRAPHS = (
     "local", "global", "fedavg", "lg_fedavg", "fedproto", "fedtgp", "feddistill", "fml", "fedkd", *AVERAGING, "fedgen",
     "fedpg",
 )  # fmt: skip
-SMALL_GRAPHS = "small-graphs"
+SMALL_GRAPHS, SEVERAL_LABELS = "small-graphs", "several-labels"
 FEW, MOST = {"participation": {"ratio": 0.34}}, {"participation": {"ratio": 0.67}}
 
 Keys = dict[str, Any]
@@ -87,6 +87,11 @@ def write_graph(folder: Path) -> Path:
         np.save(folder / f"{name}.npy", array)
     few = np.where(np.abs(arrays["x"]) > 0.7, arrays["x"], 0)
     np.savez(folder.with_suffix(".npz"), **{**arrays, "x": few})
+    several = np.eye(4, dtype=np.float32)[y]
+    several[::7, 1], several[:: each + 3] = np.nan, np.nan
+    # Items without a label are in no part.
+    parts = np.where(np.isnan(several).all(1), 0, split).astype(np.int8)
+    np.savez(folder.with_name(f"{SEVERAL_LABELS}.npz"), **{**arrays, "y": several, "split": parts})
     _write_small_graphs(folder.with_name(SMALL_GRAPHS))
     return folder
 
@@ -182,6 +187,12 @@ def matrix() -> dict[str, Keys]:
     drawn, batches = {**COUPLED, "fanouts": [2, 3]}, {"epochs": 2, "batch_size": 4}
     runs["fedproto fanouts"] = {"algorithm": {"name": "fedproto"}, "model": drawn, "train": batches}
     runs["gcfl_plus away"] = {"algorithm": {**GCFL_PLUS, "share": "all"}, **MOST}
+    runs["target regression gcn"] = {"target": "regression", "model": COUPLED, **MOST}
+    runs["target regression at clients"] = {
+        "target": {"kind": "regression", "scale": "client"},
+        "algorithm": {"name": "moon"},
+    }
+    runs["target multilabel gcn"] = {"target": "multilabel", "model": COUPLED, "algorithm": {"name": "scaffold"}}
     runs |= {f"graphs {name}": {"task": "graph", **changes} for name, changes in _runs_of_graphs()}
     runs |= {name: {"model": SENT_BY_PARTS, "train": {"epochs": 1}, **changes} for name, changes in _runs_of_features()}
     return runs | _runs_of_pairs()
@@ -249,6 +260,7 @@ def _runs_of_features() -> Iterator[tuple[str, Keys]]:
 def _runs_of_graphs() -> Iterator[tuple[str, Keys]]:
     """Of small graphs, which are predicted."""
     yield "gcfl_plus gcn", {"algorithm": GCFL_PLUS, "model": COUPLED}
+    yield "target regression gin", {"target": "regression", "model": {"name": "gin", "hidden": 8}}
     yield "fedavg prompted", {"model": {**COUPLED, "prompt": "gpf_plus"}}
     batches = {"train": {"epochs": 2, "batch_size": 3}}
     star = {"algorithm": {"name": "fedstar"}, "model": {"name": "star", "hidden": 8}, **batches}
@@ -306,7 +318,10 @@ def config_of(name: str, changes: Mapping[str, Any], graph: Path, **more: Any) -
     task = plain.get("task", "node")
     if task == "graph":
         plain["data"]["path"] = str(graph.with_name(SMALL_GRAPHS))
+    if plain.get("target") == "multilabel":
+        plain["data"]["path"] = str(graph.with_name(f"{SEVERAL_LABELS}.npz"))
     kind = "masked" if "sparsity" in plain["data"] else plain["data"].get("dtype", "float32")
+    kind += f"-{target}" if isinstance(target := plain.get("target", ""), str) else "-numbers"
     plain["data"]["store"] = str(graph.parent / f"store-of-{task}s-{kind}-{layout}")
     return parse_config(plain, name)
 
@@ -337,6 +352,8 @@ def digest_of(folder: Path) -> dict[str, Any]:
         if name == "part":
             # The digests know parts by their numbers, 0 for none.
             column = pa.array(column.indices.fill_null(-1).to_numpy() + 1, pa.int8())
+        if pa.types.is_fixed_size_list(column.type):
+            column = column.flatten()
         sha.update(name.encode() + column.to_numpy().tobytes())
     sha.update(json.dumps(lines, sort_keys=True).encode())
     norm = math.sqrt(sum(float(np.square(w.astype(np.float64)).sum()) for w in models.values()))

@@ -220,7 +220,8 @@ def test_targets_of_published_classes_are_refused(tmp_path: Path) -> None:
     with refused("target", says="dataset 'sbm' is for classification, found regression"):
         run_plain(small_run(tmp_path, target="regression"))
     with refused("partition.method", says="dirichlet divides by classes"):
-        run_plain(small_run(tmp_path, target="regression", partition={"method": "dirichlet"}))
+        plain = config(tmp_path, numbers(), "regression")
+        run_plain({**plain, "partition": {"method": "dirichlet", "clients": CLIENTS}})
     with refused("evaluation.metrics", says="r2 is for another target"):
         run_plain(small_run(tmp_path, evaluation={"metrics": "r2"}))
 

@@ -68,8 +68,19 @@ def test_scale_is_that_of_what_is_given() -> None:
 
 
 def test_equal_numbers_have_spread_one() -> None:
-    scale = scale_of(np.full((5, 1), 0.1, np.float32), [0, 1, 2])
-    assert scale is not None
-    assert scale.spread_T.tolist() == [1.0]
-    assert scale_of(np.ones((5, 1), np.float32), []) is None
-    assert scale_of(None, [0]) is None
+    y_NT = np.full((5, 1), 0.1, np.float32)
+    assert Scale.of(moments_of(y_NT)).spread_T.tolist() == [1.0]
+
+
+def test_clients_may_have_their_own_scale() -> None:
+    """But where they have no training item, or no targets of their own."""
+    federation = Scale(np.zeros(1), np.ones(1))
+    y_NT = np.array([[1.0], [3.0], [9.0]], np.float32)
+    assert scale_of(federation, y_NT, [0, 1]) is federation
+    assert scale_of(None, y_NT, [0, 1]) is None
+    own = federation._replace(own=True)
+    mine = scale_of(own, y_NT, [0, 1])
+    assert mine is not None
+    assert (mine.mean_T.tolist(), mine.spread_T.tolist()) == ([2.0], [1.0])
+    assert scale_of(own, y_NT, []) is own
+    assert scale_of(own, None, [0]) is own
