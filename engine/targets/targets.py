@@ -16,8 +16,8 @@ METRIC_KEY = "evaluation.metrics"
 
 
 def require_method(config: Config, algorithm: Algorithm) -> None:
-    """Refuses what needs classes: a method with a loss or messages of these, their metrics, clients by class, gradients
-    of rows, and several graphs.
+    """Refuses what needs classes: a method with a loss or messages of these, their metrics, trainers, clients by class,
+    gradients of rows, and several graphs; and a scale of numbers that privacy of clients does not hide.
     """
     if not takes_targets(algorithm):
         raise ShoalError(
@@ -39,18 +39,26 @@ def require_method(config: Config, algorithm: Algorithm) -> None:
         raise ShoalError("partition.method", f"dirichlet divides by classes, found target {kind}; take another method")
     if not isinstance(config.data.dataset, str):
         raise ShoalError("data.dataset", f"several graphs are for classes, found target {kind}; join them to one")
+    if config.engine.trainer in ("batched", "analytic"):
+        raise ShoalError("engine.trainer", f"{config.engine.trainer} is for classes, found target {kind}; set auto")
     privacy = options_of(config, "privacy")
+    if privacy is not None and privacy.unit == "client" and TARGET.of(config).scale == "federation":
+        raise ShoalError(
+            "target.scale",
+            "federation tells sums of the numbers of all clients, which no noise hides; set client or none",
+        )
     if privacy is not None and privacy.unit == "node":
         raise ShoalError("privacy.unit", f"node clips gradients of classes, found target {kind}; take client")
 
 
 def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict[str, str]:
     """Returns what is predicted, and by which scale training sees numbers."""
-    if TARGET.of(config).kind == MULTILABEL:
+    target = TARGET.of(config)
+    if target.kind == MULTILABEL:
         return {"target": "several labels an item, each by binary cross-entropy"}
-    scale = {
-        "federation": "mean 0 and spread 1 over the training items of all clients",
-        "client": "mean 0 and spread 1 over the training items of each client",
-        "none": "units as they are",
-    }[TARGET.of(config).scale]
-    return {"target": f"regression by squared errors; training sees numbers with {scale}; scores are in their units"}
+    of = {
+        "federation": "standardised over the training items of all clients",
+        "client": "standardised over the training items of each client",
+        "none": "as they are",
+    }[target.scale]
+    return {"target": f"regression by squared errors; training sees numbers {of}, scores are in their units"}

@@ -23,6 +23,8 @@ AGAIN = "delete it, and it is downloaded again"
 # Nodes are numbered with 31 bits.
 Count = Annotated[Whole, Field(lt=2**31)]
 EdgeWeights = Literal["keep", "drop"]
+# An encoder of texts that needs no model: hashed words and pairs of words.
+NGRAMS = "ngrams"
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class DataSource:
         degree_cap: Nodes of this degree and above have one column, where degrees stand for features that are missing;
             None: every degree has its own.
         graphs: Number of graphs G; dataset `sbm-graphs` only, which has the options of `sbm`, too, but no blocks.
+        text: Columns of texts in a table of nodes, one or several that are joined; dataset `files` only, as the next
+            two.
+        encoder: What makes features of them: `ngrams`, hashed words and pairs of words; `sentences:MODEL`, a model of
+            sentence-transformers or its folder; or a function of the user's, `my_file.py:encode`.
+        text_width: Columns of `ngrams`.
         invalid: What is done with rows of a table of molecules that are none: `refuse` or `drop`; dataset `files` only.
         base: Dataset that graphs are cut from; `induced-node`, `induced-edge` and `induced-graph` only, which also read
             the options of this dataset, as the next six.
@@ -91,6 +98,9 @@ class DataSource:
     node_attributes: Flag = False
     degree_cap: Count | None = None
     graphs: Count = 1000
+    text: str | tuple[str, ...] | None = None
+    encoder: str = NGRAMS
+    text_width: Count = 4096
     invalid: Literal["refuse", "drop"] = "refuse"
     base: str | None = None
     samples: Count = 200
@@ -107,6 +117,11 @@ class DataSource:
     beside: tuple[str, ...] = ()
     user_options: Mapping[str, Any] = field(default_factory=dict)
     noted: Mapping[str, str] | None = None
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Columns of texts."""
+        return (self.text,) if isinstance(self.text, str) else self.text or ()
 
     @property
     def name(self) -> str:

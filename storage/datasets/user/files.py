@@ -21,7 +21,6 @@ from shoal.storage.files.bounded_npy import load_npy, matrix_of, open_npz
 from shoal.storage.files.digest import input_digest, text_digest
 from shoal.storage.graph.from_arrays import OPTIONAL, REQUIRED, graph_from_arrays, no_label
 from shoal.storage.graph.graph import Graph, require_edges
-from shoal.storage.graph.targets import Target
 
 # Masks are arrays of other libraries; here one array says the parts.
 OF_ARRAYS = {**PLACES, "parts": "split"}
@@ -48,10 +47,12 @@ def load_files(name: str, options: DataSource) -> Graph:
     """
     path = graph_at(options.path)
     made = options.made.made
+    if options.text_columns and not (path.is_dir() and table_of(path, NODES)):
+        raise ShoalError("data.options.text", f"texts are columns of a table {NODES}, and {path} has none")
     if is_table_of_molecules(path):
         arrays, where = _read_molecules(path, options)
     else:
-        arrays, where = _read_arrays(path, made, options.labels, options.beside, options.target)
+        arrays, where = _read_arrays(path, made, options)
     if "x" not in arrays:
         if not made:
             raise ShoalError(where["x"], "no column is a feature; add some, or set data.features to what is made")
@@ -202,10 +203,9 @@ def contents(path: Path, features_made: bool = False, labels: bool = True) -> di
     return {str(part.relative_to(path)): input_digest(part) for file in read for part in parts_of(file)}
 
 
-def _read_arrays(
-    path: Path, features_made: bool, labels: bool, beside: Collection[str], target: Target
-) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_arrays(path: Path, features_made: bool, options: DataSource) -> tuple[dict[str, Any], dict[str, str]]:
     """Reads arrays by name, and their names for error messages; features and labels may be missing if not needed."""
+    labels = options.labels
     files = parts(path, features_made, labels)
     arrays: dict[str, Any] = {}
     if not path.is_dir():
@@ -217,12 +217,17 @@ def _read_arrays(
             if array not in arrays:
                 raise ShoalError(path, f"no array {array}; it needs {', '.join(REQUIRED)}")
         return arrays, {array: f"{path} ({array})" for array in (*REQUIRED, *arrays)}
-    _require_no_other_file(path, files, beside, warns=True)
+    _require_no_other_file(path, files, options.beside, warns=True)
     if files["edge_index"].suffix != ".npy":
         # Other graphs do without its readers.
         from shoal.storage.datasets.user.tables import read_tables
 
-        arrays = read_tables(files["edge_index"], files.get("y"), labels, target)
+        arrays = read_tables(files["edge_index"], files.get("y"), labels, options.target, options.text_columns)
+        if texts_of := arrays.pop("texts", None):
+            from shoal.storage.datasets.user.texts import column_names, text_features
+
+            names, arrays["x"] = arrays.get("vocabulary", ()), text_features(texts_of, arrays.get("x"), options)
+            arrays["vocabulary"] = column_names(names, arrays["x"].shape[1])
         where = {array: str(files.get(array, files.get("y", path))) for array in REQUIRED + OPTIONAL}
         return arrays, {**where, "edge_weight": f"{files['edge_index']} (weight)", "y": f"{where['y']} (label)"}
     for array, file in files.items():
@@ -284,6 +289,10 @@ def _content(options: DataSource) -> dict[str, Any]:
     if options.noted is not None and is_gone(path):
         return {"files": dict(options.noted)}
     content: dict[str, Any] = {"files": contents(path, made, options.labels)}
+    if options.text_columns:
+        from shoal.storage.datasets.user.texts import encoder_identity
+
+        content |= {"text": list(options.text_columns), **encoder_identity(options)}
     if options.invalid != "refuse":
         content["invalid"] = options.invalid
     # A graph is not read if its store is there already.
@@ -296,4 +305,13 @@ def _content(options: DataSource) -> dict[str, Any]:
     return content
 
 
-DATASETS = (DatasetSpec("files", load_files, task=None, content=_content, options=("invalid",), weighted=True),)
+DATASETS = (
+    DatasetSpec(
+        "files",
+        load_files,
+        task=None,
+        content=_content,
+        options=("text", "encoder", "text_width", "invalid"),
+        weighted=True,
+    ),
+)

@@ -45,6 +45,8 @@ NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.ty
 BLOCK_BYTES, BATCH_ROWS = 1 << 24, 1 << 17
 # Columns of several targets have names that begin so.
 SEVERAL = "label_"
+# What a column is in messages.
+FEATURE = "a feature"
 PARTS = {
     **dict.fromkeys(("", "none", "0"), UNASSIGNED),
     **dict.fromkeys(("train", "1"), TRAIN),
@@ -137,7 +139,8 @@ def numbers(rows: Rows, name: str, what: str, may_miss: bool = False) -> np.ndar
         wrong = int((~sound).argmax())
     word = str(column[wrong].as_py())
     decimal = "," in word and is_number(word.replace(",", ".", 1))
-    way_out = "write decimals with a point" if decimal else "give a finite one, or take the column out"
+    named = ", name the column in data.options.text if it has texts," if what == FEATURE else ","
+    way_out = "write decimals with a point" if decimal else f"give a finite one{named} or take the column out"
     raise fault(wrong // width, f"is {word[:40]!r}: {way_out}")
 
 
@@ -212,7 +215,11 @@ def _next(part: Path, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | Non
 
 
 def read_tables(
-    edges: Path, nodes: Path | None, labels: bool = True, target: Target = CLASSIFICATION
+    edges: Path,
+    nodes: Path | None,
+    labels: bool = True,
+    target: Target = CLASSIFICATION,
+    texts: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Reads the arrays of a graph, by the names of `graph_from_arrays`; without `nodes`, from the ends of edges.
 
@@ -221,15 +228,16 @@ def read_tables(
     where `labels` are not read), optionally `split` (train, val, test, or 1, 2, 3; empty or 0 is none) and `assignment`
     (number of the client); every other column is a feature, of numbers, named after what it stands for, or of lists of
     numbers, which are several features. With another `target` than classes `label` is of numbers, of which an empty one
-    is missing, or there are several, `label_…`. Nodes are numbered in the order of their rows. Both are read in
-    batches: memory is taken for ids, features and numbered edges. Raises ShoalError: A column is missing or unknown, an
-    id is there twice or is not there, or a value is wrong; names file, column and row of every fault of both tables.
+    is missing, or there are several, `label_…`. Columns of `texts` are no features, and stand by their names under
+    `texts`. Nodes are numbered in the order of their rows. Both are read in batches: memory is taken for ids, features
+    and numbered edges. Raises ShoalError: A column is missing or unknown, an id is there twice or is not there, or a
+    value is wrong; names file, column and row of every fault of both tables.
     """
     faults, arrays = Faults(), dict[str, Any]()
     ids: pa.Array | None = None
     if nodes is not None:
         with faults.gathered():
-            arrays, ids = _nodes(nodes, labels, faults, target)
+            arrays, ids = _nodes(nodes, labels, faults, target, texts)
     elif (ids := _ends(edges, faults)) is not None:
         arrays = {"ids": clean_ids(ids, len(ids), edges), "y": np.full(len(ids), -1)}
     with faults.gathered():
@@ -239,18 +247,23 @@ def read_tables(
     return {name: value for name, value in {**arrays, "notes": notes}.items() if value is not None}
 
 
-def _nodes(nodes: Path, labels: bool, faults: Faults, target: Target) -> tuple[dict[str, Any], pa.Array | None]:
+def _nodes(
+    nodes: Path, labels: bool, faults: Faults, target: Target, texts_of: Sequence[str]
+) -> tuple[dict[str, Any], pa.Array | None]:
     """Reads the arrays of nodes, and their ids as texts; None: there are none, or not each once."""
     needed = (ID, LABEL) if labels else (ID,)
     columns, parts = open_table(nodes, (ID, LABEL, SPLIT, CLIENT), needed)
     targets = [] if target == CLASSIFICATION else [name for name in columns if name.startswith(SEVERAL)]
     meant = require_columns(nodes, columns, needed[: 1 if targets else 2], faults)
-    others = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT, *meant, *targets)]
+    others = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT, *meant, *targets, *texts_of)]
+    for name in texts_of:
+        if name not in columns:
+            raise ShoalError(nodes, f"no column {name!r} of texts; found {', '.join(columns)}")
     unnamed = [name for name in others if UNNAMED.fullmatch(name)]
     features = [name for name in others if name not in unnamed and is_feature(nodes, name, faults)]
     blocks: list[np.ndarray] = []
     widths: dict[str, int] = {}
-    texts: dict[str, list[pa.Array]] = {name: [] for name in (ID, SPLIT, CLIENT) if name in columns}
+    texts: dict[str, list[pa.Array]] = {name: [] for name in (ID, SPLIT, CLIENT, *texts_of) if name in columns}
     given: list[tuple[Path, pa.Array]] = []
     of_label = [LABEL] if LABEL in columns and labels and target != CLASSIFICATION else []
     kept_targets: dict[str, list[np.ndarray]] = {name: [] for name in (targets or of_label)}
@@ -292,6 +305,8 @@ def _nodes(nodes: Path, labels: bool, faults: Faults, target: Target) -> tuple[d
     if blocks:
         names = [name if width == 1 else f"{name}[{place}]" for name, width in widths.items() for place in range(width)]
         arrays |= {"x": np.concatenate(blocks), "vocabulary": np.array(names)}
+    if texts_of:
+        arrays["texts"] = {name: whole[name].fill_null("").to_pylist() for name in texts_of}
     with faults.gathered():
         arrays["split"] = parts_of_split(nodes, whole[SPLIT]) if SPLIT in whole else None
     with faults.gathered(), reading(nodes, f"column {CLIENT} is the number of a client"):
@@ -301,7 +316,7 @@ def _nodes(nodes: Path, labels: bool, faults: Faults, target: Target) -> tuple[d
 
 def _block(rows: Rows, name: str, widths: dict[str, int]) -> np.ndarray:
     """Reads a feature in some rows, `[rows, width]`; all rows are of one width, which `widths` keeps."""
-    values = numbers(rows, name, "a feature")
+    values = numbers(rows, name, FEATURE)
     if values.shape[1] != widths.setdefault(name, values.shape[1]):
         lengths = f"{values.shape[1]} numbers from row {rows.first} on, {widths[name]} before"
         raise ShoalError(rows.file, f"column {name!r}: {lengths}; give lists of one length")

@@ -13,9 +13,12 @@ from support.user_graph import user_graph
 
 from shoal import Run
 from shoal.engine.config.config import parse_config
+from shoal.engine.messages.job import make_job
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.summary import read_summary
 from shoal.engine.runs.run import run
+from shoal.storage.shards.view import Cache
 from shoal.study.figure_data import client_numbers
 
 NODES, CLIENTS, LR, EPOCHS = 90, 3, 0.1, 2
@@ -208,6 +211,8 @@ def test_graphs_have_targets(tmp_path: Path) -> None:
         ({"evaluation": {"metrics": "accuracy"}}, "evaluation.metrics", "take some of r2, rmse, mae, mse"),
         ({"evaluation": {"metrics": "rmse"}}, "evaluation.metrics", "rmse cannot; begin with r2"),
         ({"privacy": {"unit": "node", "noise": 1.0}}, "privacy.unit", "node clips gradients of classes"),
+        ({"privacy": {"unit": "client", "noise": 1.0}}, "target.scale", "federation tells sums of the numbers of all"),
+        ({"engine": {"trainer": "analytic"}}, "engine.trainer", "analytic is for classes, found target regression"),
         ({"attack": "label_flip"}, "attack.kind", "target.kind"),
     ],
 )
@@ -230,3 +235,20 @@ def test_checkpoint_has_no_accuracy_to_draw(tmp_path: Path) -> None:
     path = run_plain(config(tmp_path, numbers(), "regression", run={"tensorboard": True, "checkpoint_every": 1}))
     assert client_numbers(path, "global") is None
     assert (path / "tensorboard").exists()
+
+
+def test_private_clients_tell_no_sums_of_their_numbers(tmp_path: Path) -> None:
+    """With their own scale, other numbers of one client leave what another client sees of its own."""
+    y, other = numbers(), numbers()
+    other[CLIENT == 0] = 3 * other[CLIENT == 0] - 1
+    seen = []
+    for place, targets in enumerate((y, other)):
+        target = {"kind": "regression", "scale": "client"}
+        parsed = parse_config(
+            config(tmp_path / str(place), targets, target, privacy={"unit": "client", "noise": 1.0}), "private numbers"
+        )
+        store = prepare(parsed)
+        job = make_job(parsed, store, "private")
+        seen.append([job.view(store, client, Cache(0)).train_label for client in range(CLIENTS)])
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(seen[0][1:], seen[1][1:]))
+    assert (seen[0][0].nan_to_num() - seen[1][0].nan_to_num()).abs().max() < 1e-5
