@@ -37,6 +37,7 @@ from shoal.engine.config.overrides import (
 )
 from shoal.engine.config.round_sections import DeviceOptions, ParticipationOptions, ScheduleOptions
 from shoal.engine.config.sections import (
+    ACCURACY,
     DataConfig,
     EngineConfig,
     EvaluationConfig,
@@ -131,9 +132,10 @@ class Config(ConfigOfFeatures):
     @model_validator(mode="before")
     @classmethod
     def _with_usual_metrics(cls, values: Any) -> Any:
-        """Adds metrics of targets that are no classes, where a config names none."""
+        """Adds metrics of targets that are no classes, where a config names none, or has the default."""
         given = values.get("evaluation", {}) if isinstance(values, dict) else None
-        if not isinstance(given, dict) or "metrics" in given:
+        named = given.get("metrics", ACCURACY) if isinstance(given, dict) else None
+        if not isinstance(given, dict) or named not in (ACCURACY, [ACCURACY], (ACCURACY,)):
             return values
         usual = next(filter(None, (section.usual_metrics(values) for section in SECTIONS)), None)
         return values if usual is None else {**values, "evaluation": {**given, "metrics": usual}}

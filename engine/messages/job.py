@@ -28,8 +28,9 @@ from shoal.engine.messages.trainers import AUTOGRAD, Clients, trainers_of
 from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS, options_of
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.targets import CLASSIFICATION, Scale
+from shoal.storage.graph.targets import Scale
 from shoal.storage.options.propagation import PropagationOptions, propagation_of
+from shoal.storage.options.target_names import CLASSIFICATION
 from shoal.storage.shards.view import CPU, Cache, Change, View
 from shoal.storage.store.store import Store
 from shoal.storage.user_code.user_code import UserCode

@@ -44,9 +44,10 @@ from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import kept_entries
 from shoal.storage.graph.layout import chosen_layout
 from shoal.storage.graph.pairs import LABELS, ONE, OTHER
-from shoal.storage.graph.targets import CLASSIFICATION, REGRESSION, Scale
+from shoal.storage.graph.targets import Scale
 from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
+from shoal.storage.options.target_names import CLASSIFICATION, REGRESSION
 from shoal.storage.runner import parts, runner
 from shoal.storage.shards.arrow_file import FileRecord, record_of, write, write_pack
 from shoal.storage.shards.split import Split, random_split, split_columns, to_codes

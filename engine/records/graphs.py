@@ -19,8 +19,8 @@ from shoal.storage.errors import GraphGone, ShoalError
 from shoal.storage.files.checksummed_json import unsealed
 from shoal.storage.files.digest import text_digest
 from shoal.storage.files.reading import read_bytes
-from shoal.storage.graph.targets import CLASSIFICATION
 from shoal.storage.options.dataset_names import has_user_options
+from shoal.storage.options.target_names import CLASSIFICATION
 from shoal.storage.options.types import checked, is_address, quoted
 from shoal.storage.store.manifest import NAME
 from shoal.storage.suggestions import did_you_mean

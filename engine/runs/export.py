@@ -28,8 +28,8 @@ from shoal.engine.scores.counts import scores_of
 from shoal.engine.screen.progress import progress
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
-from shoal.storage.graph.targets import CLASSIFICATION, MULTILABEL, Target
 from shoal.storage.options.split_codes import UNASSIGNED
+from shoal.storage.options.target_names import CLASSIFICATION, MULTILABEL, Target
 from shoal.storage.shards.split import to_codes
 from shoal.storage.store.store import Store
 

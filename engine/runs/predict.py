@@ -27,8 +27,9 @@ from shoal.storage.graph.edge_weights import weights_among
 from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import kept_entries
-from shoal.storage.graph.targets import CLASSIFICATION, Scale, scale_of
+from shoal.storage.graph.targets import Scale, scale_of
 from shoal.storage.options.propagation import PropagationOptions
+from shoal.storage.options.target_names import CLASSIFICATION
 from shoal.storage.shards.cache import Cache
 from shoal.storage.shards.hops import write_hops
 from shoal.storage.shards.shard import open_hops, open_shard, write_shard

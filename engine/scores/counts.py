@@ -14,7 +14,7 @@ from shoal.algorithms.method_errors import ProtocolError, describe, kind, raise_
 from shoal.engine.config.sections import ACCURACY, CHOSEN_BY, F1, OF_FEATURES, RANKINGS, ROC_AUC, metric_key
 from shoal.engine.scores.table import ScoreTable
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.targets import CLASSIFICATION
+from shoal.storage.options.target_names import CLASSIFICATION
 from shoal.storage.shards.view import View
 
 

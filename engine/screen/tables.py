@@ -37,8 +37,8 @@ from shoal.engine.records.untrained import UNTRAINED, describe_untrained
 from shoal.engine.screen.head import shown_path
 from shoal.engine.screen.output import Console, Table
 from shoal.engine.sections.sections import SECTIONS
-from shoal.storage.graph.targets import CLASSIFICATION
 from shoal.storage.options.masking import masks
+from shoal.storage.options.target_names import CLASSIFICATION
 from shoal.storage.options.types import is_own
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import TRAINING

@@ -50,9 +50,9 @@ def _precision(score_n: np.ndarray, label_n: np.ndarray) -> float:
     if not count:
         return float("nan")
     order = np.argsort(-score_n, kind="stable")
-    falling, found = score_n[order], np.cumsum(label_n[order])
+    falling, right = score_n[order], np.cumsum(label_n[order])
     last = np.flatnonzero(np.append(falling[1:] != falling[:-1], True))
-    return float((np.diff(found[last], prepend=0) * found[last] / (last + 1)).sum() / count)
+    return float((np.diff(right[last], prepend=0) * right[last] / (last + 1)).sum() / count)
 
 
 def _f1(score_n: np.ndarray, label_n: np.ndarray) -> float:

@@ -1,19 +1,23 @@
 """The section `target`: what is predicted of every item."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic.dataclasses import dataclass
 
 from shoal.engine.sections.rules import Rule, one_of
 from shoal.engine.sections.section import Metric, Section
-from shoal.storage.graph.targets import CLASSIFICATION, MULTILABEL, REGRESSION, Scale, Target
+from shoal.storage.options.target_names import CLASSIFICATION, MULTILABEL, REGRESSION, Target
 from shoal.storage.options.types import CLOSED, WithShortForm
+
+if TYPE_CHECKING:
+    # A command that reads configs alone does without numpy.
+    from shoal.storage.graph.targets import Scale
 
 
 @dataclass(frozen=True, config=CLOSED)
 class TargetOptions(WithShortForm):
-    """What is predicted of every item; see `shoal.storage.graph.targets`. A kind alone stands for the section.
+    """The targets of all items; see `shoal.storage.graph.targets`. A kind alone stands for the section.
 
     Attributes:
         kind: `classification`: one class an item. `regression`: y are numbers, one or several an item. `multilabel`: y
@@ -25,7 +29,7 @@ class TargetOptions(WithShortForm):
     kind: Target = CLASSIFICATION
     scale: Literal["federation", "client", "none"] = "federation"
 
-    def of_views(self, federation: Scale | None) -> Scale | None:
+    def of_views(self, federation: "Scale | None") -> "Scale | None":
         """Returns the scale by which clients see numbers, from that of the federation."""
         if federation is None or self.kind != REGRESSION or self.scale == "none":
             return None

@@ -9,7 +9,7 @@ from shoal.engine.config.sections import OF_FEATURES
 from shoal.engine.sections.sections import options_of
 from shoal.engine.targets.section import LABELS, NUMBERS, TARGET
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.targets import MULTILABEL, REGRESSION
+from shoal.storage.options.target_names import MULTILABEL, REGRESSION
 from shoal.storage.options.types import is_own
 
 METRIC_KEY = "evaluation.metrics"
@@ -56,9 +56,9 @@ def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict
     target = TARGET.of(config)
     if target.kind == MULTILABEL:
         return {"target": "several labels an item, each by binary cross-entropy"}
-    of = {
+    seen = {
         "federation": "standardised over the training items of all clients",
         "client": "standardised over the training items of each client",
         "none": "as they are",
     }[target.scale]
-    return {"target": f"regression by squared errors; training sees numbers {of}, scores are in their units"}
+    return {"target": f"regression by squared errors; training sees numbers {seen}, scores are in their units"}

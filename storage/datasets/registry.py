@@ -11,8 +11,8 @@ from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.targets import CLASSIFICATION
 from shoal.storage.options.dataset_names import DATASETS, INDUCED, PYG, require_dataset
+from shoal.storage.options.target_names import CLASSIFICATION
 from shoal.storage.options.types import is_own
 
 

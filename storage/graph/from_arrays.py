@@ -10,8 +10,9 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph, clean_edges
 from shoal.storage.graph.ids import clean_ids, counting_columns
 from shoal.storage.graph.labels import ALWAYS, MEASURED, MOST, SEVERAL, Names, coded_labels
-from shoal.storage.graph.targets import CLASSIFICATION, Target, clean_targets, present
+from shoal.storage.graph.targets import clean_targets, present
 from shoal.storage.options.split_codes import TEST, UNASSIGNED
+from shoal.storage.options.target_names import CLASSIFICATION, Target
 
 
 def no_label(where: str, what: str) -> ShoalError:

@@ -1,19 +1,17 @@
 """Targets that are no classes: measured numbers, or several labels an item, of which some may be missing."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
 
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.target_names import MULTILABEL, Target
 
 if TYPE_CHECKING:
     # Processes that open no shard do without torch.
     from torch import Tensor
 
-Target = Literal["classification", "regression", "multilabel"]
-CLASSIFICATION, REGRESSION, MULTILABEL = get_args(Target)
 # More targets than this are features, or a transposed array.
 MOST_TARGETS = 10_000
 
@@ -79,7 +77,7 @@ def clean_targets(y: Any, target: Target, items: int, where: str, what: str) -> 
         ShoalError: y has another shape or type, no item has a target, one target no item, or a value is infinite, too
             large for float32 or no label; names the row and the target.
     """
-    values = y.toarray() if sp.issparse(y) else np.asarray(y)
+    values = y.toarray() if hasattr(y, "toarray") else np.asarray(y)
     if values.dtype == object:
         values = _numbers(values, where)
     if values.dtype.kind not in "biuf" or values.ndim not in (1, 2) or not values.shape[-1]:
@@ -123,5 +121,5 @@ def _refuse(fault_NT: np.ndarray, values_NT: np.ndarray, where: str, expected: s
     """Raises ShoalError: there is a fault; names the first row with one."""
     if fault_NT.any():
         row, column = np.argwhere(fault_NT)[0].tolist()
-        of = f", target {column}," if values_NT.shape[1] > 1 else ""
-        raise ShoalError(where, f"row {row}{of} is {values_NT[row, column]}; {expected}")
+        which = f", target {column}," if values_NT.shape[1] > 1 else ""
+        raise ShoalError(where, f"row {row}{which} is {values_NT[row, column]}; {expected}")

@@ -12,8 +12,9 @@ from torch import Tensor
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, ranges
-from shoal.storage.graph.targets import CLASSIFICATION, MULTILABEL, Scale, Target, scale_of
+from shoal.storage.graph.targets import Scale, scale_of
 from shoal.storage.options.propagation import PropagationOptions
+from shoal.storage.options.target_names import CLASSIFICATION, MULTILABEL, Target
 from shoal.storage.shards.cache import SMALL, Cache, apart, write_count, writes
 from shoal.storage.shards.shard import AllEdges, Shard
 from shoal.storage.shards.split import Split
@@ -326,7 +327,7 @@ class View:
 
     @property
     def loss_unit(self) -> float:
-        """What a loss of 1 is in the units of the label; of several targets losses are in spreads of each."""
+        """A loss of 1 in the units of the label; of several targets losses are in spreads of each."""
         return float(self.scale.spread_T[0]) ** 2 if self.scale is not None and len(self.scale.spread_T) == 1 else 1.0
 
     def in_units(self, scores: Tensor) -> Tensor:

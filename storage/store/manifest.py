@@ -21,7 +21,8 @@ from shoal.storage.files.names import FOLDER, place_in, require_name
 from shoal.storage.files.reading import cannot_read, read_bytes
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import dense_bytes, sparse_bytes
-from shoal.storage.graph.targets import CLASSIFICATION, Scale, Target, describe_outputs
+from shoal.storage.graph.targets import Scale, describe_outputs
+from shoal.storage.options.target_names import CLASSIFICATION, Target
 from shoal.storage.shards.arrow_file import FileRecord, read_record
 from shoal.storage.shards.bounds import Limits
 from shoal.storage.store.client_table import TABLES, BoundaryRecord, ClientRecord, Clients, Files, SplitRecord, Table

@@ -150,7 +150,7 @@ def test_clients_may_write_the_same_labels_in_other_types() -> None:
     [
         (client(5, 5, 1, x=torch.ones(5, 7)), "client 1.x", "expected 8 features, as client 0 has, got 7"),
         (Data(x=torch.ones(2, 8), **EDGES), "client 1", "has no masks, and client 0 has some"),
-        (client(5, 5, 1, y=torch.rand(5)), "client 1.y", "regression is not supported, labels are classes 0 … C-1"),
+        (client(5, 5, 1, y=torch.rand(5)), "client 1.y", "labels are classes 0 … C-1: for regression set target"),
         (client(5, 5, 1, y=torch.tensor([0, 1, 2, -2, 0])), "client 1.y", "row 3"),
         (
             client(5, 5, 1, y=torch.eye(6)[:5]),

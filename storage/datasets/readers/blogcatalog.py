@@ -9,7 +9,7 @@ from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.targets import MULTILABEL
+from shoal.storage.options.target_names import MULTILABEL
 
 NAME = "blogcatalog"
 URL = "https://github.com/thunlp/OpenNE/raw/master/data/blogCatalog"

@@ -16,8 +16,8 @@ from shoal.storage.datasets.sources.streams import column_count, csv_blocks
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.targets import CLASSIFICATION, MULTILABEL, REGRESSION
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
+from shoal.storage.options.target_names import CLASSIFICATION, MULTILABEL, REGRESSION
 
 URL = "https://snap.stanford.edu/ogb/data/graphproppred/csv_mol_download"
 # Names of datasets, and of their archives, the .zip of which has one folder.

@@ -12,7 +12,7 @@ from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, reading
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.targets import REGRESSION
+from shoal.storage.options.target_names import REGRESSION
 
 URL = "https://github.com/benedekrozemberczki/MUSAE/raw/master/input"
 SUBJECTS = ("chameleon", "crocodile", "squirrel")

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from shoal.storage.datasets.features.feature_options import DATASET_FEATURES, MadeFeatures
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.targets import CLASSIFICATION, Target
 from shoal.storage.options.dataset_names import PYG, has_user_options
+from shoal.storage.options.target_names import CLASSIFICATION, Target
 from shoal.storage.options.types import FilePath, Flag, Number, Whole, is_own
 
 if TYPE_CHECKING:

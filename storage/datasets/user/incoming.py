@@ -12,8 +12,8 @@ from shoal.storage.datasets.features.features import check_finite
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.targets import CLASSIFICATION, Target
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
+from shoal.storage.options.target_names import CLASSIFICATION, Target
 
 LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 MASKS = {"train_mask": TRAIN, "val_mask": VAL, "test_mask": TEST}

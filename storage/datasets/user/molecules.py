@@ -16,8 +16,8 @@ from shoal.storage.datasets.user.table_faults import CLIENT, ID, LABEL, OTHER_NA
 from shoal.storage.datasets.user.tables import SEVERAL, Rows, is_number, numbers, open_table, parts_of_split
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.labels import coded_labels
-from shoal.storage.graph.targets import CLASSIFICATION, Target
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
+from shoal.storage.options.target_names import CLASSIFICATION, Target
 
 SMILES = "smiles"
 KNOWN = (SMILES, ID, LABEL, SPLIT, CLIENT)

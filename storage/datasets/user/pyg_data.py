@@ -17,7 +17,7 @@ from shoal.storage.datasets.user.incoming import (
 from shoal.storage.datasets.user.unread import WEIGHTS, meaning, require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph, require_edges
-from shoal.storage.graph.targets import CLASSIFICATION, Target
+from shoal.storage.options.target_names import CLASSIFICATION, Target
 
 # A graph of a list has one value of these.
 OF_GRAPHS = (*MASKS, "assignment")

@@ -34,8 +34,8 @@ from shoal.storage.datasets.user.table_files import PARQUET, parts_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.ids import clean_ids
 from shoal.storage.graph.labels import coded_labels
-from shoal.storage.graph.targets import CLASSIFICATION, Target
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
+from shoal.storage.options.target_names import CLASSIFICATION, Target
 
 ADVICE = "write it again in UTF-8, with a header and one value in every column"
 SEPARATORS = (",", ";", "\t", "|")
@@ -139,8 +139,9 @@ def numbers(rows: Rows, name: str, what: str, may_miss: bool = False) -> np.ndar
         wrong = int((~sound).argmax())
     word = str(column[wrong].as_py())
     decimal = "," in word and is_number(word.replace(",", ".", 1))
-    named = ", name the column in data.options.text if it has texts," if what == FEATURE else ","
-    way_out = "write decimals with a point" if decimal else f"give a finite one{named} or take the column out"
+    way_out = "write decimals with a point" if decimal else "give a finite one, or take the column out"
+    if what == FEATURE and not decimal and not is_number(word):
+        way_out = "name a column of texts in data.options.text, or take the column out"
     raise fault(wrong // width, f"is {word[:40]!r}: {way_out}")
 
 

@@ -123,7 +123,7 @@ def _write(folder: Path, blocks: Sequence[Path], numbers_NF: np.ndarray | None) 
     """Joins blocks to one file, and removes them."""
     rows = [np.load(path, mmap_mode="r") for path in blocks]
     if len({block.shape[1] for block in rows}) > 1:
-        raise ShoalError(KEY, f"gives embeddings of several widths; delete the folder {folder}")
+        raise ShoalError(KEY, f"gave rows of different widths; delete the folder {folder}")
     nodes, before = sum(map(len, rows)), 0 if numbers_NF is None else numbers_NF.shape[1]
     with replacing(folder / "x.npy") as unfinished:
         shape = (nodes, before + rows[0].shape[1])

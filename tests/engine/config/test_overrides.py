@@ -24,6 +24,7 @@ FORMS: dict[str, tuple[str, str, Any]] = {
     "attack": ("sign_flip", "share", 0.4),
     "aggregation": ("trimmed", "share", 0.3),
     "secure": ("masks", "threshold", 0.9),
+    "target": ("regression", "scale", "client"),
     "schedule": ("fedbuff", "buffer", 3),
     "partition": ("louvain", "resolution", 2.0),
     "data.features": ("random", "width", 16),

@@ -99,7 +99,8 @@ KINDS: list[tuple[str, list[Any]]] = [
         "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
         "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
         "train.opt_state communication.upload attack.kind aggregation.kind privacy.unit privacy.where "
-        "privacy.mechanism secure.kind participation.draw participation.selection schedule.name schedule.staleness "
+        "privacy.mechanism secure.kind target.kind target.scale participation.draw participation.selection "
+        "schedule.name schedule.staleness "
         "engine.backend engine.trainer engine.device engine.precision "
         "engine.on_client_error engine.verify run.log_format evaluation.last",
         ["another", True],

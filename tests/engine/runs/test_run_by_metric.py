@@ -5,17 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
 import pytest
-from support.errors import refused
+from sklearn.metrics import average_precision_score, roc_auc_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from shoal.engine.config.config import Config, load_config, parse_config
-from shoal.engine.preparing.checks import require_known
-from shoal.engine.preparing.prepare import prepare
+from shoal import Run
+from shoal.engine.config.config import Config, load_config
 from shoal.engine.records.client_scores import read_client_scores
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
-from shoal.engine.runs.dry_run import show_plan
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console, show_rounds, show_run
 from shoal.storage.errors import ShoalError
@@ -171,27 +171,20 @@ def test_a_metric_that_is_none_is_refused(config_of: Make, tmp_path: Path, name:
     assert ("round 1, client " in caught.value.line) == (name in ("text", "nan", "fails"))
 
 
-@pytest.mark.parametrize(
-    ("dataset", "says"),
-    [
-        ("digits", "dataset 'digits' has 10"),
-        ("ogbn-arxiv", "dataset 'ogbn-arxiv' has 40"),
-        ("products-like", "dataset 'products-like' has 47"),
-        ("SBM", "dataset 'SBM' has 10"),
-        (["twitch-de", "digits"], "dataset 'digits' has 10"),
-    ],
-)
-def test_more_classes_are_refused_before_a_graph_is_made(dataset: str | list[str], says: str) -> None:
-    clients = 10 if isinstance(dataset, str) else [1, 1]
-    plain = {"name": "a", "data": {"dataset": dataset}, "partition": {"clients": clients}, "algorithm": "fedavg"}
-    with refused("evaluation.metrics", says=says):
-        require_known(parse_config({**plain, "evaluation": {"metrics": "roc_auc"}}, "test"))
-
-
-@pytest.mark.parametrize("look", [prepare, show_plan])
-def test_metric_is_refused_of_a_graph_and_its_store(configure: Make, tmp_path: Path, look: Callable[..., Any]) -> None:
-    store = {"data.store": str(tmp_path / "store")}
-    for _ in range(2):
-        with refused("evaluation.metrics", says="dataset 'files' has 4"):
-            look(configure({**store, "evaluation.metrics": "roc_auc"}))
-        prepare(configure(store))
+@pytest.mark.parametrize("metric", ["roc_auc", "average_precision"])
+def test_rankings_of_several_classes_are_means_over_them(configure: Make, metric: str) -> None:
+    """Each class against the others, where some of a client's items are of it and some are not."""
+    folder = run(configure({"evaluation.metrics": metric, "rounds": 2, "evaluation.every": 1}))
+    table = Run(folder).predictions(probabilities=True)
+    of_class = roc_auc_score if metric == "roc_auc" else average_precision_score
+    values = []
+    for client in sorted(set(table["client"].to_pylist())):
+        rows = table.filter((pc.field("client") == client) & (pc.field("part") == "test"))
+        label, p_NC = rows["label"].to_numpy(), np.array(rows["global_probability"].to_pylist()).reshape(len(rows), -1)
+        of_classes = [
+            of_class(label == c, p_NC[:, c]) for c in range(p_NC.shape[1]) if 0 < (label == c).sum() < len(label)
+        ]
+        values += [np.mean(of_classes)] if of_classes else []
+    scores = read_summary(folder)["scopes"]["global"]["final"]["test"][metric]
+    assert scores["clients"] == pytest.approx(np.mean(values), abs=1e-6)
+    assert scores["ranked"] == len(values)

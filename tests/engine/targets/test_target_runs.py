@@ -208,7 +208,7 @@ def test_graphs_have_targets(tmp_path: Path) -> None:
     [
         ({"algorithm": {"name": "fedproto"}}, "algorithm.name", "fedproto is for classes, found target regression"),
         ({"algorithm": {"name": "fedgta"}}, "algorithm.name", "take a method on parameters (local, global, fedavg"),
-        ({"evaluation": {"metrics": "accuracy"}}, "evaluation.metrics", "take some of r2, rmse, mae, mse"),
+        ({"evaluation": {"metrics": "f1"}}, "evaluation.metrics", "take some of r2, rmse, mae, mse"),
         ({"evaluation": {"metrics": "rmse"}}, "evaluation.metrics", "rmse cannot; begin with r2"),
         ({"privacy": {"unit": "node", "noise": 1.0}}, "privacy.unit", "node clips gradients of classes"),
         ({"privacy": {"unit": "client", "noise": 1.0}}, "target.scale", "federation tells sums of the numbers of all"),

@@ -180,7 +180,7 @@ def test_weights_in_and_out(key: str, square: Square, given_weights: Tensor, ass
         ("feat", {"x": None}, "missing"),
         ("label", {"y": torch.rand(4)}, "a measured number"),
         ("feat", {"x": torch.ones(3, 2)}, "3 rows for 4 nodes"),
-        ("label", {"y": torch.ones(4, 2)}, "multi-label"),
+        ("label", {"y": torch.ones(4, 2)}, "of several classes; give one"),
         ("test_mask", {"test_mask": torch.ones(4, 2, dtype=torch.bool)}, "2 splits"),
     ],
 )

@@ -48,7 +48,7 @@ def test_unknown_name_lists_the_known() -> None:
 def test_missing_file_offline_is_one_line(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (first, *_) = record(name).files  # type: ignore[misc]
     with refused(tmp_path / first, says="data.root or SHOAL_DATA to a folder that has"):
-        load(DataSource(name.upper(), root=str(tmp_path)))
+        load(DataSource(name.upper(), root=str(tmp_path), target=record(name).target))
     assert capfd.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == []
 
@@ -75,7 +75,8 @@ def changed(options: DataSource) -> set[str]:
         "homophily": 0.3, "signal": 0.3, "feature_dtype": "float16", "node_attributes": True, "degree_cap": 7,
         "base": "cora", "padding": "random", "shots": 9, "user_options": {"nodes": 9}, "title": "mine",
         "made": MadeFeatures("random"), "edge_weights": "drop", "beside": ("/f.npy",),
-        "noted": ("/n.npy",),
+        "noted": ("/n.npy",), "target": "regression", "text": "abstract", "encoder": "mine.py:encode",
+        "invalid": "drop",
     }  # fmt: skip
     found = set()
     for field in dataclasses.fields(options):
@@ -102,7 +103,7 @@ DEFINED_BY = {
 @pytest.mark.parametrize("name", DEFINED_BY)
 def test_fingerprint_holds_what_defines_the_content_and_nothing_else(name: str) -> None:
     source = DataSource(name, base="digits") if name == "induced-edge" else DataSource(name)
-    assert changed(source) == {"dataset", "row_normalize", "made", *DEFINED_BY[name].split()}
+    assert changed(source) == {"dataset", "row_normalize", "made", "target", *DEFINED_BY[name].split()}
 
 
 def test_fingerprint_of_files_follows_the_files(tmp_path: Path) -> None:

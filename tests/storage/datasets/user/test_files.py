@@ -100,7 +100,11 @@ def many(**changes: Any) -> dict[str, Any]:
         ("x", np.empty((4, 0)), "[N, F]"),
         ("x", [["a"], ["b"], ["c"], ["d"]], "must be numbers"),
         ("y", [0, 1, 2], "shape [3], but x has 4 rows"),
-        ("y", [[0, 1], [1, 0], [1, 1], [0, 0]], "multi-label y [4, 2] is not supported, row 2 is of several classes"),
+        (
+            "y",
+            [[0, 1], [1, 0], [1, 1], [0, 0]],
+            "y is [4, 2], row 2 is of several classes; give one class each, or set target to multilabel",
+        ),
         ("y", ["a", "b", "a"], "shape [3], but x has 4 rows"),
         ("split", [1, 2, 3], "shape [3]"),
         ("split", [1, 2, 0, 4], "row 3 is 4, not in 0..3"),

@@ -233,8 +233,9 @@ def test_all_faults_of_both_tables_are_one_error(tmp_path: Path) -> None:
     # Without ids of nodes, which are there twice, ends of edges are not looked up.
     faults = (
         "(1) nodes.csv: column 'client' means a client and is no feature; write its number as column 'assignment', or "
-        "rename it; (2) nodes.csv: column 'height' is a feature and must be numbers; row 0 is 'tall': give a finite "
-        "one, or take the column out; (3) nodes.csv: id 'ann' is there twice; one row a node; "
+        "rename it; (2) nodes.csv: column 'height' is a feature and must be numbers; row 0 is 'tall': name a "
+        "column of texts in data.options.text, or take the column out; (3) nodes.csv: id 'ann' is there twice; one "
+        "row a node; "
         "(4) nodes.csv: split 'later'; it is train, val or test, or nothing; (5) edges.csv: column 'type' would not be "
         "used; take it out, edges are source, target and weight"
     )
