@@ -172,15 +172,17 @@ def test_a_metric_that_is_none_is_refused(config_of: Make, tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("metric", ["roc_auc", "average_precision"])
-def test_rankings_of_several_classes_are_means_over_them(configure: Make, metric: str) -> None:
+def test_rankings_of_several_classes_are_means_over_them(configure: Make, tmp_path: Path, metric: str) -> None:
     """Each class against the others, where some of a client's items are of it and some are not."""
-    folder = run(configure({"evaluation.metrics": metric, "rounds": 2, "evaluation.every": 1}))
+    folder = run(
+        configure({"evaluation.metrics": metric, "rounds": 2, "run.root": str(tmp_path), "run.checkpoint_every": 1})
+    )
     table = Run(folder).predictions(probabilities=True)
     of_class = roc_auc_score if metric == "roc_auc" else average_precision_score
     values = []
     for client in sorted(set(table["client"].to_pylist())):
         rows = table.filter((pc.field("client") == client) & (pc.field("part") == "test"))
-        label, p_NC = rows["label"].to_numpy(), np.array(rows["global_probability"].to_pylist()).reshape(len(rows), -1)
+        label, p_NC = rows["label"].to_numpy(), np.array(rows["global_probability"].to_pylist()).reshape(len(rows), 4)
         of_classes = [
             of_class(label == c, p_NC[:, c]) for c in range(p_NC.shape[1]) if 0 < (label == c).sum() < len(label)
         ]
