@@ -226,9 +226,9 @@ def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -
     steps: list[Step] = []
     for hop in range(1, hops + 1):
         if hop > 1:
-            first, class_P, row, column = _pairs_ahead(*last)
-            ends = (torch.from_numpy(array).to(centres.device) for array in (row, column))
-            steps.append(Step(*ends, len(last.class_P), len(class_P)))
+            first, class_P, *ends = _pairs_ahead(*last)
+            row, column = (torch.from_numpy(array).to(centres.device) for array in ends)
+            steps.append(Step(row, column, len(last.class_P), len(class_P)))
             last = last._replace(first=first, class_P=class_P)
         if hop < 3:
             returning_S = degree_N[centres].double() * (hop - 1)
