@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.protocol import Tree
+from shoal.algorithms.training.local_training import flat_step
 
 # The server's state holds the network's parameters under this name.
 STATE = "generator"
@@ -30,17 +31,17 @@ def train_kept(
         model.load(server[STATE])
     else:
         model.initial(seed)
-    optimizer = torch.optim.AdamW([model.w], lr=lr, weight_decay=weight_decay)
+    optimizer = torch.optim.AdamW([model.w], lr=lr, weight_decay=weight_decay, fused=True)
     prefix = f"{STATE}."
     if kept := {name.removeprefix(prefix): t for name, t in server.items() if name.startswith(prefix)}:
         optimizer.state[model.w] = kept
-    value = torch.tensor(float("nan"))
+    value, gradient, step = torch.tensor(float("nan")), model.w.grad, flat_step(optimizer, model.w)
+    assert gradient is not None
     for _ in range(steps):
-        assert model.w.grad is not None
-        model.w.grad.zero_()
+        gradient.zero_()
         value = loss()
         value.backward()
-        optimizer.step()
+        step()
     server[STATE] = model.w.detach().clone()
     server.update({prefix + name: t for name, t in optimizer.state[model.w].items()})
     return float(value.detach())
