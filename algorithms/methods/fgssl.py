@@ -130,7 +130,7 @@ def _shares(direction: np.ndarray, n: int, near: np.ndarray, temperature: float,
         total += out[place]
     for place in range(len(near)):
         out[place] /= total
-    return highest / temperature + math.log(total)
+    return float(highest) / temperature + math.log(total)
 
 
 @dataclass(frozen=True)

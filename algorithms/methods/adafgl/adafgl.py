@@ -90,8 +90,12 @@ def _after(branch: Head, product_NH: Tensor) -> Tensor:
     return branch.after_first(product_NH + branch.linears[0].get_parameter("bias")).logits_NC
 
 
+# Features, classes, K, width, dropout and beta of `Branches`.
+Sizes = tuple[int, int, int, int, float, float]
+
+
 @lru_cache(maxsize=4)
-def _kept_branches(sizes: tuple[Any, ...], sparse: bool, device: torch.device) -> FlatModel:
+def _kept_branches(sizes: Sizes, sparse: bool, device: torch.device) -> FlatModel:
     """Makes branches that the clients of a host, one after another, load their parameters into."""
     with creating_on(device):
         return FlatModel(Branches(*sizes, draws=False), sparse=sparse)

@@ -252,8 +252,8 @@ def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray, weight: np.nda
     assert weight is None or operator in ("sum", "symmetric"), operator
     csr = (array.astype(np.int32, copy=False) for array in (drawn.indptr, drawn.indices))
     weight_E = None if weight is None else weight.astype(np.float64)
-    parts = _entries(*csr, degree.astype(np.float64), weight_E, *_KINDS[operator])
-    return SparseMatrix.of(*parts, columns=len(drawn.nodes))
+    starts, columns, values = _entries(*csr, degree.astype(np.float64), weight_E, *_KINDS[operator])
+    return SparseMatrix.of(starts, columns, values, columns=len(drawn.nodes))
 
 
 # Whether a row has a loop in front, and whether entries count their degrees, and the roots of both.
