@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.distillation import distillation_loss
+from shoal.algorithms.losses.prototype_generator import STATE, train_kept
 from shoal.algorithms.losses.prototype_losses import distances
 from shoal.algorithms.losses.prototypes import bits, from_bits
 from shoal.algorithms.methods.lg_fedavg import LGFedAvg
@@ -23,7 +24,6 @@ from shoal.algorithms.methods.shared.requirements import require_weight
 from shoal.algorithms.models.compiled.row_losses import FAST, is_compiled, row_loss
 from shoal.algorithms.models.layers.head import undrawn
 from shoal.algorithms.protocol import MODEL, Reduce
-from shoal.algorithms.training.prototype_generator import STATE, train_kept
 from shoal.storage.options.types import AboveZero, NotNegative, Part, Positive
 
 

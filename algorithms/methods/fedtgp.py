@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 
 from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Tree, Upload
+from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from shoal.algorithms.losses.prototype_losses import MarginCrossEntropy, class_margin
 from shoal.algorithms.losses.prototypes import row_bytes
 from shoal.algorithms.methods.fedproto import FedProto
 from shoal.algorithms.methods.shared.class_prototypes import known_rows, training_means
 from shoal.algorithms.protocol import Reduce
-from shoal.algorithms.training.prototype_generator import PrototypeGenerator, train_generator
 from shoal.storage.options.types import AboveZero, NotNegative, Positive
 
 

@@ -331,11 +331,10 @@ def _adam(w: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, T
     tensors: list[list[Tensor]] = [[w], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], steps]
     options = {name: group[name] for name in ("amsgrad", "lr", "weight_decay", "eps", "maximize")}
     options["beta1"], options["beta2"] = group["betas"]
-    fused = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
 
     def step() -> None:
         torch._foreach_add_(steps, 1)
-        fused(*tensors, **options)
+        torch._fused_adam_(*tensors, **options)
 
     return step
 

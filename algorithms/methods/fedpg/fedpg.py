@@ -23,6 +23,7 @@ from shoal.algorithms.base import (
     pure,
 )
 from shoal.algorithms.client import FlatModel
+from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from shoal.algorithms.losses.prototype_losses import (
     MarginCrossEntropy,
     class_margin,
@@ -46,7 +47,6 @@ from shoal.algorithms.methods.fedpg.alignment_term import (
 from shoal.algorithms.methods.fedpg.hop_prototypes import MOST_HOPS, Annotated, annotate, hop_prototypes, hop_weights
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly
-from shoal.algorithms.training.prototype_generator import PrototypeGenerator, train_generator
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import AboveZero, NotNegative, Positive, Share, is_own
 

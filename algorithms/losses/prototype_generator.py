@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.protocol import Tree
-from shoal.algorithms.training.local_training import flat_step
 
 # The server's state holds the network's parameters under this name.
 STATE = "generator"
@@ -31,17 +30,17 @@ def train_kept(
         model.load(server[STATE])
     else:
         model.initial(seed)
-    optimizer = torch.optim.AdamW([model.w], lr=lr, weight_decay=weight_decay, fused=True)
+    optimizer = torch.optim.AdamW([model.w], lr=lr, weight_decay=weight_decay)
     prefix = f"{STATE}."
     if kept := {name.removeprefix(prefix): t for name, t in server.items() if name.startswith(prefix)}:
         optimizer.state[model.w] = kept
-    value, gradient, step = torch.tensor(float("nan")), model.w.grad, flat_step(optimizer, model.w)
-    assert gradient is not None
+    value = torch.tensor(float("nan"))
     for _ in range(steps):
-        gradient.zero_()
+        assert model.w.grad is not None
+        model.w.grad.zero_()
         value = loss()
         value.backward()
-        step()
+        optimizer.step()
     server[STATE] = model.w.detach().clone()
     server.update({prefix + name: t for name, t in optimizer.state[model.w].items()})
     return float(value.detach())

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator, train_kept
 from shoal.algorithms.protocol import Tree
-from shoal.algorithms.training.prototype_generator import PrototypeGenerator, train_generator, train_kept
 
 GOAL = torch.randn(6, 5, generator=torch.Generator().manual_seed(4))
 MOMENTS = {"generator", "generator.step", "generator.exp_avg", "generator.exp_avg_sq"}
