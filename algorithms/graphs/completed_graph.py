@@ -71,5 +71,5 @@ def draw_candidates(graph: CompletedGraph, random_pairs: int | Literal["all"], r
     other += other >= row_D
     keys = torch.minimum(row_D, other) * nodes + torch.maximum(row_D, other)
     keys_2M = pairs_2M[0].long() * nodes + pairs_2M[1]
-    found = joined_pairs(keys_2M.cpu().numpy(), np.sort(keys.cpu().numpy()), max(nodes, 1))
-    return Candidates(*(torch.from_numpy(part).to(device) for part in found))
+    joined = joined_pairs(keys_2M.cpu().numpy(), np.sort(keys.cpu().numpy()), max(nodes, 1))
+    return Candidates(*(torch.from_numpy(part).to(device) for part in joined))

@@ -78,8 +78,8 @@ class GeneratedGraph:
             return F.binary_cross_entropy_with_logits(self._soft_S, known_S.float())
         scaled_S = self._dot_S / math.sqrt(self._width)
         # A mean over some pairs is a sum over all of them with weights.
-        known = int(known_S.sum())
-        counts = known, len(known_S) - known
+        edges = int(known_S.sum())
+        counts = edges, len(known_S) - edges
         of_known, of_other = (1 / (count * sum(map(bool, counts))) if count else 0.0 for count in counts)
         weight_S = torch.where(known_S, of_known, of_other).to(scaled_S.dtype)
         return weight_S @ F.softplus(torch.where(known_S, -scaled_S, scaled_S))

@@ -154,14 +154,14 @@ def joined_pairs(keys: np.ndarray, others: np.ndarray, nodes: int) -> tuple[np.n
 
     Gives all pairs, int32 `[2, S]`, each once, and whether one is of the first list.
     """
-    pairs, known = np.empty((2, len(keys) + len(others)), np.int32), np.empty(len(keys) + len(others), np.bool_)
+    pairs, is_first = np.empty((2, len(keys) + len(others)), np.int32), np.empty(len(keys) + len(others), np.bool_)
     a = b = count = 0
     while a < len(keys) or b < len(others):
-        known[count] = b == len(others) or (a < len(keys) and keys[a] <= others[b])
-        key = keys[a] if known[count] else others[b]
-        a += known[count]
+        is_first[count] = b == len(others) or (a < len(keys) and keys[a] <= others[b])
+        key = keys[a] if is_first[count] else others[b]
+        a += is_first[count]
         while b < len(others) and others[b] == key:
             b += 1
         pairs[0, count], pairs[1, count] = key // nodes, key % nodes
         count += 1
-    return pairs[:, :count].copy(), known[:count].copy()
+    return pairs[:, :count].copy(), is_first[:count].copy()
