@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.graphs.pairs import symmetric_rows
+from shoal.algorithms.graphs.pairs import joined_pairs, symmetric_rows
 from shoal.storage.errors import ShoalError
 
 MOST_ENTRIES = 2**31
@@ -71,7 +71,5 @@ def draw_candidates(graph: CompletedGraph, random_pairs: int | Literal["all"], r
     other += other >= row_D
     keys = torch.minimum(row_D, other) * nodes + torch.maximum(row_D, other)
     keys_2M = pairs_2M[0].long() * nodes + pairs_2M[1]
-    every, number = torch.cat([keys_2M, keys]).unique(return_inverse=True)
-    known_S = torch.zeros(len(every), dtype=torch.bool, device=device)
-    known_S[number[: len(keys_2M)]] = True
-    return Candidates(torch.stack([every // max(nodes, 1), every % max(nodes, 1)]).int(), known_S)
+    joined = joined_pairs(keys_2M.cpu().numpy(), np.sort(keys.cpu().numpy()), max(nodes, 1))
+    return Candidates(*(torch.from_numpy(part).to(device) for part in joined))

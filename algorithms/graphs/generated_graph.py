@@ -77,9 +77,12 @@ class GeneratedGraph:
         if self._literal and len(known_S):
             return F.binary_cross_entropy_with_logits(self._soft_S, known_S.float())
         scaled_S = self._dot_S / math.sqrt(self._width)
-        parts = F.softplus(-scaled_S[known_S]), F.softplus(scaled_S[~known_S])
-        means = [part.mean() for part in parts if len(part)]
-        return torch.stack(means).mean() if means else self._dot_S.sum()
+        # A mean over some pairs is a sum over all of them with weights.
+        edges = int(known_S.sum())
+        counts = edges, len(known_S) - edges
+        of_known, of_other = (1 / (count * sum(map(bool, counts))) if count else 0.0 for count in counts)
+        weight_S = torch.where(known_S, of_known, of_other).to(scaled_S.dtype)
+        return weight_S @ F.softplus(torch.where(known_S, -scaled_S, scaled_S))
 
 
 def edge_probability(candidates: Candidates, f_NH: Tensor, dot_S: Tensor, options: EdgeOptions) -> Tensor:

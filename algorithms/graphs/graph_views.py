@@ -1,5 +1,6 @@
 """Views of a client's graph for augmentation: edges removed in pairs, features masked by column."""
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -62,9 +63,21 @@ class GraphViews:
         indptr, indices = self._data.csr
         kept_M = (self._rand(len(indices) // 2) >= share).cpu().numpy()
         pair_E = self._data.cache("pairs", lambda: torch.from_numpy(pairs(indptr, indices))).numpy()
-        kept_E = kept_M[pair_E]
-        starts = np.concatenate([[0], np.cumsum(kept_E)])[indptr]
-        return starts.astype(np.int32), indices[kept_E]
+        return _without(indptr, indices, pair_E, kept_M)
+
+
+@numba.njit(cache=True, nogil=True)
+def _without(
+    indptr: np.ndarray, indices: np.ndarray, pair_E: np.ndarray, kept_M: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns row starts and columns of an adjacency without the edges that are not kept."""
+    starts, columns, count = np.zeros(len(indptr), np.int32), np.empty(len(indices), indices.dtype), 0
+    for row in range(len(indptr) - 1):
+        for entry in range(indptr[row], indptr[row + 1]):
+            columns[count] = indices[entry]
+            count += kept_M[pair_E[entry]]
+        starts[row + 1] = count
+    return starts, columns[:count]
 
 
 def pairs(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numba
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -132,9 +131,37 @@ def _add_rows(low: np.ndarray, high: np.ndarray, weight: np.ndarray, x: np.ndarr
             out[j, column] += w * x[i, column]
 
 
-def symmetric_rows(pairs_2S: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Builds row starts and ascending columns, int32, of the graph of some pairs, each both ways."""
-    upper = sp.coo_array((np.ones(pairs_2S.shape[1], np.int8), tuple(pairs_2S)), shape=(nodes, nodes)).tocsr()
-    graph = (upper + upper.T).tocsr()
-    graph.sort_indices()
-    return graph.indptr.astype(np.int32, copy=False), graph.indices.astype(np.int32, copy=False)
+@numba.njit(cache=True, nogil=True)
+def symmetric_rows(pairs: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Builds row starts and ascending columns, int32, of the graph of some ascending pairs, each both ways."""
+    starts, columns = np.zeros(nodes + 1, np.int32), np.empty(pairs.size, np.int32)
+    for node in pairs.flat:
+        starts[node + 1] += 1
+    for node in range(nodes):
+        starts[node + 1] += starts[node]
+    place = starts[:-1].copy()
+    # The lower neighbours of a row come first.
+    for near, far in ((1, 0), (0, 1)):
+        for pair in range(pairs.shape[1]):
+            columns[place[pairs[near, pair]]] = pairs[far, pair]
+            place[pairs[near, pair]] += 1
+    return starts, columns
+
+
+@numba.njit(cache=True, nogil=True)
+def joined_pairs(keys: np.ndarray, others: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Joins two ascending lists of pairs, i nodes + j, of which the first has none twice.
+
+    Gives all pairs, int32 `[2, S]`, each once, and whether one is of the first list.
+    """
+    pairs, is_first = np.empty((2, len(keys) + len(others)), np.int32), np.empty(len(keys) + len(others), np.bool_)
+    a = b = count = 0
+    while a < len(keys) or b < len(others):
+        is_first[count] = b == len(others) or (a < len(keys) and keys[a] <= others[b])
+        key = keys[a] if is_first[count] else others[b]
+        a += is_first[count]
+        while b < len(others) and others[b] == key:
+            b += 1
+        pairs[0, count], pairs[1, count] = key // nodes, key % nodes
+        count += 1
+    return pairs[:, :count].copy(), is_first[:count].copy()

@@ -1,9 +1,12 @@
 """FedGen: a generator of embeddings, trained on the server, tells clients what the others' classifiers know."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
+import numba
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -18,6 +21,7 @@ from shoal.algorithms.losses.prototypes import bits, from_bits
 from shoal.algorithms.methods.lg_fedavg import LGFedAvg
 from shoal.algorithms.methods.shared.body import as_layer
 from shoal.algorithms.methods.shared.requirements import require_weight
+from shoal.algorithms.models.compiled.row_losses import FAST, is_compiled, row_loss
 from shoal.algorithms.models.layers.head import undrawn
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.storage.options.types import AboveZero, NotNegative, Part, Positive
@@ -105,9 +109,38 @@ def _counting(share_BN: Tensor) -> tuple[Tensor, Tensor]:
 
 def sameness(noise_NZ: Tensor, g_NH: Tensor) -> Tensor:
     """Computes FedGen's diversity loss: exp(-mean over pairs a, b of |e_a - e_b|_2 * mean over H of |g_a - g_b|)."""
+    if noise_NZ.is_cpu and is_compiled(g_NH):
+        return row_loss(_sameness, g_NH, noise_NZ)
     apart_NN = distances(noise_NZ, noise_NZ)
     different_NN = torch.cdist(g_NH, g_NH, p=1) / g_NH.shape[1]
     return (-(apart_NN * different_NN).mean()).exp()
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _sameness(g: np.ndarray, noise: np.ndarray, gradient: np.ndarray) -> float:
+    """Computes `sameness`, pair by pair."""
+    (rows, width), total = g.shape, 0.0
+    gradient[:] = 0
+    for a in range(rows):
+        of_a = np.zeros(width, np.float32)
+        for b in range(a):
+            square, different = np.float32(0), np.float32(0)
+            for z in range(noise.shape[1]):
+                square += (noise[a, z] - noise[b, z]) ** 2
+            apart = np.sqrt(square)
+            for h in range(width):
+                difference = g[a, h] - g[b, h]
+                different += abs(difference)
+                moved = apart if difference > 0 else -apart if difference < 0 else np.float32(0)
+                of_a[h] += moved
+                gradient[b, h] -= moved
+            total += float(apart) * float(different)
+        for h in range(width):
+            gradient[a, h] += of_a[h]
+    scale = 2 / (rows * rows * width)
+    same = math.exp(-scale * total)
+    gradient *= np.float32(-scale * same)
+    return same
 
 
 # Bounds the generator's widths and its batch, all pairs of which are compared.

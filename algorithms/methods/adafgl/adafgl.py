@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.inputs.neighbourhood import kept_rows
 from shoal.algorithms.models.layers.dropout import fill_kept, masks
 from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.rng import Stream, seed_default
+from shoal.algorithms.rng import Stream, creating_on, seed_default
 from shoal.algorithms.training.joint_training import own_optimizer
 from shoal.algorithms.training.local_training import bounded_loss, flat_step, without_denormals
 from shoal.storage.errors import ShoalError
@@ -90,11 +90,21 @@ def _after(branch: Head, product_NH: Tensor) -> Tensor:
     return branch.after_first(product_NH + branch.linears[0].get_parameter("bias")).logits_NC
 
 
+# Features, classes, K, width, dropout and beta of `Branches`.
+Sizes = tuple[int, int, int, int, float, float]
+
+
+@lru_cache(maxsize=4)
+def _kept_branches(sizes: Sizes, sparse: bool, device: torch.device) -> FlatModel:
+    """Makes branches that the clients of a host, one after another, load their parameters into."""
+    with creating_on(device):
+        return FlatModel(Branches(*sizes, draws=False), sparse=sparse)
+
+
 @dataclass
 class Received:
-    """The branches of a visit, and their predictions for all nodes; None until needed."""
+    """The predictions of the branches for all nodes; None until needed."""
 
-    branches: FlatModel | None = None
     scores_NC: Tensor | None = None
 
 
@@ -185,8 +195,8 @@ class AdaFGL(FedAvg):
         state, options = client.state, trainer.options
         if HOMOPHILY not in state:
             state[HOMOPHILY] = torch.tensor(homophily(client.data, client.rng(HOMOPHILY)))
-        received.branches = received.scores_NC = None
-        info, flat = self._knowledge(client), self._branches(client, received, options.dropout)
+        received.scores_NC = None
+        info, flat = self._knowledge(client), self._branches(client, options.dropout)
         asked = _training_rows(client.data, info)
         gradient, loss = flat.w.grad, torch.zeros(())
         assert gradient is not None
@@ -215,19 +225,17 @@ class AdaFGL(FedAvg):
         )
         return cached
 
-    def _branches(self, client: Client, received: Received, dropout: float = 0.0) -> FlatModel:
-        """Returns the client's branches, which at first are drawn from its own stream."""
-        if received.branches is not None:
-            return received.branches
+    def _branches(self, client: Client, dropout: float = 0.0) -> FlatModel:
+        """Returns the host's branches with the client's parameters, which at first are drawn from its own stream."""
         data = client.data
-        shape = data.features, data.classes, self.steps, self.hidden, dropout, self.beta
-        kept = client.state.get(BRANCHES)
-        with Stream(data.device, client.random(BRANCHES)):
-            by_column = isinstance(data.x, SparseMatrix) and not self._knowledge(client).hops_NG.numel()
-            received.branches = FlatModel(Branches(*shape, draws=kept is None), sparse=by_column)
-        if kept is not None:
-            received.branches.load(kept)
-        return received.branches
+        sizes = data.features, data.classes, self.steps, self.hidden, dropout, self.beta
+        by_column = isinstance(data.x, SparseMatrix) and not self._knowledge(client).hops_NG.numel()
+        branches, kept = _kept_branches(sizes, by_column, data.device), client.state.get(BRANCHES)
+        if kept is None:
+            with Stream(data.device, client.random(BRANCHES)):
+                kept = FlatModel(Branches(*sizes, draws=True), sparse=by_column).w.detach()
+        branches.load(kept)
+        return branches
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return Upload({}) if phase == PERSONAL else super().upload(client, received, phase)
@@ -236,7 +244,7 @@ class AdaFGL(FedAvg):
         if BRANCHES not in client.state:
             return super().predict(client, received, part)
         if received.scores_NC is None:
-            info, module = self._knowledge(client), self._branches(client, received).module
+            info, module = self._knowledge(client), self._branches(client).module
             with torch.no_grad(), without_denormals():
                 homo, *hetero = (of_branch.softmax(1) for of_branch in module.eval()(info, client.data.whole(0)))
             share = float(client.state[HOMOPHILY])

@@ -8,8 +8,8 @@ hop h >= 1 is the mean over the centres v of c of the mean of their neighbours u
 where W_1 = A, W_h = A^h - diag(A^h) counts walks of h steps that do not end where they began, g_u is an attention
 weight or 1, and S holds just the centres with M_v > 0. As a sum over nodes this is sum_u v_hu 1[a_u = c] z_u with one
 weight v_hu for every node, computed once a round. Walks are counted by way of pairs (w, c), w on a walk from a centre
-of c: of the entries of w's row in the last step just those matter that end in c, so that for two steps never more
-entries are held than the adjacency has, and for more at most C times as many.
+of c: of the entries of w's row in the last step just those matter that end in c, and none of these is held; of a step
+before it at most C times as many as the adjacency has.
 
 Equation 2 as it is written (`literal`) has for W_h the nodes at a distance of h steps, each once, divides the mean of a
 centre by their number L = sum_u W_h[v, u] 1[a_u = c] once more, though g_u / M_v sums to one, and the sum over centres
@@ -21,9 +21,10 @@ read.
 Axes: N nodes, C classes, H width, L = hops + 1 levels, level 0 being the centres themselves; S centres.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
@@ -98,35 +99,90 @@ def annotate(client: Client, confident: float | None = None, similar: int = 0, r
     return Annotated(class_N, centre_N, z_NH, item_graph(client.data, z_NH, similar))
 
 
-# Row and column of every one of a matrix of ones, and the numbers of rows and columns.
-Step = tuple[Tensor, Tensor, int, int]
+class Step(NamedTuple):
+    """A step of walks from rows to columns: the places of the ones in a matrix, and its numbers of rows and columns."""
+
+    row: Tensor
+    column: Tensor
+    rows: int
+    columns: int
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Sums numbers of columns for each row."""
+        return x.new_zeros(self.rows).index_add(0, self.row, x[self.column])
+
+    def spread(self, y: Tensor) -> Tensor:
+        """Sums numbers of rows for each column."""
+        return y.new_zeros(self.columns).index_add(0, self.column, y[self.row])
+
+
+class LastStep(NamedTuple):
+    """The last step of walks, from pairs of a node and a class to those of its neighbours with this annotation.
+
+    Attributes:
+        starts, columns: The adjacency.
+        first: The first pair of each node, and the end, int64 `[N + 1]`.
+        class_P: The classes of pairs, int64, ascending at each node.
+        class_N: Annotations.
+        classes: C.
+    """
+
+    starts: np.ndarray
+    columns: np.ndarray
+    first: np.ndarray
+    class_P: np.ndarray
+    class_N: np.ndarray
+    classes: int
+
+    def gather(self, x_N: Tensor) -> Tensor:
+        """Sums float64 numbers of nodes for each pair."""
+        sums: Tensor = _LastSums.apply(x_N, self, _gather)
+        return sums
+
+    def spread(self, y_P: Tensor) -> Tensor:
+        """Sums float64 numbers of pairs for each node."""
+        sums: Tensor = _LastSums.apply(y_P, self, _spread)
+        return sums
+
+
+class _LastSums(torch.autograd.Function):
+    """Sums over the last step, either way; the gradient goes the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, last: LastStep, sums: Callable[..., np.ndarray]) -> Tensor:
+        ctx.last, ctx.back = last, _spread if sums is _gather else _gather
+        return torch.from_numpy(sums(*last, x.cpu().contiguous().numpy())).to(x.device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return _LastSums.apply(gradients[0], ctx.last, ctx.back), None, None
 
 
 class Walks(NamedTuple):
     """The walks of one length from every centre to nodes annotated like it.
 
     Attributes:
-        steps: Matrices of ones whose product counts the walks, from the centres' rows to the nodes' columns.
-        centres: Nodes of the rows.
+        steps: Steps from the centres, by pairs, to nodes.
+        centres: Nodes from which they start.
         returning_S: Walks that end at their centre, which do not count.
     """
 
-    steps: list[Step]
+    steps: Sequence[Step | LastStep]
     centres: Tensor
     returning_S: Tensor
 
     def mass(self, g_N: Tensor) -> Tensor:
         """Sums the numbers `g_N` of nodes over the ends of each centre's walks, but those that return to it, `[S]`."""
         x = g_N
-        for row, column, rows, _ in reversed(self.steps):
-            x = x.new_zeros(rows).index_add(0, row, x[column])
+        for step in reversed(self.steps):
+            x = step.gather(x)
         return x - self.returning_S * g_N[self.centres]
 
     def spread(self, share_S: Tensor) -> Tensor:
         """Sums, for each node, shares of centres over their walks that end in it and do not return, `[N]`."""
         y = share_S
-        for row, column, _, columns in self.steps:
-            y = y.new_zeros(columns).index_add(0, column, y[row])
+        for step in self.steps:
+            y = step.spread(y)
         return y - torch.zeros_like(y).index_add(0, self.centres, self.returning_S * share_S)
 
 
@@ -166,25 +222,98 @@ def hop_weights(
 
 def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
     """Yields walks of one step, then of two, as many as `hops`."""
-    count, classes = len(centres), graph.classes
-    owner, near = _neighbours(graph, centres)
-    class_E = annotation_N[centres][owner]
-    if hops >= 1:
-        same = annotation_N[near] == class_E
-        once = owner[same], near[same], count, graph.items
-        yield Walks([once], centres, torch.zeros(count, dtype=torch.float64))
+    last, degree_N = _step_of(graph, annotation_N, centres), graph.edges[0].diff()
     steps: list[Step] = []
-    for hop in range(2, hops + 1):
-        pairs, pair_E = (near * classes + class_E).unique(return_inverse=True)
-        steps.append((owner, pair_E, steps[-1][3] if steps else count, len(pairs)))
-        last = _to_own_class(graph, annotation_N, pairs)
-        returning_S = (
-            torch.bincount(owner, minlength=count).double() if hop == 2 else _count_returns(graph, centres, hop)
-        )
+    for hop in range(1, hops + 1):
+        if hop > 1:
+            first, class_P, *ends = _pairs_ahead(*last)
+            row, column = (torch.from_numpy(array).to(centres.device) for array in ends)
+            steps.append(Step(row, column, len(last.class_P), len(class_P)))
+            last = last._replace(first=first, class_P=class_P)
+        if hop < 3:
+            returning_S = degree_N[centres].double() * (hop - 1)
+        else:
+            returning_S = _count_returns(graph, centres, hop)
         yield Walks([*steps, last], centres, returning_S)
-        if hop < hops:
-            owner, near = _neighbours(graph, pairs // classes)
-            class_E = (pairs % classes)[owner]
+
+
+def _step_of(graph: ItemGraph, annotation_N: Tensor, centres: Tensor) -> LastStep:
+    """Takes the step of all centres, which are pairs with their own class."""
+    starts, columns, class_N = (t.cpu().numpy() for t in (*graph.edges, annotation_N))
+    centres_S = centres.cpu().numpy()
+    first = np.searchsorted(centres_S, np.arange(graph.items + 1))
+    return LastStep(starts, columns, first, class_N[centres_S], class_N, graph.classes)
+
+
+@numba.njit(cache=True, nogil=True)
+def _pairs_ahead(
+    starts: np.ndarray, columns: np.ndarray, first: np.ndarray, class_P: np.ndarray, class_N: np.ndarray, classes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Pairs every node with the classes in its neighbours' pairs.
+
+    Gives the first pair of each node, the classes of pairs, and the places of a pair and of one ahead for every step.
+    """
+    nodes, steps = len(first) - 1, 0
+    for node in range(nodes):
+        steps += (first[node + 1] - first[node]) * (starts[node + 1] - starts[node])
+    ahead, reached, count = np.zeros_like(first), np.empty(steps, np.int64), 0
+    seen = np.full(classes, -1)
+    for node in range(nodes):
+        for entry in range(starts[node], starts[node + 1]):
+            for pair in range(first[columns[entry]], first[columns[entry] + 1]):
+                seen[class_P[pair]] = node
+        for c in range(classes):
+            if seen[c] == node:
+                reached[count] = c
+                count += 1
+        ahead[node + 1] = count
+    row, column = np.empty(steps, np.int64), np.empty(steps, np.int64)
+    steps = 0
+    for node in range(nodes):
+        for pair in range(first[node], first[node + 1]):
+            for entry in range(starts[node], starts[node + 1]):
+                place = ahead[columns[entry]]
+                while reached[place] != class_P[pair]:
+                    place += 1
+                row[steps], column[steps] = pair, place
+                steps += 1
+    return ahead, reached[:count].copy(), row, column
+
+
+@numba.njit(cache=True, nogil=True)
+def _gather(
+    starts: np.ndarray, columns: np.ndarray, first: np.ndarray, class_P: np.ndarray, class_N: np.ndarray, classes: int,
+    x_N: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """See `LastStep.gather`."""
+    sums, of_class = np.empty(len(class_P)), np.zeros(classes)
+    for node in range(len(first) - 1):
+        if first[node] == first[node + 1]:
+            continue
+        of_class[:] = 0
+        for entry in range(starts[node], starts[node + 1]):
+            of_class[class_N[columns[entry]]] += x_N[columns[entry]]
+        for pair in range(first[node], first[node + 1]):
+            sums[pair] = of_class[class_P[pair]]
+    return sums
+
+
+@numba.njit(cache=True, nogil=True)
+def _spread(
+    starts: np.ndarray, columns: np.ndarray, first: np.ndarray, class_P: np.ndarray, class_N: np.ndarray, classes: int,
+    y_P: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """See `LastStep.spread`."""
+    sums, of_class = np.zeros(len(first) - 1), np.zeros(classes)
+    for node in range(len(first) - 1):
+        if first[node] == first[node + 1]:
+            continue
+        of_class[:] = 0
+        for pair in range(first[node], first[node + 1]):
+            of_class[class_P[pair]] = y_P[pair]
+        for entry in range(starts[node], starts[node + 1]):
+            sums[columns[entry]] += of_class[class_N[columns[entry]]]
+    return sums
 
 
 def _at_distance(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
@@ -202,23 +331,16 @@ def _at_distance(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: 
             pairs.append(np.stack([row[same] + first * ROWS_AT_A_TIME, column[same]]))
     for pairs in pairs_at:
         row, column = torch.from_numpy(np.concatenate(pairs, axis=1).astype(np.int64)).to(centres.device)
-        step = row, column, len(centres), graph.items
-        yield Walks([step], centres, torch.zeros(len(centres), dtype=torch.float64, device=centres.device))
+        yield Walks(
+            [Step(row, column, len(centres), graph.items)],
+            centres,
+            torch.zeros(len(centres), dtype=torch.float64, device=centres.device),
+        )
 
 
 def _adjacency(graph: ItemGraph) -> csr_matrix:
     starts, columns = (t.cpu().numpy() for t in graph.edges)
     return csr_matrix((np.ones(len(columns), np.bool_), columns, starts), shape=(graph.items, graph.items))
-
-
-def _to_own_class(graph: ItemGraph, annotation_N: Tensor, pairs: Tensor) -> Step:
-    """Takes the last step of walks: from pairs of a node and a class, ascending, to its neighbours of that class."""
-    nodes = (pairs // graph.classes).unique()
-    owner, near = _neighbours(graph, nodes)
-    key = nodes[owner] * graph.classes + annotation_N[near]
-    place = torch.searchsorted(pairs, key).clamp_max(max(len(pairs) - 1, 0))
-    same = pairs[place] == key
-    return place[same], near[same], len(pairs), graph.items
 
 
 def _count_returns(graph: ItemGraph, centres: Tensor, steps: int) -> Tensor:
@@ -231,16 +353,6 @@ def _count_returns(graph: ItemGraph, centres: Tensor, steps: int) -> Tensor:
             ends = ends @ adjacency
         walks.append(torch.from_numpy(np.asarray(ends.multiply(near).sum(1))).flatten())
     return torch.cat(walks).to(centres.device)
-
-
-def _neighbours(graph: ItemGraph, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Lists the entries of some rows of the adjacency: position of the row in `rows`, and column, int64."""
-    first, column = graph.edges
-    start = first[rows].long()
-    degree = first[rows + 1].long() - start
-    owner = torch.arange(len(rows), device=first.device).repeat_interleave(degree)
-    entry = torch.arange(len(owner), device=first.device) + (start - (degree.cumsum(0) - degree))[owner]
-    return owner, column[entry].long()
 
 
 def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classes: int) -> Tensor:
@@ -265,7 +377,11 @@ def neighbour_means(
     and the classes of the centres, int64. Other arguments are as for `hop_weights`.
     """
     centres = centre_N.nonzero()[:, 0]
-    owner, near = _neighbours(graph, centres)
+    starts, column = graph.edges
+    degree_S = (starts[centres + 1] - starts[centres]).long()
+    owner = torch.arange(len(centres), device=rows.device).repeat_interleave(degree_S)
+    entry = torch.arange(len(owner), device=rows.device)
+    near = column[entry + (starts[centres] - (degree_S.cumsum(0) - degree_S))[owner]].long()
     same = annotation_N[near] == annotation_N[centres[owner]]
     owner, column = owner[same], torch.searchsorted(rows, near[same])
     count = torch.bincount(owner, minlength=len(centres))

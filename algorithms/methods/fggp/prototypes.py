@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.losses.finch import class_clusters
-from shoal.algorithms.losses.prototype_losses import contrast
 from shoal.algorithms.losses.prototypes import class_means, unit
 from shoal.algorithms.protocol import Tree
 
@@ -59,16 +58,14 @@ def contrast_of_views(own_JH: Tensor, other_JH: Tensor, temperature: float, lite
     Equation 8 (`literal`) leaves the own class out of the denominators: it may be negative, and of two classes it is
     linear in the cosines. Rows of both are the same classes in the same order.
     """
-    if not literal:
-        class_J = torch.arange(len(own_JH), device=own_JH.device)
-        sides = ((own_JH, other_JH), (other_JH, own_JH))
-        return sum(contrast(a, class_J, b, class_J, temperature) for a, b in sides) / 2  # type: ignore[return-value]
     score_JJ = unit(own_JH) @ unit(other_JH).T / temperature
     if len(score_JJ) < 2:
         return score_JJ.sum() * 0
-    same_JJ = torch.eye(len(score_JJ), dtype=torch.bool, device=score_JJ.device)
-    others_JJ = score_JJ.masked_fill(same_JJ, -torch.inf)
-    return (others_JJ.logsumexp(1) + others_JJ.logsumexp(0)).mean() / 2 - score_JJ.diagonal().mean()
+    own_J = score_JJ.diagonal()
+    if literal:
+        same_JJ = torch.eye(len(score_JJ), dtype=torch.bool, device=score_JJ.device)
+        score_JJ = score_JJ.masked_fill(same_JJ, -torch.inf)
+    return (score_JJ.logsumexp(1) + score_JJ.logsumexp(0)).mean() / 2 - own_J.mean()
 
 
 class Bank(NamedTuple):

@@ -250,26 +250,45 @@ class Drawn(NamedTuple):
 def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray, weight: np.ndarray | None = None) -> SparseMatrix:
     """Builds the matrix of a layer; degrees `[m]` count a self loop; with weights of entries, `[E]`, all are drawn."""
     assert weight is None or operator in ("sum", "symmetric"), operator
-    indptr, indices = drawn.indptr, drawn.indices
-    n, counts = len(indptr) - 1, np.diff(indptr)
-    scale = np.repeat((degree[:n] - 1) / np.maximum(counts, 1), counts) if weight is None else weight.astype(np.float64)
-    loops = np.ones(0)
-    if operator == "sum":
-        values = scale
-    elif operator == "symmetric":
-        root = 1 / np.sqrt(degree.astype(np.float64))
-        values, loops = scale * np.repeat(root[:n], counts) * root[indices], root[:n] ** 2
-    elif operator == "mean":
-        values = np.repeat(1 / np.maximum(counts, 1), counts)
-    else:
-        values, loops = np.ones(len(indices)), np.ones(n)
-    if len(loops):
-        # Loops come before the other entries of every row.
-        values, indices = np.insert(values, indptr[:-1], loops), np.insert(indices, indptr[:-1], np.arange(n))
-        indptr = indptr + np.arange(n + 1, dtype=indptr.dtype)
-    # The arrays are copied: a matrix that is kept must not keep the map of a shard open.
-    parts = indptr.astype(np.int32), indices.astype(np.int32), values.astype(np.float32)
-    return SparseMatrix.of(*parts, columns=len(drawn.nodes))
+    csr = (array.astype(np.int32, copy=False) for array in (drawn.indptr, drawn.indices))
+    weight_E = None if weight is None else weight.astype(np.float64)
+    starts, columns, values = _entries(*csr, degree.astype(np.float64), weight_E, *_KINDS[operator])
+    return SparseMatrix.of(starts, columns, values, columns=len(drawn.nodes))
+
+
+# Whether a row has a loop in front, and whether entries count their degrees, and the roots of both.
+_KINDS = {
+    "sum": (False, True, False),
+    "symmetric": (True, True, True),
+    "mean": (False, False, False),
+    "attention": (True, False, False),
+}
+
+
+@numba.njit(cache=True, nogil=True)
+def _entries(
+    indptr: np.ndarray, indices: np.ndarray, degree: np.ndarray, weight: np.ndarray | None, loops: bool, scales: bool,
+    roots: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Computes row starts, columns and values of a layer's matrix, of its own memory; see `_matrix`."""
+    rows, count = len(indptr) - 1, 0
+    starts, columns = np.zeros(rows + 1, np.int32), np.empty(len(indices) + rows * loops, np.int32)
+    values, root = np.empty(len(columns), np.float32), 1 / np.sqrt(degree)
+    for row in range(rows):
+        drawn, of_row = max(indptr[row + 1] - indptr[row], 1), 1.0
+        if scales:
+            of_row = (degree[row] - 1) / drawn
+        elif not loops:
+            of_row = 1 / drawn
+        if loops:
+            columns[count], values[count] = row, root[row] * root[row] if roots else 1
+            count += 1
+        for entry in range(indptr[row], indptr[row + 1]):
+            value = of_row if weight is None else weight[entry]
+            columns[count], values[count] = indices[entry], value * root[row] * root[indices[entry]] if roots else value
+            count += 1
+        starts[row + 1] = count
+    return starts, columns, values
 
 
 def draw_neighbours(

@@ -135,6 +135,24 @@ def test_before_anybody_has_a_training_node_there_is_no_generator(start: Start, 
     assert server.state.server["known"].tolist() == [True, True, False, False]
 
 
+def test_sameness_in_compiled_code_and_in_torch() -> None:
+    """Torch takes float64; two of the embeddings are equal."""
+    generator = torch.Generator().manual_seed(3)
+    noise, rows = (torch.randn(7, width, generator=generator) for width in (3, 5))
+    rows[4] = rows[2]
+    values, gradients = [], []
+    for dtype in (torch.float32, torch.float64):
+        g = rows.to(dtype, copy=True).requires_grad_()
+        value = sameness(noise.to(dtype), g)
+        (3 * value).backward()
+        assert g.grad is not None
+        values.append(value.item())
+        gradients.append(g.grad.double())
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
+    assert gradients[1].abs().max() > 1e-3
+
+
 def test_sameness_pushes_equal_embeddings_nowhere_and_others_apart() -> None:
     g = torch.tensor([[0.0, 1.0], [0.0, 1.0], [2.0, 1.0]], requires_grad=True)
     sameness(torch.tensor([[0.0], [1.0], [3.0]]), g).backward()

@@ -151,6 +151,25 @@ def test_rounds_written_out(
         require_model_bytes(line, len(w))
 
 
+def test_likeness_in_compiled_code_and_in_torch(make_view: MakeView) -> None:
+    """Torch takes float64; a row of zeros and a node without neighbours are among those of either."""
+    generator = torch.Generator().manual_seed(5)
+    edges = [(i, j) for i in range(9) for j in range(i) if (i * j + i) % 3]
+    view = make_view(10, edges, [0] * 10, [0], 4)
+    rows = [torch.randn(10, 4, generator=generator) for _ in range(2)]
+    rows[0][2] = rows[1][3] = 0
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        teacher, student = (y.to(dtype, copy=True) for y in rows)
+        loss = likeness_distilled(view, teacher, student.requires_grad_(), 0.3)
+        (3 * loss).backward()
+        assert student.grad is not None
+        found.append((loss.detach().double(), student.grad.double()))
+    for compiled, by_torch in zip(*found):
+        torch.testing.assert_close(compiled, by_torch, rtol=1e-5, atol=1e-6)
+    assert found[1][0] > 0.1
+
+
 def test_very_small_temperatures_and_zero_rows(make_view: MakeView) -> None:
     view = make_view(6, [(0, 1), (0, 2), (0, 3), (1, 2), (3, 4)], [0] * 6, [0], 3)
     student = torch.zeros(6, 3, requires_grad=True)
