@@ -243,7 +243,7 @@ class StoreBuilder(StoreSteps):
         here, memory = runner(sum(sizes), self.path, self.list_files_to_see(packs)), max(sizes)
         groups = parts(packs, here.room(memory, memory).groups)
         counts, unreachable = np.zeros((shards.clients, 3), dtype=np.int64), 0
-        moments = np.zeros((3, shards.manifest.classes))
+        moments: dict[int, np.ndarray] = {}
         with progress("splits", shards.clients, "clients") as step:
             for clients, (file, of_each, beyond, of_targets) in here.results(write_splits, source, groups, memory):
                 if file is not None:
@@ -251,14 +251,16 @@ class StoreBuilder(StoreSteps):
                 counts[clients] = of_each
                 unreachable += beyond
                 if of_targets is not None:
-                    moments += of_targets
+                    moments[clients[0]] = of_targets
                 step.advance(len(clients))
         for part, name in ((0, "training"), (2, "test")):
             if not counts[:, part].any():
                 raise ShoalError(
                     f"data.split {options.split}: no client has a {name} {what}; change the split or use fewer clients"
                 )
-        scale = Scale.of(moments) if shards.manifest.target == REGRESSION else None
+        # Packs may come in any order, and sums have the bits of one.
+        numbers = shards.manifest.target == REGRESSION
+        scale = Scale.of(np.sum([moments[first] for first in sorted(moments)], axis=0)) if numbers else None
         result = SplitRecord(counts, unreachable, self.list_files(place, "split", shards.clients, pack), scale=scale)
         _report_split(result, options, what)
         return result

@@ -317,10 +317,9 @@ def summarize(
             continue
         right, rows, size = numbers.correct_BP[scored, part], numbers.rows_BP[scored, part], np.array(items_B)[scored]
         accuracy = right / rows
-        result[name] = (
-            {}
-            if are_targets(metrics)
-            else {
+        result[name] = {}
+        if not are_targets(metrics):
+            result[name] = {
                 "nodes": float((size * accuracy).sum() / size.sum()),
                 "rows": float(right.sum() / rows.sum()),
                 "clients": float(accuracy.mean()),
@@ -330,7 +329,6 @@ def summarize(
                 "median": float(np.median(accuracy)),
                 "max": float(accuracy.max()),
             }
-        )
         for key, value_BP in numbers.values_BP.items():
             result[name][key] = over_clients(value_BP[scored, part], size, rows)
         if numbers.values_BP:

@@ -4,8 +4,7 @@ Such a function is of one client's items of a part: `def ECE(logits, labels) -> 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -28,11 +27,16 @@ def measures_of(metrics: Sequence[str], own: Mapping[str, UserCode]) -> dict[str
 
     Metrics of stages are not among them: these score clients themselves. Raises as `own_metric`.
     """
-    makers: dict[str, Callable[[], Measure]] = {metric: partial(own_metric, code) for metric, code in own.items()}
-    makers |= {metric: lambda measure=measure: measure for metric, measure in OURS.items()}  # type: ignore[misc]
-    for feature in SECTIONS:
-        makers |= {metric.name: partial(load(feature.make_measure), metric.name) for metric in feature.measures}
-    return {metric: makers[metric]() for metric in metrics_beyond_counts(metrics) if metric in makers}
+    places = {metric.name: feature.make_measure for feature in SECTIONS for metric in feature.measures}
+    made: dict[str, Measure] = {}
+    for metric in metrics_beyond_counts(metrics):
+        if metric in own:
+            made[metric] = own_metric(own[metric])
+        elif metric in OURS:
+            made[metric] = OURS[metric]
+        elif metric in places:
+            made[metric] = load(places[metric])(metric)
+    return made
 
 
 def own_metric(code: UserCode) -> Measure:
