@@ -19,7 +19,8 @@ from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import MODEL, moments_key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import BatchedInputs, batched_inputs, pad
-from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
+from shoal.algorithms.training.batched.stacked_steps import StackedSteps
+from shoal.algorithms.training.local_training import keep_moments, kept_moments
 
 NO_LABEL = -100
 MOMENTS = moments_key(MODEL)
@@ -110,12 +111,8 @@ class BatchedTrainer:
         dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
         stack_BP = w_BP.detach().requires_grad_()
         stack_BP.grad = torch.zeros_like(stack_BP)
-        leaves = [torch.nn.Parameter(w) for w in w_BP.detach()]
-        optimizer = make_optimizer(leaves, self.options)
-        for leaf, gradient, client in zip(leaves, stack_BP.grad, clients):
-            leaf.grad = gradient
-            if kept := kept_moments(client.state, MOMENTS):
-                optimizer.state[leaf] = kept
+        kept = [kept_moments(client.state, MOMENTS) for client in clients]
+        optimizer = StackedSteps(self.options, w_BP.detach(), stack_BP.grad, kept)
         pulled = [(i, pull) for i, pull in enumerate(pulls) if pull is not None]
         together = _stack(pulls) if len(pulled) == len(clients) else None
         loss_B = torch.zeros(len(clients), device=device)
@@ -145,8 +142,8 @@ class BatchedTrainer:
                 assert pull.total is not None
                 pull.total.add_(total)
         if self.options.opt_state == "keep":
-            for leaf, client in zip(leaves, clients):
-                keep_moments(client.state, MOMENTS, optimizer.state[leaf])
+            for client, moments in zip(clients, optimizer.moments):
+                keep_moments(client.state, MOMENTS, moments)
         return loss_B.detach()
 
     def _logits(

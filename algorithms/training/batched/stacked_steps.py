@@ -1,0 +1,71 @@
+"""Steps of the optimizers of clients that train in one batch: torch's kernels on the rows of a stack.
+
+Each client has moments and a count of steps of its own, by the names and with the numbers of torch's optimizers. Of these
+nothing else is used: what they look up in Python for each parameter takes longer than a step of a small client.
+
+Axes: B clients, P parameters.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.protocol import Tree
+from shoal.algorithms.train_options import TrainOptions
+
+# Torch's defaults.
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+STEP, MEAN, SQUARE, BUFFER = "step", "exp_avg", "exp_avg_sq", "momentum_buffer"
+
+
+class StackedSteps:
+    """Steps of Adam, SGD, or SGD with momentum; in each an operator of torch takes all rows.
+
+    Attributes:
+        moments: Of every client, by torch's names, as they are now.
+    """
+
+    def __init__(self, options: TrainOptions, w_BP: Tensor, gradient_BP: Tensor, kept: Sequence[Tree]) -> None:
+        """Prepares steps of `w_BP` by `gradient_BP`; moments that clients `kept` are written to.
+
+        Raises a RuntimeError where these are not of a client's parameters.
+        """
+        self._options = options
+        self._w, self._gradient = w_BP.unbind(), gradient_BP.unbind()
+        names = (MEAN, SQUARE, STEP) if options.optimizer == "adam" else (BUFFER,) * bool(options.momentum)
+        self._rows = {name: self._begun(w_BP, name, [moments.get(name) for moments in kept]) for name in names}
+        self.moments: list[Tree] = [dict(zip(names, of_client)) for of_client in zip(*self._rows.values())]
+
+    def _begun(self, w_BP: Tensor, name: str, kept: Sequence[Tensor | None]) -> list[Tensor]:
+        """Returns a moment of every client, zeros where it kept none."""
+        shape = w_BP.shape[1:] if name != STEP else torch.Size()
+        for moment in kept:
+            if moment is not None and moment.shape != shape:
+                raise RuntimeError(f"{name} has shape {list(moment.shape)}, expected {list(shape)}")
+        anew = sum(moment is None for moment in kept)
+        if w_BP.device.type == "cpu" and self._options.opt_state == "keep":
+            # What one client keeps must not hold the memory of others.
+            zeros = iter([w_BP.new_zeros(shape) for _ in range(anew)])
+        else:
+            zeros = iter(w_BP.new_zeros(anew, *shape).unbind())
+        return [next(zeros) if moment is None else moment for moment in kept]
+
+    def step(self) -> None:
+        """Takes a step of every client by its gradient, which may be overwritten."""
+        options, w, gradient = self._options, self._w, self._gradient
+        if options.optimizer == "adam":
+            torch._foreach_add_(self._rows[STEP], 1)
+            torch._fused_adam_(
+                w, gradient, self._rows[MEAN], self._rows[SQUARE], [], self._rows[STEP], lr=options.lr, beta1=BETA1,
+                beta2=BETA2, weight_decay=options.weight_decay, eps=EPSILON, amsgrad=False, maximize=False,
+            )  # fmt: skip
+            return
+        if options.weight_decay:
+            torch._foreach_add_(gradient, w, alpha=options.weight_decay)
+        if options.momentum:
+            buffers = self._rows[BUFFER]
+            torch._foreach_mul_(buffers, options.momentum)
+            torch._foreach_add_(buffers, gradient)
+            gradient = buffers
+        torch._foreach_add_(w, gradient, alpha=-options.lr)
