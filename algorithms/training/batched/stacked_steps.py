@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shoal.algorithms.protocol import Tree
+from shoal.algorithms.protocol import MODEL, Tree, moments_key
 from shoal.algorithms.train_options import TrainOptions
 
 # Torch's defaults.
@@ -23,26 +23,27 @@ class StackedSteps:
     """Steps of Adam, SGD, or SGD with momentum; in each an operator of torch takes all rows.
 
     Attributes:
-        moments: Of every client, by torch's names, as they are now.
+        moments: Of every client, by their names in its state, as they are now; none without an optimizer that has some.
     """
 
-    def __init__(self, options: TrainOptions, w_BP: Tensor, gradient_BP: Tensor, kept: Sequence[Tree]) -> None:
-        """Prepares steps of `w_BP` by `gradient_BP`; moments that clients `kept` are written to.
+    def __init__(self, options: TrainOptions, w_BP: Tensor, states: Sequence[Tree]) -> None:
+        """Prepares steps of `w_BP`; moments that are in clients' states are written to.
 
         Raises a RuntimeError where these are not of a client's parameters.
         """
-        self._options = options
-        self._w, self._gradient = w_BP.unbind(), gradient_BP.unbind()
+        self._options, self._w = options, w_BP.unbind()
         names = (MEAN, SQUARE, STEP) if options.optimizer == "adam" else (BUFFER,) * bool(options.momentum)
-        self._rows = {name: self._begun(w_BP, name, [moments.get(name) for moments in kept]) for name in names}
-        self.moments: list[Tree] = [dict(zip(names, of_client)) for of_client in zip(*self._rows.values())]
+        keys = [moments_key(MODEL, name) for name in names]
+        self._rows = {
+            name: self._begun(w_BP, name, [state.get(key) for state in states]) for name, key in zip(names, keys)
+        }
+        self.moments: list[Tree] = [dict(zip(keys, of_client)) for of_client in zip(*self._rows.values())]
 
     def _begun(self, w_BP: Tensor, name: str, kept: Sequence[Tensor | None]) -> list[Tensor]:
         """Returns a moment of every client, zeros where it kept none."""
         shape = w_BP.shape[1:] if name != STEP else torch.Size()
-        for moment in kept:
-            if moment is not None and moment.shape != shape:
-                raise RuntimeError(f"{name} has shape {list(moment.shape)}, expected {list(shape)}")
+        if wrong := [moment for moment in kept if moment is not None and moment.shape != shape]:
+            raise RuntimeError(f"{name} has shape {list(wrong[0].shape)}, expected {list(shape)}")
         anew = sum(moment is None for moment in kept)
         if w_BP.device.type == "cpu" and self._options.opt_state == "keep":
             # What one client keeps must not hold the memory of others.
@@ -51,9 +52,9 @@ class StackedSteps:
             zeros = iter(w_BP.new_zeros(anew, *shape).unbind())
         return [next(zeros) if moment is None else moment for moment in kept]
 
-    def step(self) -> None:
+    def step(self, gradient_BP: Tensor) -> None:
         """Takes a step of every client by its gradient, which may be overwritten."""
-        options, w, gradient = self._options, self._w, self._gradient
+        options, w, gradient = self._options, self._w, gradient_BP.unbind()
         if options.optimizer == "adam":
             torch._foreach_add_(self._rows[STEP], 1)
             torch._fused_adam_(
@@ -67,5 +68,5 @@ class StackedSteps:
             buffers = self._rows[BUFFER]
             torch._foreach_mul_(buffers, options.momentum)
             torch._foreach_add_(buffers, gradient)
-            gradient = buffers
+            gradient = tuple(buffers)
         torch._foreach_add_(w, gradient, alpha=-options.lr)

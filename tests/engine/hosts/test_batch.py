@@ -98,9 +98,9 @@ def test_what_does_not_fit_is_halved_and_at_last_trained_alone(
 def test_what_has_taken_a_step_does_not_begin_anew(start: Start, there: None, monkeypatch: pytest.MonkeyPatch) -> None:
     step = StackedSteps.step
 
-    def without_room(self: StackedSteps) -> None:
+    def without_room(self: StackedSteps, gradient_BP: Tensor) -> None:
         with room_for(0):
-            step(self)
+            step(self, gradient_BP)
             torch.zeros(1, device=load())
 
     monkeypatch.setattr(StackedSteps, "step", without_room)
