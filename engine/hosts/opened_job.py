@@ -17,6 +17,7 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
 from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.hosts.stacked_cell import StackedCells
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
@@ -66,11 +67,15 @@ class OpenedJob:
         begins: Is called when the visit of a client begins.
         stages: Of uploads, in their order.
         view: Gives the data of a client that is scored, changed by arguments of `Job.view`.
+        stacked: Trains cells without a visit, where method and cell allow it.
         guarded: Writes of the method into read-only data are looked for, and its form is checked in every round.
     """
 
-    def __init__(self, job: Job, device: torch.device, cache: Cache) -> None:
-        """Builds what training needs; raises a ShoalError if the store or the method does not fit the job."""
+    def __init__(self, job: Job, device: torch.device, cache: Cache, keeps_states: bool) -> None:
+        """Builds what training needs; raises a ShoalError if the store or the method does not fit the job.
+
+        `keeps_states`: new states of clients may stay on the device.
+        """
         store = job.open_store()
         self.job, self.device, self.creating = job, device, creating_on(device)
         self.algorithm = job.algorithm()
@@ -130,6 +135,7 @@ class OpenedJob:
                 BatchedTrainer(models[MODEL], job.train) if path == BATCHED else None,
             )
             self.kinds.append(kind)
+        self.stacked = StackedCells(self, cache, keeps_states and device != CPU)
 
     def train_with(self, options: TrainOptions) -> None:
         """Trains with other options from now on."""

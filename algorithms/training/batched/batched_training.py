@@ -127,10 +127,12 @@ class BatchedTrainer:
         states: Sequence[Tree],
         rng: Callable[[int], torch.Generator],
         pulls: Sequence[Pull | None] = (),
+        copies: bool = False,
     ) -> tuple[Tensor, Sequence[Tree]]:
         """Trains as `fit` does; returns losses `[B]` and the moments of clients, by their names in a state.
 
-        Moments that are in clients' `states` are written to. `rng` makes the stream of a row, where anything is drawn.
+        Moments in clients' `states` are written to, or with `copies` left as they are. `rng` makes the stream of a row,
+        where anything is drawn.
         """
         self.stepped = False
         device, inputs, label_BN = w_BP.device, batch.inputs, batch.label_BN
@@ -140,7 +142,7 @@ class BatchedTrainer:
         dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
         generators = [rng(i) for i in range(len(w_BP))] if dropped else []
         stack_BP = w_BP.detach().requires_grad_()
-        optimizer = StackedSteps(self.options, w_BP.detach(), states)
+        optimizer = StackedSteps(self.options, w_BP.detach(), states, copies)
         pulled = [(i, pull) for i, pull in enumerate(pulls) if pull is not None]
         together = _stack(pulls) if len(pulled) == len(w_BP) else None
         loss_B = torch.zeros(len(w_BP), device=device)

@@ -26,12 +26,12 @@ class StackedSteps:
         moments: Of every client, by their names in its state, as they are now; none without an optimizer that has some.
     """
 
-    def __init__(self, options: TrainOptions, w_BP: Tensor, states: Sequence[Tree]) -> None:
-        """Prepares steps of `w_BP`; moments that are in clients' states are written to.
+    def __init__(self, options: TrainOptions, w_BP: Tensor, states: Sequence[Tree], copies: bool = False) -> None:
+        """Prepares steps of `w_BP`; moments that are in clients' states are written to, or with `copies` left as they are.
 
         Raises a RuntimeError where these are not of a client's parameters.
         """
-        self._options, self._w = options, w_BP.unbind()
+        self._options, self._copies, self._w = options, copies, w_BP.unbind()
         names = (MEAN, SQUARE, STEP) if options.optimizer == "adam" else (BUFFER,) * bool(options.momentum)
         keys = [moments_key(MODEL, name) for name in names]
         self._rows = {
@@ -42,15 +42,21 @@ class StackedSteps:
     def _begun(self, w_BP: Tensor, name: str, kept: Sequence[Tensor | None]) -> list[Tensor]:
         """Returns a moment of every client, zeros where it kept none."""
         shape = w_BP.shape[1:] if name != STEP else torch.Size()
-        if wrong := [moment for moment in kept if moment is not None and moment.shape != shape]:
-            raise RuntimeError(f"{name} has shape {list(wrong[0].shape)}, expected {list(shape)}")
-        anew = sum(moment is None for moment in kept)
+        found = [moment for moment in kept if moment is not None]
+        if wrong := {moment.shape for moment in found} - {shape}:
+            raise RuntimeError(f"{name} has shape {list(*wrong)}, expected {list(shape)}")
+        anew = len(kept) - len(found)
         if w_BP.device.type == "cpu" and self._options.opt_state == "keep":
             # What one client keeps must not hold the memory of others.
-            zeros = iter([w_BP.new_zeros(shape) for _ in range(anew)])
+            zeros = [w_BP.new_zeros(shape) for _ in range(anew)]
+            found = [moment.clone() for moment in found] if self._copies else found
         else:
-            zeros = iter(w_BP.new_zeros(anew, *shape).unbind())
-        return [next(zeros) if moment is None else moment for moment in kept]
+            zeros = list(w_BP.new_zeros(anew, *shape).unbind()) if anew else []
+            found = list(torch.stack(found).unbind()) if self._copies and found else found
+        if not anew or not found:
+            return found or zeros
+        rows, begun = iter(found), iter(zeros)
+        return [next(begun if moment is None else rows) for moment in kept]
 
     def step(self, gradient_BP: Tensor) -> None:
         """Takes a step of every client by its gradient, which may be overwritten."""
