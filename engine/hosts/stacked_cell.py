@@ -234,7 +234,7 @@ class Stack:
         rows = list(range(len(places)))
         if wrong:
             rows = np.flatnonzero(sound_B).tolist()
-            chosen = torch.tensor(rows, device="cpu").to(self.w_BP.device)
+            chosen = torch.tensor(rows, dtype=torch.int64, device="cpu").to(self.w_BP.device)
             sums = add_up(self.w_BP[chosen], [places[row] for row in rows], cell.places)
             sums = {span: total.cpu() for span, total in sums.items()}
         return self._outcome(loss_B.tolist(), sorted(rows, key=prepared.ids.__getitem__), sums), wrong

@@ -23,7 +23,7 @@ class StackedSteps:
     """Steps of Adam, SGD, or SGD with momentum; in each an operator of torch takes all rows.
 
     Attributes:
-        moments: Of every client, by their names in its state, as they are now; none without an optimizer that has some.
+        moments: Of every client, by their names in its state, as they are now.
     """
 
     def __init__(self, options: TrainOptions, w_BP: Tensor, states: Sequence[Tree], copies: bool = False) -> None:
@@ -37,7 +37,8 @@ class StackedSteps:
         self._rows = {
             name: self._begun(w_BP, name, [state.get(key) for state in states]) for name, key in zip(names, keys)
         }
-        self.moments: list[Tree] = [dict(zip(keys, of_client)) for of_client in zip(*self._rows.values())]
+        of_clients = zip(*self._rows.values()) if names else [()] * len(self._w)
+        self.moments: list[Tree] = [dict(zip(keys, of_client)) for of_client in of_clients]
 
     def _begun(self, w_BP: Tensor, name: str, kept: Sequence[Tensor | None]) -> list[Tensor]:
         """Returns a moment of every client, zeros where it kept none."""
