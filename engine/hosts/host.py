@@ -239,7 +239,6 @@ class _CellAtWork:
             began = working_clock()
             outcome, wrong = stack.result()
         except Exception:
-            traceback.print_exc()
             return False
         for client_id, error in wrong.items():
             self._fail(client_id, error)

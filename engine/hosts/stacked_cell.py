@@ -7,13 +7,16 @@ Axes: B clients, P parameters.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from shoal.algorithms.base import Algorithm, trains_plainly
 from shoal.algorithms.client import Client, ClientModel
@@ -29,8 +32,8 @@ from shoal.engine.rounds.reduction import add_up, require_numbers
 from shoal.storage.errors import ShoalError
 from shoal.storage.shards.cache import Cache
 
-# States that stay on a device take at most this part of what its cache may take, in two versions.
-STATES_SHARE = 0.5
+# States that stay on a device take at most this part of what its cache may take, and as much again until a round ends.
+STATES_SHARE = 0.25
 
 
 def sends_its_model(method: Algorithm) -> bool:
@@ -66,7 +69,8 @@ class Prepared:
 class StackedCells:
     """The cells of one job that a host trains as stacks.
 
-    What clients train on stays in the cache where they come together again, and their moments on the device.
+    What clients train on stays in the cache where they come together again. Their states stay on the device while there
+    is room: they are values, so that a round which fails leaves those before it.
     """
 
     def __init__(self, opened: Any, cache: Cache, keeps_states: bool) -> None:
@@ -79,6 +83,7 @@ class StackedCells:
         self._possible = plain and all(set(kind.models) == {MODEL} for kind in opened.kinds)
         # Clients of a cell, by its first one, when that came last.
         self._last: dict[int, tuple[int, ...]] = {}
+        self._staying: list[_Staying] = []
 
     def takes(self, cell: Cell) -> bool:
         """Returns whether the clients of a cell need no visit."""
@@ -89,8 +94,8 @@ class StackedCells:
 
     def reads_in_place(self, cell: Cell) -> bool:
         """Returns whether a cell's states lie on the device and are read there as they are; else copies are sent."""
-        first = next((t for state in cell.states.values() for t in state.values()), None)
-        return first is not None and first.device == self._opened.device and self.takes(cell)
+        devices = {t.device for state in cell.states.values() for t in state.values()}
+        return devices <= {self._opened.device} and self.takes(cell)
 
     def is_ready(self, cell: Cell) -> bool:
         """Returns whether all that the clients of a cell train on is at hand, in one piece."""
@@ -162,32 +167,58 @@ class StackedCells:
         prepared = self._prepare(cell, again)
         # Parameters may travel in half the bytes.
         w_BP = w_P.to(trainer.model.w.dtype).expand(len(ids), -1).clone()
-        states = [cell.states.get(i, {}) for i in prepared.ids]
+        before = [cell.states.get(i, {}) for i in prepared.ids]
 
-        def rng(i: int) -> torch.Generator:
-            seed = key(opened.job.seed, cell.round, i, "train")
-            return generator_on(opened.device).manual_seed(seed)
-
-        losses = []
+        losses, moments = [], list[Tree]()
         for start, stop, batch in prepared.batches:
-            rows = slice(start, stop)
-            streams = prepared.ids[rows]
-            loss_B, moments = trainer.fit_batch(
-                batch, w_BP[rows], states[rows], lambda i: rng(streams[i]), copies=True
-            )
+            streams = partial(self._stream, cell.round, prepared.ids[start:stop])
+            loss_B, of_batch = trainer.fit_batch(batch, w_BP[start:stop], before[start:stop], streams, copies=True)
             losses.append(loss_B)
-            if trainer.options.opt_state == "keep":
-                states[rows] = [state | of_client for state, of_client in zip(states[rows], moments)]
+            moments += of_batch
+        states = list(before)
+        if trainer.options.opt_state == "keep":
+            states[: len(moments)] = [state | of_client for state, of_client in zip(before, moments)]
         # NaN is the largest of all.
         largest_B = torch.linalg.vector_norm(w_BP, math.inf, dim=1)
         w_BP.mul_(prepared.weight_B1)
         if prepared.trained < len(ids):
             # What has no weight is not read.
             w_BP[prepared.trained :] = 0.0
-        room = STATES_SHARE * self._cache.limit
-        size = 2 * len(opened.job.model_of) * sum(t.nbytes for t in states[0].values())
-        stays = self._keeps_states and again and size <= room
-        return Stack(cell, prepared, w_BP, torch.cat([*losses, largest_B]), states, stays)
+        return Stack(cell, prepared, w_BP, torch.cat([*losses, largest_B]), states, self._has_room(before, states))
+
+    def _stream(self, number: int, ids: Sequence[int], row: int) -> torch.Generator:
+        """Makes the stream of a client's training in a round, by its row."""
+        seed = key(self._opened.job.seed, number, ids[row], "train")
+        return generator_on(self._opened.device).manual_seed(seed)
+
+    def _has_room(self, before: Sequence[Tree], states: Sequence[Tree]) -> bool:
+        """Returns whether new states may stay on the device, in place of those before; notes their memory then."""
+        name = next((name for state in states for name in state), None)
+        if not self._keeps_states or name is None:
+            return self._keeps_states
+        old, new = ([s[name].untyped_storage() for s in trees if name in s] for trees in (before, states))
+        read, begun = (Counter([storage.data_ptr() for storage in storages]) for storages in (old, new))
+        size = sum([t.nbytes for t in next(state for state in states if name in state).values()])
+        self._staying = [memory for memory in self._staying if not memory.storage.expired()]
+        # What is read to the last row is let go when the round is committed.
+        others = sum(memory.size for memory in self._staying if read[memory.address] < memory.rows)
+        if others + len(new) * size > STATES_SHARE * self._cache.limit:
+            return False
+        storages = {storage.data_ptr(): storage for storage in new}
+        self._staying += [
+            _Staying(StorageWeakRef(storage), address, begun[address], begun[address] * size)
+            for address, storage in storages.items()
+        ]
+        return True
+
+
+class _Staying(NamedTuple):
+    """Memory of states that stay, all of it until the last of them is replaced: its rows, and bytes of all moments."""
+
+    storage: StorageWeakRef
+    address: int
+    rows: int
+    size: int
 
 
 @dataclass

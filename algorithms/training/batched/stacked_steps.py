@@ -1,7 +1,7 @@
 """Steps of the optimizers of clients that train in one batch: torch's kernels on the rows of a stack.
 
-Each client has moments and a count of steps of its own, by the names and with the numbers of torch's optimizers. Of these
-nothing else is used: what they look up in Python for each parameter takes longer than a step of a small client.
+Each client has moments and a count of steps of its own, by the names and with the bits of torch's optimizers, which look
+so much up in Python for each parameter that it takes longer than a step of a small client.
 
 Axes: B clients, P parameters.
 """
@@ -27,7 +27,7 @@ class StackedSteps:
     """
 
     def __init__(self, options: TrainOptions, w_BP: Tensor, states: Sequence[Tree], copies: bool = False) -> None:
-        """Prepares steps of `w_BP`; moments that are in clients' states are written to, or with `copies` left as they are.
+        """Prepares steps of `w_BP`; moments in clients' states are written to, or with `copies` left as they are.
 
         Raises a RuntimeError where these are not of a client's parameters.
         """
