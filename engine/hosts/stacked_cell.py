@@ -159,7 +159,7 @@ class StackedCells:
 
     def train(self, cell: Cell, w_P: Tensor) -> "Stack":
         """Trains the clients of a cell from `w_P`; nothing that they are given is written to."""
-        opened, trainer = self._opened, self._trainer(cell)
+        trainer = self._trainer(cell)
         assert trainer is not None
         ids = tuple(cell.ids)
         again = self._last.get(ids[0]) == ids
@@ -168,7 +168,6 @@ class StackedCells:
         # Parameters may travel in half the bytes.
         w_BP = w_P.to(trainer.model.w.dtype).expand(len(ids), -1).clone()
         before = [cell.states.get(i, {}) for i in prepared.ids]
-
         losses, moments = [], list[Tree]()
         for start, stop, batch in prepared.batches:
             streams = partial(self._stream, cell.round, prepared.ids[start:stop])

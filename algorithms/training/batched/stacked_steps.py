@@ -1,7 +1,7 @@
 """Steps of the optimizers of clients that train in one batch: torch's kernels on the rows of a stack.
 
-Each client has moments and a count of steps of its own, by the names and with the bits of torch's optimizers, which look
-so much up in Python for each parameter that it takes longer than a step of a small client.
+Each client has moments and a count of steps of its own, by the names and with the bits of torch's optimizers. These
+look up so much in Python for each parameter that it takes longer than a step of a small client.
 
 Axes: B clients, P parameters.
 """

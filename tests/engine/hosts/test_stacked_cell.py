@@ -308,7 +308,7 @@ def test_states_stay_where_there_is_room(start: Run, visited: Any, there: None, 
         found.append([t.device.type for tree in server.state.clients.values() for t in tree.values()].count("other"))
         assert_same_runs(fetched(server), alone)
     assert found[0] == 0
-    # With cohorts that change, clients who do not come hold the memory of those who came with them.
+    # Clients who do not come again hold the memory of those who came with them.
     assert found[1] == 9 if ratio == 1.0 else 0 < found[1] <= 9
     assert found[2] == sum(map(len, alone.state.clients.values()))
 
