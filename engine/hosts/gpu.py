@@ -98,6 +98,13 @@ class Deferred:
         self._scored[client.info.client] = scored
         return True
 
+    def count(self) -> dict[int, Tensor]:
+        """Counts the predictions of the clients that were to be scored later, by client; see `counts_of`."""
+        scored, self._scored = self._scored, {}
+        if not scored:
+            return {}
+        return dict(zip(scored, counts_of(list(scored.values()), self._opened.infos[0].classes)))
+
     def keep(self, result: "ClientResult") -> None:
         """Keeps a result on the device until `flush`."""
         self._results.append(result)
@@ -125,14 +132,9 @@ class Deferred:
         """
         began = working_clock()
         waiting, self._results, self._bytes = self._results, [], 0
-        scored, self._scored = self._scored, {}
         try:
-            if scored:
-                classes = self._opened.infos[0].classes
-                counts_by_client = dict(zip(scored, counts_of(list(scored.values()), classes)))
-                waiting = [
-                    replace(result, counts=counts_by_client.get(result.client, result.counts)) for result in waiting
-                ]
+            counts_by_client = self.count()
+            waiting = [replace(result, counts=counts_by_client.get(result.client, result.counts)) for result in waiting]
             if last:
                 seconds["upload"] -= self.bring(seconds)
             # An entry that is added up on the device needs no copy, but must be known to be finite.

@@ -24,6 +24,7 @@ from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batche
 from shoal.engine.hosts.device import DeviceLost, cache_bytes, give_back_memory, keep_freed_memory, lost, take_device
 from shoal.engine.hosts.gpu import ClientResult, Deferred, send_values
 from shoal.engine.hosts.opened_job import OpenedJob
+from shoal.engine.hosts.stacked_cell import Stack
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import working_clock
@@ -233,10 +234,13 @@ class _CellAtWork:
         seconds, began = self._outcome.seconds, working_clock()
         try:
             stack = self._opened.stacked.train(self._cell, self._shared["w"])
-            seconds["train"] += working_clock() - began
-            if self._deferred is not None:
-                self._deferred.bring(seconds)
+            trained = working_clock()
+            seconds["train"] += trained - began
+            self._score_stack(stack)
             began = working_clock()
+            seconds["evaluate"] += began - trained
+            if self._deferred is not None:
+                began += self._deferred.bring(seconds)
             outcome, wrong = stack.result()
         except Exception:
             return False
@@ -245,6 +249,20 @@ class _CellAtWork:
         seconds["upload"] += working_clock() - began
         self._outcome = replace(outcome, failures=self._outcome.failures, seconds=seconds)
         return True
+
+    def _score_stack(self, stack: Stack) -> None:
+        """Counts the predictions of the clients of a stack that are scored; of these alone there are visits."""
+        for client_id in sorted(self._cell.score):
+            try:
+                visit = Trained(self.start_visit(client_id), stack.trained(client_id), math.nan).resume()
+                if self._deferred is None or not self._deferred.scores_later(visit):
+                    stack.counts[client_id] = visit.score()
+                if visit.predicted:
+                    stack.predicted[client_id] = visit.predicted
+            except Exception as error:
+                stack.errors[client_id] = error
+        if self._deferred is not None:
+            stack.counts |= self._deferred.count()
 
     def visit_clients(self) -> None:
         """Trains in batches, visits every client, and takes the results."""

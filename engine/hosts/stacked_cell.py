@@ -8,8 +8,8 @@ Axes: B clients, P parameters.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from shoal.algorithms.base import Algorithm, trains_plainly
+from shoal.algorithms.base import Algorithm, overrides, trains_plainly
 from shoal.algorithms.client import Client, ClientModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import MODEL, Reduce, Tree
@@ -26,7 +26,7 @@ from shoal.algorithms.rng import generator_on, key
 from shoal.algorithms.training.batched.batched_inputs import BatchedRows, numbers_of_row, size_groups
 from shoal.algorithms.training.batched.batched_training import Batch, BatchedTrainer
 from shoal.algorithms.training.local_training import DIVERGED, bounded_loss
-from shoal.engine.hosts.gpu import fetch
+from shoal.engine.hosts.gpu import fetch, send, without_lost
 from shoal.engine.messages.cell import NO_STAGES, Cell, Outcome, PartialSum
 from shoal.engine.rounds.reduction import add_up, require_numbers
 from shoal.storage.errors import ShoalError
@@ -88,7 +88,9 @@ class StackedCells:
     def takes(self, cell: Cell) -> bool:
         """Returns whether the clients of a cell need no visit."""
         trains = self._possible and cell.phase and cell.train and self._trainer(cell) is not None
-        if not trains or cell.score or cell.again is not None or cell.stages != NO_STAGES:
+        if not trains or cell.score_with or cell.again is not None or cell.stages != NO_STAGES:
+            return False
+        if cell.score and overrides(self._opened.algorithm, "predict"):
             return False
         return not cell.private and not cell.inboxes and dict(cell.up) == {"w": Reduce.MEAN}
 
@@ -154,8 +156,10 @@ class StackedCells:
         trained = len(ids)
         ids += sorted(set(cell.ids) - set(ids))
         in_order = [weights[i] for i in ids]
-        weight_B1 = torch.tensor(in_order, dtype=torch.float32, device="cpu").to(opened.device)[:, None]
-        return Prepared(ids, batches, trained, in_order, weight_B1)
+        weight_B = torch.tensor(in_order, dtype=torch.float32, device="cpu")
+        if opened.device.type != "cpu":
+            (weight_B,) = send([weight_B], opened.device)
+        return Prepared(ids, batches, trained, in_order, weight_B[:, None])
 
     def train(self, cell: Cell, w_P: Tensor) -> "Stack":
         """Trains the clients of a cell from `w_P`; nothing that they are given is written to."""
@@ -179,10 +183,6 @@ class StackedCells:
             states[: len(moments)] = [state | of_client for state, of_client in zip(before, moments)]
         # NaN is the largest of all.
         largest_B = torch.linalg.vector_norm(w_BP, math.inf, dim=1)
-        w_BP.mul_(prepared.weight_B1)
-        if prepared.trained < len(ids):
-            # What has no weight is not read.
-            w_BP[prepared.trained :] = 0.0
         return Stack(cell, prepared, w_BP, torch.cat([*losses, largest_B]), states, self._has_room(before, states))
 
     def _stream(self, number: int, ids: Sequence[int], row: int) -> torch.Generator:
@@ -222,11 +222,14 @@ class _Staying(NamedTuple):
 
 @dataclass
 class Stack:
-    """The clients of a cell after training: weighted uploads `[B, P]`, losses of those that trained and the largest
-    number of each as one vector, and states.
+    """The clients of a cell after training: parameters `[B, P]`, losses of those that trained and the largest number of
+    each as one vector, and states.
 
     Attributes:
         stays: Whether states stay on the device.
+        counts: Of predictions of clients that are scored; as `gpu.counts_of` gives them where they are on the device.
+        predicted: Their predictions, where a callback asks for them.
+        errors: Errors of clients that could not be scored.
     """
 
     cell: Cell
@@ -235,39 +238,60 @@ class Stack:
     numbers: Tensor
     states: list[Tree]
     stays: bool
+    counts: dict[int, np.ndarray | Tensor] = field(default_factory=dict)
+    predicted: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
+    errors: dict[int, Exception] = field(default_factory=dict)
+
+    def trained(self, client: int) -> Tensor:
+        """Returns the parameters `[P]` of a client."""
+        return self.w_BP[self.prepared.ids.index(client)]
 
     def result(self) -> tuple[Outcome, dict[int, Exception]]:
-        """Returns the outcome, with one wait for the device, and the errors of clients that have none."""
+        """Returns the outcome, with one wait for the device, and the errors of clients that have none.
+
+        Afterwards parameters are not those of clients any more.
+        """
         prepared, cell = self.prepared, self.cell
+        weighted_BP = self.w_BP.mul_(prepared.weight_B1)
+        if prepared.trained < len(prepared.ids):
+            # What has no weight is not read.
+            weighted_BP[prepared.trained :] = 0.0
         place = dict(zip(cell.ids, cell.places))
         places = [place[i] for i in prepared.ids]
-        sums = add_up(self.w_BP, places, cell.places)
-        on_device = self.w_BP.device.type != "cpu"
-        if on_device:
-            kept = [] if self.stays else [t for state in self.states for t in state.values()]
-            numbers, *fetched = fetch([self.numbers, *sums.values(), *kept])
-            sums = dict(zip(sums, fetched))
-            if kept:
-                here = iter(fetched[len(sums) :])
-                self.states = [{name: next(here) for name in state} for state in self.states]
-        else:
-            numbers = self.numbers
-        loss_B, largest_B = numbers.numpy()[: prepared.trained], numbers.numpy()[prepared.trained :]
-        limit = DIVERGED * max(cell.first_loss, 1.0)
+        sums = add_up(weighted_BP, places, cell.places)
+        numbers = self._fetch(sums)
+        loss_B, largest_B = numbers[: prepared.trained], numbers[prepared.trained :]
         sound_B = np.isfinite(largest_B)
-        sound_B[: prepared.trained] &= np.isfinite(loss_B) & (loss_B <= limit)
+        sound_B[: prepared.trained] &= np.isfinite(loss_B) & (loss_B <= DIVERGED * max(cell.first_loss, 1.0))
         sound_B[prepared.trained :] = True
-        wrong = {
+        wrong = self.errors | {
             prepared.ids[row]: self._error(float(loss_B[row]), float(largest_B[row]))
             for row in np.flatnonzero(~sound_B).tolist()
         }
-        rows = list(range(len(places)))
+        rows = sorted(range(len(places)), key=prepared.ids.__getitem__)
         if wrong:
-            rows = np.flatnonzero(sound_B).tolist()
-            chosen = torch.tensor(rows, dtype=torch.int64, device="cpu").to(self.w_BP.device)
-            sums = add_up(self.w_BP[chosen], [places[row] for row in rows], cell.places)
+            rows = [row for row in rows if prepared.ids[row] not in wrong]
+            chosen = torch.tensor(rows, dtype=torch.int64, device="cpu").to(weighted_BP.device)
+            sums = add_up(weighted_BP[chosen], [places[row] for row in rows], cell.places)
             sums = {span: total.cpu() for span, total in sums.items()}
-        return self._outcome(loss_B.tolist(), sorted(rows, key=prepared.ids.__getitem__), sums), wrong
+        return self._outcome(loss_B.tolist(), rows, sums), dict(sorted(wrong.items()))
+
+    def _fetch(self, sums: dict[range, Tensor]) -> np.ndarray:
+        """Brings all to the processor that does not stay, with one wait; returns the numbers."""
+        if self.w_BP.device.type != "cpu":
+            kept = [] if self.stays else [t for state in self.states for t in state.values()]
+            later = {client: counts for client, counts in self.counts.items() if isinstance(counts, Tensor)}
+            self.numbers, *fetched = fetch([self.numbers, *sums.values(), *later.values(), *kept])
+            here = iter(fetched)
+            sums.update({span: next(here) for span in sums})
+            for client in later:
+                try:
+                    self.counts[client] = without_lost(next(here).numpy())
+                except ShoalError as error:
+                    self.errors[client] = error
+            if kept:
+                self.states = [{name: next(here) for name in state} for state in self.states]
+        return self.numbers.numpy()
 
     def _error(self, loss: float, largest: float) -> Exception:
         """Makes the error of a client of a loss and a largest parameter of which one is not sound."""
@@ -286,6 +310,8 @@ class Stack:
         outcome = Outcome([prepared.ids[row] for row in rows], losses=[losses[row] for row in rows])
         outcome.states = dict(zip(outcome.ids, [self.states[row] for row in rows]))
         outcome.bytes_up = [size] * len(rows)
+        outcome.scores = {i: np.asarray(self.counts[i]) for i in outcome.ids if i in self.counts}
+        outcome.predicted = {i: self.predicted[i] for i in outcome.ids if i in self.predicted}
         place, weights = dict(zip(cell.ids, cell.places)), dict(zip(prepared.ids, prepared.weights))
         for span, total in sums.items():
             within = [i for i in outcome.ids if place[i] in span]

@@ -147,7 +147,7 @@ def add_up(weighted_BP: Tensor, places: Sequence[int], among: range) -> dict[ran
     """
     order = sorted(range(len(places)), key=places.__getitem__)
     if order != list(range(len(places))):
-        weighted_BP = weighted_BP[torch.tensor(order, device="cpu").to(weighted_BP.device)]
+        weighted_BP = weighted_BP[torch.tensor(order, device="cpu").to(weighted_BP.device, non_blocking=True)]
     ordered, totals, start = [places[i] for i in order], dict[range, Tensor](), 0
     for block in _aligned(among):
         stop = bisect_left(ordered, block.stop)
@@ -174,7 +174,7 @@ def _add_up_halves(rows: Tensor, at: Sequence[int]) -> Tensor:
     if size > len(at):
         # Only of minus zero no bit of a sum depends.
         places = rows.new_full((size, rows.shape[1]), -0.0)
-        rows = places.index_copy_(0, torch.tensor(at, device="cpu").to(rows.device), rows)
+        rows = places.index_copy_(0, torch.tensor(at, device="cpu").to(rows.device, non_blocking=True), rows)
     total = rows[::2].double()
     if size > 1:
         total.add_(rows[1::2])

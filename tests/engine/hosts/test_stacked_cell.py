@@ -11,7 +11,7 @@ import torch
 from support.errors import refused
 from support.other_device.device import load
 from support.other_device.device_counts import DeviceCounts
-from support.same_bits import assert_same_runs
+from support.same_bits import assert_same_runs, assert_same_scores
 from support.small_runs import small_run
 
 from shoal.algorithms.base import Client, Pull, Received, Trainer
@@ -23,6 +23,7 @@ from shoal.algorithms.rng import CPU
 from shoal.engine.config.config import parse_config
 from shoal.engine.hosts import host
 from shoal.engine.hosts.backend import LocalBackend
+from shoal.engine.hosts.host import Visit
 from shoal.engine.hosts.stacked_cell import Stack, StackedCells, sends_its_model
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
@@ -44,6 +45,8 @@ CASES: dict[str, dict[str, Any]] = {
     "adam, in turns": {"participation.ratio": 0.7, "engine.cell_size": 3},
     "moments begun anew": {"train.opt_state": "reset", "algorithm.name": "fedopt"},
     "graphs": {"model.name": "gcn", "train.dropout": 0.0, "engine.cell_size": 6},
+    "scored": {"evaluation.every": 1, "engine.cell_size": 3},
+    "scored, in turns": {"evaluation.every": 2, "participation.ratio": 0.7, "model.name": "gcn", "train.dropout": 0.0},
     "a schedule of rates": {"train.schedule": {"name": "ExponentialLR", "gamma": 0.5}, "engine.cell_size": 8},
 }
 
@@ -100,6 +103,7 @@ def test_the_numbers_of_visits(
     together = run(keys, rounds=4)
     assert_same_runs(fetched(together), alone)
     assert together.state.first_losses == alone.state.first_losses
+    assert_same_scores(together, alone)
     clients = 4 if "turns" in case else 6
     assert len(stacks) == 4 * -(-clients // keys["engine.cell_size"])
 
@@ -160,6 +164,31 @@ def test_a_loss_beyond_the_first_is_refused(start: Run, visited: Any, stacks: li
         assert "over a million times the first" in told
         assert told == alone["failures"][client][0]
     assert len(stacks) == 4
+
+
+@pytest.mark.parametrize("device", ["here", "there"])
+def test_a_client_that_cannot_be_scored_is_left_out(
+    start: Run, visited: Any, stacks: list[Stack], request: Any, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Nothing of its training counts."""
+    if device == "there":
+        request.getfixturevalue("there")
+    received = Visit.received_to_score
+
+    def lost(self: Visit) -> Received:
+        if self.client.info.client == 2:
+            raise RuntimeError("no luck")
+        return received(self)
+
+    monkeypatch.setattr(Visit, "received_to_score", lost)
+    keys = {**KEYS, "evaluation.every": 1, "engine.on_client_error": "skip"}
+    servers = [start(keys), start(keys)]
+    lines = [servers[0].round(), visited(servers[1].round)]
+    assert_same_runs(fetched(servers[0]), servers[1])
+    assert_same_scores(*servers)
+    assert [line["cohort"] for line in lines] == [[0, 1, 3, 4, 5]] * 2
+    assert "RuntimeError: no luck" in lines[0]["failures"]["2"][0]
+    assert len(stacks) == 2
 
 
 def test_what_fails_is_told_by_visits(start: Run, stacks: list[Stack]) -> None:
@@ -228,7 +257,6 @@ def test_methods_are_known_by_their_functions(method: type[FedAvg], plain: bool)
 @pytest.mark.parametrize(
     "keys",
     [
-        {"evaluation.every": 1},
         {"communication.upload": "topk", "communication.ratio": 0.5},
         {"algorithm.name": f"{__file__}:OwnRound"},
         {"algorithm.name": "fedgta"},
@@ -236,7 +264,7 @@ def test_methods_are_known_by_their_functions(method: type[FedAvg], plain: bool)
     ],
 )
 def test_what_needs_a_visit_has_one(start: Run, stacks: list[Stack], keys: dict[str, Any]) -> None:
-    """Cells that are scored, stages on uploads, a user's method, others' uploads, and clients one by one."""
+    """Stages on uploads, a user's method, others' uploads, and clients one by one."""
     start({**KEYS, **keys}).round()
     assert not stacks
 
