@@ -20,11 +20,7 @@ STEP, MEAN, SQUARE, BUFFER = "step", "exp_avg", "exp_avg_sq", "momentum_buffer"
 
 
 class StackedSteps:
-    """Steps of Adam, SGD, or SGD with momentum; in each an operator of torch takes all rows.
-
-    Attributes:
-        moments: Of every client, by their names in its state, as they are now.
-    """
+    """Steps of Adam, SGD, or SGD with momentum; in each an operator of torch takes all rows."""
 
     def __init__(self, options: TrainOptions, w_BP: Tensor, states: Sequence[Tree], copies: bool = False) -> None:
         """Prepares steps of `w_BP`; moments in clients' states are written to, or with `copies` left as they are.
@@ -32,28 +28,43 @@ class StackedSteps:
         Raises a RuntimeError where these are not of a client's parameters.
         """
         self._options, self._copies, self._w = options, copies, w_BP.unbind()
-        names = (MEAN, SQUARE, STEP) if options.optimizer == "adam" else (BUFFER,) * bool(options.momentum)
-        keys = [moments_key(MODEL, name) for name in names]
+        self._keys = {name: moments_key(MODEL, name) for name in _moments_of(options)}
         self._rows = {
-            name: self._begun(w_BP, name, [state.get(key) for state in states]) for name, key in zip(names, keys)
+            name: self._begun(name, w_BP.shape[1:], [state.get(key) for state in states])
+            for name, key in self._keys.items()
         }
-        of_clients = zip(*self._rows.values()) if names else [()] * len(self._w)
-        self.moments: list[Tree] = [dict(zip(keys, of_client)) for of_client in of_clients]
+        if options.optimizer == "adam":
+            # One operator counts the steps of all.
+            kept = self._begun(STEP, torch.Size(), [state.get(moments_key(MODEL, STEP)) for state in states])
+            self._step_B = torch.stack(kept)
+            self._steps = list(self._step_B.unbind())
 
-    def _begun(self, w_BP: Tensor, name: str, kept: Sequence[Tensor | None]) -> list[Tensor]:
+    @property
+    def moments(self) -> list[Tree]:
+        """Lists the moments of every client, by their names in its state, as they are now."""
+        columns = {key: self._rows[name] for name, key in self._keys.items()}
+        if self._options.optimizer == "adam":
+            columns[moments_key(MODEL, STEP)] = [step.clone() for step in self._steps] if self._apart else self._steps
+        of_clients = zip(*columns.values()) if columns else [()] * len(self._w)
+        return [dict(zip(columns, of_client)) for of_client in of_clients]
+
+    @property
+    def _apart(self) -> bool:
+        """Returns whether moments have memory of their own: what a client keeps must not hold that of others."""
+        return self._w[0].device.type == "cpu" and self._options.opt_state == "keep"
+
+    def _begun(self, name: str, shape: torch.Size, kept: Sequence[Tensor | None]) -> list[Tensor]:
         """Returns a moment of every client, zeros where it kept none."""
-        shape = w_BP.shape[1:] if name != STEP else torch.Size()
         found = [moment for moment in kept if moment is not None]
         if wrong := {moment.shape for moment in found} - {shape}:
             raise RuntimeError(f"{name} has shape {list(*wrong)}, expected {list(shape)}")
-        anew = len(kept) - len(found)
-        if w_BP.device.type == "cpu" and self._options.opt_state == "keep":
-            # What one client keeps must not hold the memory of others.
-            zeros = [w_BP.new_zeros(shape) for _ in range(anew)]
+        anew, apart, w = len(kept) - len(found), self._apart and name != STEP, self._w[0]
+        if apart:
+            zeros = [w.new_zeros(shape) for _ in range(anew)]
             found = [moment.clone() for moment in found] if self._copies else found
         else:
-            zeros = list(w_BP.new_zeros(anew, *shape).unbind()) if anew else []
-            found = list(torch.stack(found).unbind()) if self._copies and found else found
+            zeros = list(w.new_zeros(anew, *shape).unbind()) if anew else []
+            found = list(torch.stack(found).unbind()) if self._copies and found and name != STEP else found
         if not anew or not found:
             return found or zeros
         rows, begun = iter(found), iter(zeros)
@@ -63,9 +74,9 @@ class StackedSteps:
         """Takes a step of every client by its gradient, which may be overwritten."""
         options, w, gradient = self._options, self._w, gradient_BP.unbind()
         if options.optimizer == "adam":
-            torch._foreach_add_(self._rows[STEP], 1)
+            self._step_B.add_(1)
             torch._fused_adam_(
-                w, gradient, self._rows[MEAN], self._rows[SQUARE], [], self._rows[STEP], lr=options.lr, beta1=BETA1,
+                w, gradient, self._rows[MEAN], self._rows[SQUARE], [], self._steps, lr=options.lr, beta1=BETA1,
                 beta2=BETA2, weight_decay=options.weight_decay, eps=EPSILON, amsgrad=False, maximize=False,
             )  # fmt: skip
             return
@@ -77,3 +88,10 @@ class StackedSteps:
             torch._foreach_add_(buffers, gradient)
             gradient = tuple(buffers)
         torch._foreach_add_(w, gradient, alpha=-options.lr)
+
+
+def _moments_of(options: TrainOptions) -> tuple[str, ...]:
+    """Returns the names of an optimizer's moments `[P]`."""
+    if options.optimizer == "adam":
+        return MEAN, SQUARE
+    return (BUFFER,) if options.momentum else ()
