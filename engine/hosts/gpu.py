@@ -81,7 +81,9 @@ class Deferred:
 
     def _send_values(self, cell: Cell) -> Cell:
         """Sends the values of a cell's clients, where it does not read them in their place."""
-        return cell if self._opened.stacked.reads_in_place(cell) else send_values(cell, self._opened.device)
+        stacks = self._opened.stacks
+        in_place = stacks is not None and stacks.reads_in_place(cell)
+        return cell if in_place else send_values(cell, self._opened.device)
 
     def scores_later(self, visit: Visited) -> bool:
         """Takes what a client predicts, or what that needs; False: it is to be scored now."""
@@ -192,7 +194,7 @@ class Deferred:
         room = PASSING_SHARE * self._cache.limit
         with suppress(Exception):
             self._values = self._send_values(cell)
-            for client in () if opened.stacked.is_ready(cell) else cell.ids:
+            for client in () if opened.stacks.is_ready(cell) else cell.ids:
                 if room <= 0:
                     break
                 room -= self._cache.size_of(self._gather(client))

@@ -7,7 +7,7 @@ import math
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batche
 from shoal.engine.hosts.device import DeviceLost, cache_bytes, give_back_memory, keep_freed_memory, lost, take_device
 from shoal.engine.hosts.gpu import ClientResult, Deferred, send_values
 from shoal.engine.hosts.opened_job import OpenedJob
-from shoal.engine.hosts.stacked_cell import Stack
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import working_clock
@@ -44,6 +43,9 @@ from shoal.engine.scores.domains import score_graph
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.shards.cache import OpenViews
 from shoal.storage.shards.view import Cache, View
+
+if TYPE_CHECKING:
+    from shoal.engine.hosts.cell_stack import CellStacks, Stack
 
 # After states of so many bytes it is worth looking for freed memory, which takes a millisecond or two.
 LARGE_STATES = 2**23
@@ -217,8 +219,9 @@ class _CellAtWork:
 
     def run(self) -> Outcome:
         """Visits the clients, and reduces their uploads; raises a ShoalError for a failure that may not be skipped."""
-        if self._opened.stacked.takes(self._cell):
-            if self._train_stack():
+        stacks = self._opened.stacks
+        if stacks is not None and stacks.takes(self._cell):
+            if self._train_stack(stacks):
                 return self._outcome
             if self._deferred is not None:
                 # Visits write to what they are given.
@@ -229,11 +232,11 @@ class _CellAtWork:
             reduce_cell(self._uploads, self._cell, self._outcome)
         return self._outcome
 
-    def _train_stack(self) -> bool:
+    def _train_stack(self, stacks: "CellStacks") -> bool:
         """Trains all clients as one stack; False: something is wrong, and visits, from the same values, say what."""
         seconds, began = self._outcome.seconds, working_clock()
         try:
-            stack = self._opened.stacked.train(self._cell, self._shared["w"])
+            stack = stacks.train(self._cell, self._shared["w"])
             trained = working_clock()
             seconds["train"] += trained - began
             self._score_stack(stack)
@@ -250,7 +253,7 @@ class _CellAtWork:
         self._outcome = replace(outcome, failures=self._outcome.failures, seconds=seconds)
         return True
 
-    def _score_stack(self, stack: Stack) -> None:
+    def _score_stack(self, stack: "Stack") -> None:
         """Counts the predictions of the clients of a stack that are scored; of these alone there are visits."""
         for client_id in sorted(self._cell.score):
             try:

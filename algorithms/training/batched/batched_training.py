@@ -20,7 +20,6 @@ from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import BatchedInputs, batched_inputs, pad
-from shoal.algorithms.training.batched.stacked_steps import StackedSteps
 
 NO_LABEL = -100
 
@@ -142,7 +141,10 @@ class BatchedTrainer:
         dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
         generators = [rng(i) for i in range(len(w_BP))] if dropped else []
         stack_BP = w_BP.detach().requires_grad_()
-        optimizer = StackedSteps(self.options, w_BP.detach(), states, copies)
+        # Clients that train one by one load none of it.
+        from shoal.algorithms.training.batched.row_steps import RowSteps
+
+        optimizer = RowSteps(self.options, w_BP.detach(), states, copies)
         pulled = [(i, pull) for i, pull in enumerate(pulls) if pull is not None]
         together = _stack(pulls) if len(pulled) == len(w_BP) else None
         loss_B = torch.zeros(len(w_BP), device=device)

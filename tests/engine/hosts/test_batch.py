@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.algorithms.training.batched.batched_inputs import MOST, NO_MATTER, size_groups
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
-from shoal.algorithms.training.batched.stacked_steps import StackedSteps
+from shoal.algorithms.training.batched.row_steps import RowSteps
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.server import Server
 
@@ -96,13 +96,13 @@ def test_what_does_not_fit_is_halved_and_at_last_trained_alone(
 
 
 def test_what_has_taken_a_step_does_not_begin_anew(start: Start, there: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = StackedSteps.step
+    step = RowSteps.step
 
-    def without_room(self: StackedSteps, gradient_BP: Tensor) -> None:
+    def without_room(self: RowSteps, gradient_BP: Tensor) -> None:
         with room_for(0):
             step(self, gradient_BP)
             torch.zeros(1, device=load())
 
-    monkeypatch.setattr(StackedSteps, "step", without_room)
+    monkeypatch.setattr(RowSteps, "step", without_room)
     with refused("round 1, client 0", says="OutOfMemoryError: the device"):
         start(BATCHED).round()

@@ -66,7 +66,7 @@ class Prepared:
         return [self.weight_B1, *(t for tensors in batches for t in tensors)]
 
 
-class StackedCells:
+class CellStacks:
     """The cells of one job that a host trains as stacks.
 
     What clients train on stays in the cache where they come together again. Their states stay on the device while there

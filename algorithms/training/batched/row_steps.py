@@ -19,7 +19,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 STEP, MEAN, SQUARE, BUFFER = "step", "exp_avg", "exp_avg_sq", "momentum_buffer"
 
 
-class StackedSteps:
+class RowSteps:
     """Steps of Adam, SGD, or SGD with momentum; in each an operator of torch takes all rows."""
 
     def __init__(self, options: TrainOptions, w_BP: Tensor, states: Sequence[Tree], copies: bool = False) -> None:
@@ -55,19 +55,19 @@ class StackedSteps:
 
     def _begun(self, name: str, shape: torch.Size, kept: Sequence[Tensor | None]) -> list[Tensor]:
         """Returns a moment of every client, zeros where it kept none."""
-        found = [moment for moment in kept if moment is not None]
-        if wrong := {moment.shape for moment in found} - {shape}:
+        present = [moment for moment in kept if moment is not None]
+        if wrong := {moment.shape for moment in present} - {shape}:
             raise RuntimeError(f"{name} has shape {list(*wrong)}, expected {list(shape)}")
-        anew, apart, w = len(kept) - len(found), self._apart and name != STEP, self._w[0]
+        anew, apart, w = len(kept) - len(present), self._apart and name != STEP, self._w[0]
         if apart:
             zeros = [w.new_zeros(shape) for _ in range(anew)]
-            found = [moment.clone() for moment in found] if self._copies else found
+            present = [moment.clone() for moment in present] if self._copies else present
         else:
             zeros = list(w.new_zeros(anew, *shape).unbind()) if anew else []
-            found = list(torch.stack(found).unbind()) if self._copies and found and name != STEP else found
-        if not anew or not found:
-            return found or zeros
-        rows, begun = iter(found), iter(zeros)
+            present = list(torch.stack(present).unbind()) if self._copies and present and name != STEP else present
+        if not anew or not present:
+            return present or zeros
+        rows, begun = iter(present), iter(zeros)
         return [next(begun if moment is None else rows) for moment in kept]
 
     def step(self, gradient_BP: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Steps of stacked clients beside torch's optimizers, one for each client."""
+"""Steps of the rows of a stack beside torch's optimizers, one for each client."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.batched.stacked_steps import StackedSteps
+from shoal.algorithms.training.batched.row_steps import RowSteps
 
 B, P = 5, 37
 OPTIONS: list[dict[str, Any]] = [
@@ -42,7 +42,7 @@ def test_every_row_steps_as_torch_does(options: dict[str, Any], keep: bool) -> N
     for visit in range(3):
         states[visit], optimizers[visit] = {}, of_torch(alone[visit], train)
         before = [{name: t.clone() for name, t in state.items()} for state in states]
-        steps = StackedSteps(train, w_BP, states, copies=visit == 1)
+        steps = RowSteps(train, w_BP, states, copies=visit == 1)
         for step in range(2):
             gradient_BP = draws(B, P, seed=10 * visit + step + 1) * 10.0 ** (visit - 1)
             for w, optimizer, gradient in zip(alone, optimizers, gradient_BP.clone()):
@@ -65,4 +65,4 @@ def test_moments_of_another_shape_are_refused() -> None:
     wrong = {"model.opt.momentum_buffer": torch.zeros(P + 1)}
     options = TrainOptions(optimizer="sgd", momentum=0.9)
     with pytest.raises(RuntimeError, match=r"momentum_buffer has shape \[38\], expected \[37\]"):
-        StackedSteps(options, torch.zeros(2, P), [{}, wrong])
+        RowSteps(options, torch.zeros(2, P), [{}, wrong])

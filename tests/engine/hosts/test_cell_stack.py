@@ -23,8 +23,8 @@ from shoal.algorithms.rng import CPU
 from shoal.engine.config.config import parse_config
 from shoal.engine.hosts import host
 from shoal.engine.hosts.backend import LocalBackend
+from shoal.engine.hosts.cell_stack import CellStacks, Stack, sends_its_model
 from shoal.engine.hosts.host import Visit
-from shoal.engine.hosts.stacked_cell import Stack, StackedCells, sends_its_model
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.server import Server
@@ -63,7 +63,7 @@ def visited(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Server]:
 
     def visited(call: Callable[..., Server], *received: Any, **more: Any) -> Server:
         with monkeypatch.context() as patch:
-            patch.setattr(StackedCells, "takes", lambda self, cell: False)
+            patch.setattr(CellStacks, "takes", lambda self, cell: False)
             return call(*received, **more)
 
     return visited
@@ -302,7 +302,7 @@ def test_a_round_that_fails_leaves_states_that_stay_as_they_were(
             assert torch.equal(t.cpu(), before[i][name])
     # Visits after it write to copies.
     with monkeypatch.context() as patch:
-        patch.setattr(StackedCells, "takes", lambda self, cell: False)
+        patch.setattr(CellStacks, "takes", lambda self, cell: False)
         stayed.round()
     assert all(torch.equal(t.cpu(), before[i][name]) for i, tree in state.clients.items() for name, t in tree.items())
     assert on_device(stayed) == {"cpu"}
