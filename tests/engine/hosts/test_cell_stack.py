@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.errors import refused
+from support.needs import needs
 from support.other_device.device import load
 from support.other_device.device_counts import DeviceCounts
 from support.same_bits import assert_same_runs, assert_same_scores
@@ -257,7 +258,7 @@ def test_methods_are_known_by_their_functions(method: type[FedAvg], plain: bool)
 @pytest.mark.parametrize(
     "keys",
     [
-        {"communication.upload": "topk", "communication.ratio": 0.5},
+        pytest.param({"communication.upload": "topk", "communication.ratio": 0.5}, marks=needs("compression")),
         {"algorithm.name": f"{__file__}:OwnRound"},
         {"algorithm.name": "fedgta"},
         {"engine.trainer": "autograd"},
