@@ -94,11 +94,9 @@ class FlatModel:
 
     def parts(self, w: Tensor) -> Iterator[Tensor]:
         """Views of a vector `[P]` in the shapes of the parameters, in their order."""
-        offset = 0
-        for p in self._parameters:
-            part = w[offset : offset + p.numel()]
+        # The way back of one split is one operator; that of slices would be two for each parameter.
+        for p, part in zip(self._parameters, w.split([p.numel() for p in self._parameters])):
             yield part.view(p.shape[::-1]).t() if id(p) in self._by_column else part.view_as(p)
-            offset += p.numel()
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ class SGD(_OfOneVector, torch.optim.SGD):
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
-    """Makes the optimizer of a model's parameters, or of those of batched clients."""
+    """Makes the optimizer of a model's parameters."""
     if options.optimizer == "adam":
         return Adam(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True)
     return SGD(parameters, lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum)

@@ -11,6 +11,7 @@ from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import CPU
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.device import take_device
+from shoal.engine.hosts.gpu import fetch
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
@@ -84,6 +85,7 @@ def server_device(config: Config) -> torch.device:
 class _HostHere(Host):
     """A host in the server's process, which notes each visit, so that a crash names the client; see `note_places`."""
 
+    keeps_states = True
     round = 0
     note: Callable[[str], None] = staticmethod(lambda place: None)
 
@@ -163,7 +165,14 @@ class LocalBackend:
 
     def state(self, on_disk: Collection[str] = ()) -> FederationState:
         assert self._server is not None, "open() comes first"
-        return self._server.state
+        state = self._server.state
+        away = [t for tree in state.clients.values() for t in tree.values() if t.device != CPU]
+        if not away:
+            return state
+        # What stayed on a GPU is fetched, with one wait.
+        here = dict(zip(map(id, away), fetch(away)))
+        clients = {i: {name: here.get(id(t), t) for name, t in tree.items()} for i, tree in state.clients.items()}
+        return replace(state, clients=clients)
 
     def write_states(self, folder: Path, state: FederationState) -> dict[str, str]:
         return {}

@@ -77,7 +77,13 @@ class Deferred:
         self._values, self._begun, self._next = None, False, following
         if not begun:
             self._cache.begin_turn()
-        return send_values(cell, self._opened.device) if values is None else values
+        return self._send_values(cell) if values is None else values
+
+    def _send_values(self, cell: Cell) -> Cell:
+        """Sends the values of a cell's clients, where it does not read them in their place."""
+        stacks = self._opened.stacks
+        in_place = stacks is not None and stacks.reads_in_place(cell)
+        return cell if in_place else send_values(cell, self._opened.device)
 
     def scores_later(self, visit: Visited) -> bool:
         """Takes what a client predicts, or what that needs; False: it is to be scored now."""
@@ -93,6 +99,13 @@ class Deferred:
                 scored = predict_parts(opened.algorithm, client, received)
         self._scored[client.info.client] = scored
         return True
+
+    def count(self) -> dict[int, Tensor]:
+        """Counts the predictions of the clients that were to be scored later, by client; see `counts_of`."""
+        scored, self._scored = self._scored, {}
+        if not scored:
+            return {}
+        return dict(zip(scored, counts_of(list(scored.values()), self._opened.infos[0].classes)))
 
     def keep(self, result: "ClientResult") -> None:
         """Keeps a result on the device until `flush`."""
@@ -121,20 +134,11 @@ class Deferred:
         """
         began = working_clock()
         waiting, self._results, self._bytes = self._results, [], 0
-        scored, self._scored = self._scored, {}
         try:
-            if scored:
-                classes = self._opened.infos[0].classes
-                counts_by_client = dict(zip(scored, counts_of(list(scored.values()), classes)))
-                waiting = [
-                    replace(result, counts=counts_by_client.get(result.client, result.counts)) for result in waiting
-                ]
+            counts_by_client = self.count()
+            waiting = [replace(result, counts=counts_by_client.get(result.client, result.counts)) for result in waiting]
             if last:
-                before = working_clock()
-                self._bring()
-                spent = working_clock() - before
-                seconds["train"] += spent
-                seconds["upload"] -= spent
+                seconds["upload"] -= self.bring(seconds)
             # An entry that is added up on the device needs no copy, but must be known to be finite.
             stays = [self._stays(result) if last and self._is_whole else {} for result in waiting]
             staying = {id(t): t for tensors in stays for t in tensors.values()}
@@ -168,6 +172,14 @@ class Deferred:
         on_device = {name: t for name, t in large.items() if t.device.type != "cpu" and t.is_floating_point()}
         return {name: t for name, t in on_device.items() if not isinstance(weight.get(name), Tensor)}
 
+    def bring(self, seconds: dict[str, float]) -> float:
+        """Sends what the next cell trains on, as part of the training; returns the seconds that this took."""
+        began = working_clock()
+        self._bring()
+        spent = working_clock() - began
+        seconds["train"] += spent
+        return spent
+
     def _bring(self) -> None:
         """Sends values and training data of the next cell, where its clients are trained in batches.
 
@@ -181,8 +193,8 @@ class Deferred:
         self._begun = True
         room = PASSING_SHARE * self._cache.limit
         with suppress(Exception):
-            self._values = send_values(cell, opened.device)
-            for client in cell.ids:
+            self._values = self._send_values(cell)
+            for client in () if opened.stacks.is_ready(cell) else cell.ids:
                 if room <= 0:
                     break
                 room -= self._cache.size_of(self._gather(client))
@@ -264,7 +276,23 @@ APART = 64
 
 
 def send(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Asynchronous copies to the device; the results do not alias for version counting."""
+    """Asynchronous copies to the device; the results do not alias for version counting.
+
+    Those that lie there, as states that stay, are copied there, all of one form at once.
+    """
+    here = [i for i, t in enumerate(tensors) if t.device != device]
+    copies = dict(zip(here, _send_from_here([tensors[i] for i in here], device)))
+    of_form: dict[Any, list[int]] = {}
+    for i, t in enumerate(tensors):
+        if i not in copies:
+            of_form.setdefault((t.dtype, t.shape), []).append(i)
+    for places in of_form.values():
+        copies.update(zip(places, torch.stack([tensors[i] for i in places]).unbind()))
+    return [copies[i] for i in range(len(tensors))]
+
+
+def _send_from_here(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Sends tensors of the processor, as one copy."""
     if not tensors:
         return []
     layout = _Layout(tensors, APART)

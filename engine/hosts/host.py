@@ -7,7 +7,7 @@ import math
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.config.sizes import machine_memory
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches
 from shoal.engine.hosts.device import DeviceLost, cache_bytes, give_back_memory, keep_freed_memory, lost, take_device
-from shoal.engine.hosts.gpu import ClientResult, Deferred
+from shoal.engine.hosts.gpu import ClientResult, Deferred, send_values
 from shoal.engine.hosts.opened_job import OpenedJob
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
@@ -36,13 +36,16 @@ from shoal.engine.rounds.protocol_checks import (
     require_state,
     require_unwritten,
 )
-from shoal.engine.rounds.reduction import reduce_cell, require_sound, tree_bytes, upload_bytes
+from shoal.engine.rounds.reduction import reduce_cell, require_sound, upload_bytes
 from shoal.engine.rounds.stage import AtClient
 from shoal.engine.scores.counts import score
 from shoal.engine.scores.domains import score_graph
 from shoal.storage.errors import FetchError, ShoalError
 from shoal.storage.shards.cache import OpenViews
 from shoal.storage.shards.view import Cache, View
+
+if TYPE_CHECKING:
+    from shoal.engine.hosts.cell_stack import CellStacks, Stack
 
 # After states of so many bytes it is worth looking for freed memory, which takes a millisecond or two.
 LARGE_STATES = 2**23
@@ -216,11 +219,53 @@ class _CellAtWork:
 
     def run(self) -> Outcome:
         """Visits the clients, and reduces their uploads; raises a ShoalError for a failure that may not be skipped."""
+        stacks = self._opened.stacks
+        if stacks is not None and stacks.takes(self._cell):
+            if self._train_stack(stacks):
+                return self._outcome
+            if self._deferred is not None:
+                # Visits write to what they are given.
+                self._cell = send_values(self._cell, self._opened.device)
         self.visit_clients()
         # 3. Uploads are added up.
         if self._uploads:
             reduce_cell(self._uploads, self._cell, self._outcome)
         return self._outcome
+
+    def _train_stack(self, stacks: "CellStacks") -> bool:
+        """Trains all clients as one stack; False: something is wrong, and visits, from the same values, say what."""
+        seconds, began = self._outcome.seconds, working_clock()
+        try:
+            stack = stacks.train(self._cell, self._shared["w"])
+            trained = working_clock()
+            seconds["train"] += trained - began
+            self._score_stack(stack)
+            began = working_clock()
+            seconds["evaluate"] += began - trained
+            if self._deferred is not None:
+                began += self._deferred.bring(seconds)
+            outcome, wrong = stack.result()
+        except Exception:
+            return False
+        for client_id, error in wrong.items():
+            self._fail(client_id, error)
+        seconds["upload"] += working_clock() - began
+        self._outcome = replace(outcome, failures=self._outcome.failures, seconds=seconds)
+        return True
+
+    def _score_stack(self, stack: "Stack") -> None:
+        """Counts the predictions of the clients of a stack that are scored; of these alone there are visits."""
+        for client_id in sorted(self._cell.score):
+            try:
+                visit = Trained(self.start_visit(client_id), stack.trained(client_id), math.nan).resume()
+                if self._deferred is None or not self._deferred.scores_later(visit):
+                    stack.counts[client_id] = visit.score()
+                if visit.predicted:
+                    stack.predicted[client_id] = visit.predicted
+            except Exception as error:
+                stack.errors[client_id] = error
+        if self._deferred is not None:
+            stack.counts |= self._deferred.count()
 
     def visit_clients(self) -> None:
         """Trains in batches, visits every client, and takes the results."""
@@ -357,6 +402,9 @@ class _CellAtWork:
 class Host:
     """A host, which runs cells of the job that was opened on it last."""
 
+    # New states of clients may stay on the device: they are read in this process.
+    keeps_states = False
+
     def __init__(self) -> None:
         self._opened: OpenedJob | None = None
         self._cache = Cache(0)
@@ -372,7 +420,7 @@ class Host:
         if self._opened is not None and self._opened.device != device:
             self._cache = Cache(0)
         self._share_memory(job, device)
-        self._opened = OpenedJob(job, device, self._cache)
+        self._opened = OpenedJob(job, device, self._cache, self.keeps_states)
 
     def _share_memory(self, job: Job, device: torch.device) -> None:
         # Half the memory is for what hosts cache, the rest for states, models and Ray.
@@ -413,14 +461,14 @@ class Host:
                 cell = deferred.receive(cell, cells[place + 1] if place + 1 < len(cells) else None)
             try:
                 outcome = _CellAtWork(opened, cell, shared, guard, deferred).run()
-                large = sum(map(tree_bytes, outcome.states.values())) >= LARGE_STATES
+                large = sum([t.nbytes for tree in outcome.states.values() for t in tree.values()]) >= LARGE_STATES
                 yield outcome
                 if large:
                     give_back_memory()
             except MethodFault:
                 # Data that was written to must not reach the next round or run of this process.
                 self._cache = Cache(self._cache.limit)
-                self._opened = OpenedJob(opened.job, opened.device, self._cache)
+                self._opened = OpenedJob(opened.job, opened.device, self._cache, self.keeps_states)
                 raise
 
     def visit(self, client_id: int, cell: Cell, down: Tree) -> Visit:

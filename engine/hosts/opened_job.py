@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from shoal.storage.shards.cache import SMALL, OpenViews, most_views
 from shoal.storage.shards.view import Cache, View
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store
+
+if TYPE_CHECKING:
+    from shoal.engine.hosts.cell_stack import CellStacks
 
 # So many views have graph and features in memory.
 PARTS_IN_MEMORY = 16
@@ -66,11 +70,15 @@ class OpenedJob:
         begins: Is called when the visit of a client begins.
         stages: Of uploads, in their order.
         view: Gives the data of a client that is scored, changed by arguments of `Job.view`.
+        stacks: Trains cells without a visit, where method and cell allow it; None: nobody trains in batches.
         guarded: Writes of the method into read-only data are looked for, and its form is checked in every round.
     """
 
-    def __init__(self, job: Job, device: torch.device, cache: Cache) -> None:
-        """Builds what training needs; raises a ShoalError if the store or the method does not fit the job."""
+    def __init__(self, job: Job, device: torch.device, cache: Cache, keeps_states: bool) -> None:
+        """Builds what training needs; raises a ShoalError if the store or the method does not fit the job.
+
+        `keeps_states`: new states of clients may stay on the device.
+        """
         store = job.open_store()
         self.job, self.device, self.creating = job, device, creating_on(device)
         self.algorithm = job.algorithm()
@@ -130,6 +138,14 @@ class OpenedJob:
                 BatchedTrainer(models[MODEL], job.train) if path == BATCHED else None,
             )
             self.kinds.append(kind)
+        batches = any(kind.batched is not None for kind in self.kinds)
+        self.stacks = self._make_stacks(cache, keeps_states and device != CPU) if batches else None
+
+    def _make_stacks(self, cache: Cache, keeps_states: bool) -> "CellStacks":
+        # Jobs without batches load none of it.
+        from shoal.engine.hosts.cell_stack import CellStacks
+
+        return CellStacks(self, cache, keeps_states)
 
     def train_with(self, options: TrainOptions) -> None:
         """Trains with other options from now on."""

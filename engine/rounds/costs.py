@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ class Meter:
         self.losses: dict[int, float] = {}
         self._bytes_up = self._bytes_down = 0
         # These are counts by client.
-        self._up, self._down = Counter[int](), Counter[int]()
+        self._up, self._down = defaultdict[int, int](int), defaultdict[int, int](int)
         self._visits = self._expected = 0
         self._scored = False
         self._retried_before, self._transfer_before = pool.retried, pool.transfer

@@ -7,7 +7,8 @@ NaN and infinity are refused before anything is added up or committed.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -137,6 +138,50 @@ class Sums:
             self.close(range(1 << (end - 1).bit_length()))
         (whole,) = self.parts.values()
         return whole
+
+
+def add_up(weighted_BP: Tensor, places: Sequence[int], among: range) -> dict[range, Tensor]:
+    """Adds up weighted uploads of B clients by halves of a stack, float64 `[P]` by range: the bits of `Sums`.
+
+    The places of clients lie in the range `among`, behind whose last client nothing comes.
+    """
+    order = sorted(range(len(places)), key=places.__getitem__)
+    if order != list(range(len(places))):
+        weighted_BP = weighted_BP[torch.tensor(order, device="cpu").to(weighted_BP.device, non_blocking=True)]
+    ordered, totals, start = [places[i] for i in order], dict[range, Tensor](), 0
+    for block in _aligned(among):
+        stop = bisect_left(ordered, block.stop)
+        if stop > start:
+            at = [place - block.start for place in ordered[start:stop]]
+            totals[block] = _add_up_halves(weighted_BP[start:stop], at)
+        start = stop
+    return totals
+
+
+def _aligned(among: range) -> Iterator[range]:
+    """Yields the largest ranges of 2**n places, from a multiple of 2**n on, that a range consists of."""
+    start = among.start
+    while start < among.stop:
+        size = 1 << (among.stop - start).bit_length() - 1
+        size = min(size, start & -start) if start else size
+        yield range(start, start + size)
+        start += size
+
+
+def _add_up_halves(rows: Tensor, at: Sequence[int]) -> Tensor:
+    """Adds up rows that lie at ascending places of a range of 2**n, float64."""
+    size = 1 << at[-1].bit_length()
+    if size > len(at):
+        # Only of minus zero no bit of a sum depends.
+        places = rows.new_full((size, rows.shape[1]), -0.0)
+        rows = places.index_copy_(0, torch.tensor(at, device="cpu").to(rows.device, non_blocking=True), rows)
+    total = rows[::2].double()
+    if size > 1:
+        total.add_(rows[1::2])
+    while len(total) > 1:
+        total, other = total[::2], total[1::2]
+        total.add_(other)
+    return total[0].clone()
 
 
 def join_sums(outcomes: Sequence[Outcome], adder: Adder | None) -> None:

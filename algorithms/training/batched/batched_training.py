@@ -3,8 +3,9 @@
 Axes: B clients, N rows of the longest of them, F features, C classes, P parameters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +17,11 @@ from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.dropout import fill_kept, masks
 from shoal.algorithms.models.layers.head import Output
-from shoal.algorithms.protocol import MODEL, moments_key
+from shoal.algorithms.protocol import Tree
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import BatchedInputs, batched_inputs, pad
-from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
 
 NO_LABEL = -100
-MOMENTS = moments_key(MODEL)
 
 
 def needed_to_batch(method: Algorithm, model: FlatModel, options: TrainOptions) -> str | None:
@@ -65,6 +64,21 @@ def evaluate_models(model: FlatModel, w_BP: Tensor, hops: Sequence[Tensor]) -> T
         return vmap(lambda w_P, *parts: logits_of(model, w_P, parts))(w_BP, *hops).float()
 
 
+class Batch(NamedTuple):
+    """The training data of several clients: inputs of their models, labels `[B, N]` with `NO_LABEL`, counts `[B]`."""
+
+    inputs: BatchedInputs
+    label_BN: Tensor
+    count_B: Tensor
+
+    @classmethod
+    def of(cls, gathered: Sequence[Inputs], labels: Sequence[Tensor]) -> "Batch":
+        """Batches what the models of clients gathered for their training rows, and the labels of these."""
+        label_BN = pad(labels, NO_LABEL)
+        # A number that is sent to a device is a copy that it waits for.
+        return cls(batched_inputs(gathered), label_BN, (label_BN != NO_LABEL).sum(1).float())
+
+
 class BatchedTrainer:
     """Trains many clients in one batch, as `Trainer` trains one after another; the same numbers to rounding.
 
@@ -95,32 +109,46 @@ class BatchedTrainer:
         has what their models gathered for their training rows, where that is at hand, and `pulls` what
         `Algorithm.pull` gave for each.
         """
-        self.stepped = False
         if gathered is None:
             gathered = [client.model.gathered("train") for client in clients]
-        device = w_BP.device
-        inputs = batched_inputs(gathered)
-        label_BN = pad([client.data.train_label for client in clients], NO_LABEL)
-        # A number that is sent to a device is a copy that it waits for.
-        count_B = (label_BN != NO_LABEL).sum(1).float()
-        generators = [client.rng("train") for client in clients]
+        batch = Batch.of(gathered, [client.data.train_label for client in clients])
+        states = [client.state for client in clients]
+        loss_B, moments = self.fit_batch(batch, w_BP, states, lambda i: clients[i].rng("train"), pulls)
+        if self.options.opt_state == "keep":
+            for client, of_client in zip(clients, moments):
+                client.state.update(of_client)
+        return loss_B
+
+    def fit_batch(
+        self,
+        batch: Batch,
+        w_BP: Tensor,
+        states: Sequence[Tree],
+        rng: Callable[[int], torch.Generator],
+        pulls: Sequence[Pull | None] = (),
+        copies: bool = False,
+    ) -> tuple[Tensor, Sequence[Tree]]:
+        """Trains as `fit` does; returns losses `[B]` and the moments of clients, by their names in a state.
+
+        Moments in clients' `states` are written to, or with `copies` left as they are. `rng` makes the stream of a row,
+        where anything is drawn.
+        """
+        self.stepped = False
+        device, inputs, label_BN = w_BP.device, batch.inputs, batch.label_BN
         self.model.module.train()
         if self._drops is None:
             self._drops = self._look(inputs)
         dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
+        generators = [rng(i) for i in range(len(w_BP))] if dropped else []
         stack_BP = w_BP.detach().requires_grad_()
-        stack_BP.grad = torch.zeros_like(stack_BP)
-        leaves = [torch.nn.Parameter(w) for w in w_BP.detach()]
-        optimizer = make_optimizer(leaves, self.options)
-        for leaf, gradient, client in zip(leaves, stack_BP.grad, clients):
-            leaf.grad = gradient
-            if kept := kept_moments(client.state, MOMENTS):
-                optimizer.state[leaf] = kept
+        # Clients that train one by one load none of it.
+        from shoal.algorithms.training.batched.row_steps import RowSteps
+
+        optimizer = RowSteps(self.options, w_BP.detach(), states, copies)
         pulled = [(i, pull) for i, pull in enumerate(pulls) if pull is not None]
-        together = _stack(pulls) if len(pulled) == len(clients) else None
-        loss_B = torch.zeros(len(clients), device=device)
+        together = _stack(pulls) if len(pulled) == len(w_BP) else None
+        loss_B = torch.zeros(len(w_BP), device=device)
         for _ in range(self.options.epochs):
-            stack_BP.grad.zero_()
             kept_BNH = [
                 _masks(torch.zeros(len(rows), max(rows), width, device=device), rows, p, generators)
                 for rows, width, p in dropped
@@ -131,23 +159,20 @@ class BatchedTrainer:
             loss_BN = F.cross_entropy(
                 logits_BNC.flatten(0, 1), label_BN.flatten(), ignore_index=NO_LABEL, reduction="none"
             ).view_as(label_BN)
-            loss_B = loss_BN.sum(1) / count_B
-            loss_B.sum().backward()
+            loss_B = loss_BN.sum(1) / batch.count_B
+            (gradient_BP,) = torch.autograd.grad(loss_B.sum(), stack_BP)
             self.stepped = True
             if together is not None:
-                together.apply(stack_BP.grad, w_BP)
+                together.apply(gradient_BP, w_BP)
             else:
                 for i, pull in pulled:
-                    pull.apply(stack_BP.grad[i], w_BP[i])
-            optimizer.step()
+                    pull.apply(gradient_BP[i], w_BP[i])
+            optimizer.step(gradient_BP)
         if together is not None and together.total is not None:
             for (_, pull), total in zip(pulled, together.total):
                 assert pull.total is not None
                 pull.total.add_(total)
-        if self.options.opt_state == "keep":
-            for leaf, client in zip(leaves, clients):
-                keep_moments(client.state, MOMENTS, optimizer.state[leaf])
-        return loss_B.detach()
+        return loss_B.detach(), optimizer.moments
 
     def _logits(
         self, inputs: BatchedInputs, w_P: Tensor, kept_NH: Sequence[Tensor], tensors: Sequence[Tensor]

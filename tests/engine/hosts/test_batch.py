@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
-from support.other_device.device import room_for
+from support.other_device.device import load, room_for
 from support.small_cells import cell_of, run_cells
 from torch import Tensor
 
-from shoal.algorithms.training import local_training
 from shoal.algorithms.training.batched.batched_inputs import MOST, NO_MATTER, size_groups
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
+from shoal.algorithms.training.batched.row_steps import RowSteps
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.server import Server
 
@@ -96,12 +96,13 @@ def test_what_does_not_fit_is_halved_and_at_last_trained_alone(
 
 
 def test_what_has_taken_a_step_does_not_begin_anew(start: Start, there: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = local_training.Adam.step
+    step = RowSteps.step
 
-    def without_room(self: local_training.Adam, *received: Any) -> Any:
+    def without_room(self: RowSteps, gradient_BP: Tensor) -> None:
         with room_for(0):
-            return step(self, *received)
+            step(self, gradient_BP)
+            torch.zeros(1, device=load())
 
-    monkeypatch.setattr(local_training.Adam, "step", without_room)
+    monkeypatch.setattr(RowSteps, "step", without_room)
     with refused("round 1, client 0", says="OutOfMemoryError: the device"):
         start(BATCHED).round()
