@@ -27,7 +27,7 @@ DECLARED = {"section.py": "engine/sections", "feature.py": "shoal/features"}
 LISTED = {
     "shoal": "attacks clock influence search shoal cli past pages scaling sweeps kept tables study features",
     "engine": """
-        engine runs preparing/cross_edges preparing cluster screen callbacks hosts newcomers targets
+        engine runs preparing/cross_edges preparing cluster screen callbacks hosts hosts/devices newcomers targets
         stages/hostile stages/robust stages/privacy stages/secure stages/compression stages/digests stages/users
         stages records schedules/asynchronous schedules/availability schedules/selection schedules
         rounds scores simulation messages config sections

@@ -11,7 +11,7 @@ from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import CPU
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.device import take_device
-from shoal.engine.hosts.gpu import fetch
+from shoal.engine.hosts.devices.gpu import fetch
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job

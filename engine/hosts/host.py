@@ -22,7 +22,7 @@ from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.config.sizes import machine_memory
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches
 from shoal.engine.hosts.device import DeviceLost, cache_bytes, give_back_memory, keep_freed_memory, lost, take_device
-from shoal.engine.hosts.gpu import ClientResult, Deferred, send_values
+from shoal.engine.hosts.devices.gpu import ClientResult, Deferred, send_values
 from shoal.engine.hosts.opened_job import OpenedJob
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
@@ -45,7 +45,7 @@ from shoal.storage.shards.cache import OpenViews
 from shoal.storage.shards.view import Cache, View
 
 if TYPE_CHECKING:
-    from shoal.engine.hosts.cell_stack import CellStacks, Stack
+    from shoal.engine.hosts.devices.cell_stack import CellStacks
 
 # After states of so many bytes it is worth looking for freed memory, which takes a millisecond or two.
 LARGE_STATES = 2**23
@@ -239,7 +239,8 @@ class _CellAtWork:
             stack = stacks.train(self._cell, self._shared["w"])
             trained = working_clock()
             seconds["train"] += trained - began
-            self._score_stack(stack)
+            visit_of = lambda i, w: Trained(self.start_visit(i), w, math.nan).resume()  # noqa: E731
+            stack.score(self._cell.score, visit_of, self._deferred)
             began = working_clock()
             seconds["evaluate"] += began - trained
             if self._deferred is not None:
@@ -252,20 +253,6 @@ class _CellAtWork:
         seconds["upload"] += working_clock() - began
         self._outcome = replace(outcome, failures=self._outcome.failures, seconds=seconds)
         return True
-
-    def _score_stack(self, stack: "Stack") -> None:
-        """Counts the predictions of the clients of a stack that are scored; of these alone there are visits."""
-        for client_id in sorted(self._cell.score):
-            try:
-                visit = Trained(self.start_visit(client_id), stack.trained(client_id), math.nan).resume()
-                if self._deferred is None or not self._deferred.scores_later(visit):
-                    stack.counts[client_id] = visit.score()
-                if visit.predicted:
-                    stack.predicted[client_id] = visit.predicted
-            except Exception as error:
-                stack.errors[client_id] = error
-        if self._deferred is not None:
-            stack.counts |= self._deferred.count()
 
     def visit_clients(self) -> None:
         """Trains in batches, visits every client, and takes the results."""

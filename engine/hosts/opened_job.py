@@ -31,7 +31,7 @@ from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store
 
 if TYPE_CHECKING:
-    from shoal.engine.hosts.cell_stack import CellStacks
+    from shoal.engine.hosts.devices.cell_stack import CellStacks
 
 # So many views have graph and features in memory.
 PARTS_IN_MEMORY = 16
@@ -143,7 +143,7 @@ class OpenedJob:
 
     def _make_stacks(self, cache: Cache, keeps_states: bool) -> "CellStacks":
         # Jobs without batches load none of it.
-        from shoal.engine.hosts.cell_stack import CellStacks
+        from shoal.engine.hosts.devices.cell_stack import CellStacks
 
         return CellStacks(self, cache, keeps_states)
 

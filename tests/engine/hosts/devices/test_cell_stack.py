@@ -24,7 +24,7 @@ from shoal.algorithms.rng import CPU
 from shoal.engine.config.config import parse_config
 from shoal.engine.hosts import host
 from shoal.engine.hosts.backend import LocalBackend
-from shoal.engine.hosts.cell_stack import CellStacks, Stack, sends_its_model
+from shoal.engine.hosts.devices.cell_stack import CellStacks, Stack, sends_its_model
 from shoal.engine.hosts.host import Visit
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare

@@ -23,9 +23,10 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.protocol import Reduce, Upload
 from shoal.engine.config.config import parse_config
-from shoal.engine.hosts import gpu, host
+from shoal.engine.hosts import host
 from shoal.engine.hosts.backend import LocalBackend
-from shoal.engine.hosts.gpu import Deferred, fetch, send, send_values
+from shoal.engine.hosts.devices import gpu
+from shoal.engine.hosts.devices.gpu import Deferred, fetch, send, send_values
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.messages.job import Job, make_job

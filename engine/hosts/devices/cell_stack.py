@@ -8,7 +8,7 @@ Axes: B clients, P parameters.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from shoal.algorithms.rng import generator_on, key
 from shoal.algorithms.training.batched.batched_inputs import BatchedRows, numbers_of_row, size_groups
 from shoal.algorithms.training.batched.batched_training import Batch, BatchedTrainer
 from shoal.algorithms.training.local_training import DIVERGED, bounded_loss
-from shoal.engine.hosts.gpu import fetch, send, without_lost
+from shoal.engine.hosts.devices.gpu import fetch, send, without_lost
 from shoal.engine.messages.cell import NO_STAGES, Cell, Outcome, PartialSum
 from shoal.engine.rounds.reduction import add_up, require_numbers
 from shoal.storage.errors import ShoalError
@@ -245,6 +245,23 @@ class Stack:
     def trained(self, client: int) -> Tensor:
         """Returns the parameters `[P]` of a client."""
         return self.w_BP[self.prepared.ids.index(client)]
+
+    def score(self, clients: Collection[int], visit_of: Callable[[int, Tensor], Any], deferred: Any) -> None:
+        """Counts what some clients predict; of these alone there are visits, which `visit_of` begins of parameters.
+
+        `deferred` counts on the device, see `shoal.engine.hosts.devices.gpu`; None: there is none.
+        """
+        for client in sorted(clients):
+            try:
+                visit = visit_of(client, self.trained(client))
+                if deferred is None or not deferred.scores_later(visit):
+                    self.counts[client] = visit.score()
+                if visit.predicted:
+                    self.predicted[client] = visit.predicted
+            except Exception as error:
+                self.errors[client] = error
+        if deferred is not None:
+            self.counts |= deferred.count()
 
     def result(self) -> tuple[Outcome, dict[int, Exception]]:
         """Returns the outcome, with one wait for the device, and the errors of clients that have none.
