@@ -105,9 +105,10 @@ def values_of(metric: str, support_BC: np.ndarray, kept_BC: np.ndarray) -> np.nd
     """
     if metric in OF_FEATURES:
         value_BC = kept_BC.copy().view(np.float64)
-        defined_BC = ~np.isnan(value_BC)
-        mean_B = np.where(defined_BC, value_BC, 0).sum(1) / np.maximum(defined_BC.sum(1), 1)
-        return np.where(defined_BC.any(1), 1 - mean_B if OF_FEATURES[metric].complement else mean_B, np.nan)
+        if OF_FEATURES[metric].of_parts:
+            part_BC, whole_BC = split_parts(kept_BC)
+            value_BC = np.where(whole_BC > 0, 1 - part_BC / np.where(whole_BC > 0, whole_BC, 1), np.nan)
+        return _mean_of(value_BC, ~np.isnan(value_BC))
     if metric not in RANKINGS:
         return np.where(kept_BC[:, 1] > 0, -1.0, 1.0) * kept_BC[:, 0].copy().view(np.float64)
     pairs_BC = support_BC * (support_BC.sum(1, keepdims=True) - support_BC)
@@ -117,9 +118,37 @@ def values_of(metric: str, support_BC: np.ndarray, kept_BC: np.ndarray) -> np.nd
         value_BC = kept_BC.copy().view(np.float64)
     if support_BC.shape[1] == 2:
         return np.where(pairs_BC[:, 1] > 0, value_BC[:, 1], np.nan)
-    ranked_BC = pairs_BC > 0
-    mean_B = np.where(ranked_BC, value_BC, 0).sum(1) / np.maximum(ranked_BC.sum(1), 1)
-    return np.where(ranked_BC.any(1), mean_B, np.nan)
+    return _mean_of(value_BC, pairs_BC > 0)
+
+
+def _mean_of(value_BC: np.ndarray, defined_BC: np.ndarray) -> np.ndarray:
+    """Averages the columns that are defined, float64 `[B]`; NaN without any."""
+    mean_B = np.where(defined_BC, value_BC, 0).sum(1) / np.maximum(defined_BC.sum(1), 1)
+    return np.where(defined_BC.any(1), mean_B, np.nan)
+
+
+def join_parts(part_C: np.ndarray, whole_C: np.ndarray) -> np.ndarray:
+    """Keeps two numbers, none negative, as one int64 each, `[C]`: the bits of two of float32."""
+    part_C, whole_C = (numbers.astype(np.float32).view(np.uint32).astype(np.int64) for numbers in (part_C, whole_C))
+    return whole_C << 32 | part_C
+
+
+def split_parts(kept_BC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Inverts `join_parts`: parts and wholes, float64 `[B, C]`."""
+    halves = (kept_BC & 0xFFFFFFFF, kept_BC >> 32)
+    part_BC, whole_BC = (half.astype(np.uint32).view(np.float32).astype(np.float64) for half in halves)
+    return part_BC, whole_BC
+
+
+def means_of_parts(count_BC: np.ndarray, kept_BC: np.ndarray, items_B: np.ndarray) -> dict[str, float | None]:
+    """Computes 1 minus the part of the whole over clients, a mean over columns, by all items, rows and clients."""
+    (part_BC, whole_BC), given_BC = split_parts(kept_BC), count_BC > 0
+    means: dict[str, float | None] = {}
+    for name, weight_BC in {"nodes": items_B[:, None] * given_BC, "rows": count_BC, "clients": given_BC}.items():
+        part_C, whole_C = (weight_BC * part_BC).sum(0), (weight_BC * whole_BC).sum(0)
+        defined = whole_C > 0
+        means[name] = float((1 - part_C[defined] / whole_C[defined]).mean()) if defined.any() else None
+    return means
 
 
 def over_clients(value_B: np.ndarray, items_B: np.ndarray, rows_B: np.ndarray) -> dict[str, float | int | None]:
@@ -257,7 +286,8 @@ def macro_f1(counts_B3C: np.ndarray) -> np.ndarray:
 
 class ByClient(NamedTuple):
     """The numbers of B clients by part P, `[B, P]`: rows and rightly predicted ones int64, macro-F1 and metrics, but
-    accuracy, float64; and the counts of all of them together, int64 `[P, 3, C]`.
+    accuracy, float64; the counts of all of them together, int64 `[P, 3, C]`; and of metrics that are parts of wholes
+    counts and what was kept, int64 `[B, P, C]`.
     """
 
     rows_BP: np.ndarray
@@ -265,27 +295,37 @@ class ByClient(NamedTuple):
     f1_BP: np.ndarray
     values_BP: dict[str, np.ndarray]
     pooled_PKC: np.ndarray
+    parts: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def by_client(table: ScoreTable, metrics: Sequence[str] = (ACCURACY,)) -> ByClient:
     """Computes the numbers of the clients of a table, which has some, by part; metrics by their names among them."""
     kept = metrics_beyond_counts(metrics)
     blocks: list[tuple[np.ndarray, ...]] = []
+    of_parts = {m: place for place, m in enumerate(kept, -len(kept)) if m in OF_FEATURES and OF_FEATURES[m].of_parts}
+    pieces: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {metric: [] for metric in of_parts}
     pooled: Any = 0
     for counts_BPKC in table.blocks():
         parts = range(counts_BPKC.shape[1])
         right_BP = counts_BPKC[:, :, CORRECT].sum(2)
-        of_parts = [counts_BPKC[:, part] for part in parts]
-        f1_BP = np.stack([macro_f1(counts_B3C) for counts_B3C in of_parts], 1)
+        each = [counts_BPKC[:, part] for part in parts]
+        f1_BP = np.stack([macro_f1(counts_B3C) for counts_B3C in each], 1)
         values = [
-            np.stack([values_of(metric, counts[:, SUPPORT], counts[:, place]) for counts in of_parts], 1)
+            np.stack([values_of(metric, counts[:, SUPPORT], counts[:, place]) for counts in each], 1)
             for place, metric in enumerate(kept, -len(kept))
         ]
         blocks.append((counts_BPKC[:, :, SUPPORT].sum(2), right_BP, f1_BP, *values))
+        for metric, place in of_parts.items():
+            pieces[metric].append((counts_BPKC[:, :, SUPPORT], counts_BPKC[:, :, place]))
         pooled = pooled + counts_BPKC[:, :, :KINDS].sum(0)
     rows_BP, correct_BP, f1_BP, *values = (np.concatenate(of_blocks) for of_blocks in zip(*blocks))
     of_metric = {**dict(zip(kept, values)), F1: f1_BP}
-    return ByClient(rows_BP, correct_BP, f1_BP, {metric_key(m): of_metric[m] for m in metrics if m != ACCURACY}, pooled)
+    values_BP = {metric_key(m): of_metric[m] for m in metrics if m != ACCURACY}
+    joined = {}
+    for metric, of_blocks in pieces.items():
+        counts, kepts = zip(*of_blocks)
+        joined[metric] = np.concatenate(counts), np.concatenate(kepts)
+    return ByClient(rows_BP, correct_BP, f1_BP, values_BP, pooled, joined)
 
 
 def summarize(
@@ -331,6 +371,9 @@ def summarize(
             }
         for key, value_BP in numbers.values_BP.items():
             result[name][key] = over_clients(value_BP[scored, part], size, rows)
+            if key in numbers.parts:
+                count_BPC, kept_BPC = numbers.parts[key]
+                result[name][key] |= means_of_parts(count_BPC[scored, part], kept_BPC[scored, part], size)
         if numbers.values_BP:
             result[name][CHOSEN_BY] = metric_key(metrics[0])
     return result

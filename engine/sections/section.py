@@ -16,13 +16,14 @@ class Metric(NamedTuple):
     Attributes:
         name, title: In a config, and in tables.
         in_units: It is in units of the data, and less is better, so that it chooses no rounds; others are shares.
-        complement: What is kept of scores is 1 minus the metric.
+        of_parts: It is 1 minus a part of a whole, which are what is kept of scores; its means over clients are those of
+            weighted sums of parts and of wholes, since one client with a small whole would outweigh all others.
     """
 
     name: str
     title: str
     in_units: bool = False
-    complement: bool = False
+    of_parts: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class Section(Generic[OptionsT]):
         facts: What the head of a page has of a summary, `(summary) -> mapping` by subject.
         measures: Metrics by which models may be evaluated instead of those of classes.
         make_measure: What keeps such a metric, `(name) -> Measure`: the bits of a float64 a column, NaN where there is
-            none; the metric is their mean. See `shoal.engine.scores.counts`.
+            none, or of a part and a whole (`join_parts`); the metric is the mean of columns. See
+            `shoal.engine.scores.counts`.
         usual_metrics: Metrics of a config that names none, `(values) -> names | None`, None for those of classes.
     """
 

@@ -6,33 +6,40 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-# What is kept of a target's scores and its numbers or labels `[n]`, none missing: no negative number, or NaN.
+from shoal.engine.scores.counts import join_parts
+
+# A number, not negative or NaN, of a target's scores and its numbers or labels `[n]`, none missing.
 Kept = Callable[[np.ndarray, np.ndarray], float]
 
 
 def make_measure(metric: str) -> Callable[[Tensor, Tensor], np.ndarray]:
-    """Returns what keeps a metric of scores and targets, `[N, T]`: the bits of a float64 a target, int64 `[T]`."""
-    return partial(_measure, KEPT[metric])
+    """Returns what keeps a metric of scores and targets, `[N, T]`, int64 `[T]`: see `Section.make_measure`."""
+    return _keep_r2 if metric == "r2" else partial(_keep, KEPT[metric])
 
 
-def _measure(kept: Kept, scores_NT: Tensor, target_NT: Tensor) -> np.ndarray:
+def _keep(kept: Kept, scores_NT: Tensor, target_NT: Tensor) -> np.ndarray:
+    return _of_each(kept, scores_NT, target_NT).view(np.int64)
+
+
+def _keep_r2(scores_NT: Tensor, target_NT: Tensor) -> np.ndarray:
+    """Keeps mean squared errors and variances, 0 of a target without a number."""
+    parts_T, wholes_T = (_of_each(of, scores_NT, target_NT) for of in (_squares, lambda _, number_n: number_n.var()))
+    return join_parts(np.nan_to_num(parts_T), np.nan_to_num(wholes_T))
+
+
+def _of_each(kept: Kept, scores_NT: Tensor, target_NT: Tensor) -> np.ndarray:
+    """Computes a number of every target, float64 `[T]`; NaN where it has no value."""
     score_NT, label_NT = scores_NT.detach().double().cpu().numpy(), target_NT.double().cpu().numpy()
     given_NT = label_NT >= 0 if not target_NT.is_floating_point() else ~np.isnan(label_NT)
     value_T = np.full(label_NT.shape[1], np.nan)
     for t in np.flatnonzero(given_NT.any(0)):
         given = given_NT[:, t]
         value_T[t] = kept(score_NT[given, t], label_NT[given, t])
-    return value_T.view(np.int64)
+    return value_T
 
 
 def _squares(score_n: np.ndarray, number_n: np.ndarray) -> float:
     return float(((score_n - number_n) ** 2).mean())
-
-
-def _without_r2(score_n: np.ndarray, number_n: np.ndarray) -> float:
-    """Computes 1 - R², the mean squared error over the variance; NaN of equal numbers."""
-    variance = float(number_n.var())
-    return _squares(score_n, number_n) / variance if variance else float("nan")
 
 
 def _area(score_n: np.ndarray, label_n: np.ndarray) -> float:
@@ -63,7 +70,6 @@ def _f1(score_n: np.ndarray, label_n: np.ndarray) -> float:
 
 
 KEPT: dict[str, Kept] = {
-    "r2": _without_r2,
     "rmse": lambda score_n, number_n: float(np.sqrt(_squares(score_n, number_n))),
     "mae": lambda score_n, number_n: float(np.abs(score_n - number_n).mean()),
     "mse": _squares,

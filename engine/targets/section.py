@@ -37,7 +37,7 @@ class TargetOptions(WithShortForm):
 
 
 NUMBERS = (
-    Metric("r2", "R²", complement=True),
+    Metric("r2", "R²", of_parts=True),
     Metric("rmse", "RMSE", in_units=True),
     Metric("mae", "MAE", in_units=True),
     Metric("mse", "MSE", in_units=True),

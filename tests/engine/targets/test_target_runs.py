@@ -134,7 +134,19 @@ def require_scores(path: Path, folder: Path, y: np.ndarray, kind: str, scale: st
     r2 = [np.mean([1 - np.nansum((y[i, t] - score[i, t]) ** 2) / (np.nanvar(y[i, t]) * (~np.isnan(y[i, t])).sum())
                    for t in range(2)]) for i in test]  # fmt: skip
     scores = read_summary(path)["scopes"]["global"]["final"]["test"]
-    assert scores["r2"]["clients"] == pytest.approx(np.mean(r2), rel=1e-3)
+    assert scores["r2"]["min"] == pytest.approx(np.min(r2), rel=1e-3)
+    assert scores["r2"]["max"] == pytest.approx(np.max(r2), rel=1e-3)
+    # A mean over clients is one of sums of squares: of so many addends as it has items, or rows, or the same for all.
+    items = np.bincount(CLIENT)
+    for mean in ("nodes", "rows", "clients"):
+        of_targets = []
+        for t in range(2):
+            given = [i[~np.isnan(y[i, t])] for i in test]
+            weights = [{"nodes": items[CLIENT[i[0]]], "rows": len(i), "clients": 1}[mean] for i in given]
+            errors = sum(w * np.mean((y[i, t] - score[i, t]) ** 2) for w, i in zip(weights, given))
+            spreads = sum(w * np.var(y[i, t].astype(np.float64)) for w, i in zip(weights, given))
+            of_targets.append(1 - errors / spreads)
+        assert scores["r2"][mean] == pytest.approx(np.mean(of_targets), rel=1e-3)
     assert scores["metric"] == "r2"
     assert "nodes" not in scores
     assert scores["rmse"]["clients"] > scores["mae"]["clients"]
@@ -178,7 +190,7 @@ def test_methods_on_parameters_learn_numbers(tmp_path: Path, method: str) -> Non
     )  # fmt: skip
     np.savez(tmp_path / "graph.npz", **{**np.load(tmp_path / "graph.npz"), "x": x})
     scores = read_summary(run_plain(plain))["scopes"]["deployed"]["final"]["test"]
-    assert scores["r2"]["clients"] > 0.55
+    assert scores["r2"]["clients"] > 0.4
     assert scores["rmse"]["clients"] < 8
 
 
