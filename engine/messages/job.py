@@ -380,7 +380,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
 
 
 def _scale(config: Config, store: Store) -> Scale | None:
-    target = options_of(config, "target")
+    target = options_of(config, "targets")
     return None if target is None else target.of_views(store.manifest.splits[config.data.split_name].scale)
 
 

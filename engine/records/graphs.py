@@ -53,7 +53,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
             options[key] = checked(hints[key], value)
         except ValueError as error:
             raise ShoalError(f"data.options.{key}", f"{error}, found {quoted(value)}") from None
-    data, target = config.data, options_of(config, "target")
+    data, target = config.data, options_of(config, "targets")
     if config.engine.memory_limit is not None:
         options["memory_limit"] = config.engine.memory_limit
     same = partial(

@@ -303,26 +303,26 @@ def by_client(table: ScoreTable, metrics: Sequence[str] = (ACCURACY,)) -> ByClie
     kept = metrics_beyond_counts(metrics)
     blocks: list[tuple[np.ndarray, ...]] = []
     of_parts = {m: place for place, m in enumerate(kept, -len(kept)) if m in OF_FEATURES and OF_FEATURES[m].of_parts}
-    pieces: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {metric: [] for metric in of_parts}
+    blocks_of: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {metric: [] for metric in of_parts}
     pooled: Any = 0
     for counts_BPKC in table.blocks():
         parts = range(counts_BPKC.shape[1])
         right_BP = counts_BPKC[:, :, CORRECT].sum(2)
-        each = [counts_BPKC[:, part] for part in parts]
-        f1_BP = np.stack([macro_f1(counts_B3C) for counts_B3C in each], 1)
+        by_part = [counts_BPKC[:, part] for part in parts]
+        f1_BP = np.stack([macro_f1(counts_B3C) for counts_B3C in by_part], 1)
         values = [
-            np.stack([values_of(metric, counts[:, SUPPORT], counts[:, place]) for counts in each], 1)
+            np.stack([values_of(metric, counts[:, SUPPORT], counts[:, place]) for counts in by_part], 1)
             for place, metric in enumerate(kept, -len(kept))
         ]
         blocks.append((counts_BPKC[:, :, SUPPORT].sum(2), right_BP, f1_BP, *values))
         for metric, place in of_parts.items():
-            pieces[metric].append((counts_BPKC[:, :, SUPPORT], counts_BPKC[:, :, place]))
+            blocks_of[metric].append((counts_BPKC[:, :, SUPPORT], counts_BPKC[:, :, place]))
         pooled = pooled + counts_BPKC[:, :, :KINDS].sum(0)
     rows_BP, correct_BP, f1_BP, *values = (np.concatenate(of_blocks) for of_blocks in zip(*blocks))
     of_metric = {**dict(zip(kept, values)), F1: f1_BP}
     values_BP = {metric_key(m): of_metric[m] for m in metrics if m != ACCURACY}
     joined = {}
-    for metric, of_blocks in pieces.items():
+    for metric, of_blocks in blocks_of.items():
         counts, kepts = zip(*of_blocks)
         joined[metric] = np.concatenate(counts), np.concatenate(kepts)
     return ByClient(rows_BP, correct_BP, f1_BP, values_BP, pooled, joined)

@@ -23,7 +23,9 @@ def _keep(kept: Kept, scores_NT: Tensor, target_NT: Tensor) -> np.ndarray:
 
 def _keep_r2(scores_NT: Tensor, target_NT: Tensor) -> np.ndarray:
     """Keeps mean squared errors and variances, 0 of a target without a number."""
-    parts_T, wholes_T = (_of_each(of, scores_NT, target_NT) for of in (_squares, lambda _, number_n: number_n.var()))
+    parts_T, wholes_T = (
+        _of_each(kept, scores_NT, target_NT) for kept in (_squares, lambda _, number_n: number_n.var())
+    )
     return join_parts(np.nan_to_num(parts_T), np.nan_to_num(wholes_T))
 
 

@@ -78,4 +78,5 @@ TARGET = Section(
     measures=(*NUMBERS, *LABELS),
     make_measure="shoal.engine.targets.measures:make_measure",
     usual_metrics=usual_metrics,
+    called="targets",
 )

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from support.needs import needs
 from support.small_runs import small_run
+from support.user_graph import user_graph
 
 from shoal.engine.config.config import load_config
 from shoal.engine.records.run_folder import read_summary
@@ -90,6 +92,13 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "answer",
         "shoal privacy {run}",
     ),
+    "targets": (
+        {"target": {"kind": "regression", "scale": "client"}},
+        "target",
+        "regression by squared errors; training sees numbers standardised over the training items of each client, "
+        "scores are in their units",
+        "shoal explain target",
+    ),
     "users": (
         {"stages": [{"name": "mine.py:Half", "by": 0.25}]},
         "stages",
@@ -109,6 +118,9 @@ def config_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         options = {"nodes": 120, "features": 100, "classes": 3}
         data = {"options": options, **changes.get("data", {})}
         plain = small_run(tmp_path, **{"rounds": 2, **changes, "data": data})
+        if "target" in changes:
+            y = np.random.default_rng(0).standard_normal(120)
+            plain["data"] = {"root": str(tmp_path), "dataset": "files", "path": user_graph(tmp_path, 120, y=y)}
         (tmp_path / "small.yaml").write_text(yaml.safe_dump(plain))
         return "small.yaml"
 

@@ -133,6 +133,8 @@ WRONG: dict[str, list[str]] = {
     "privacy.bands": ["privacy={unit: client, noise: 30, mechanism: banded, bands: 1}", "participation.draw=cyclic"],
     "secure.kind": ["secure=masks"],
     "secure.threshold": ["secure={kind: masks, threshold: 0.9}"],
+    "target.kind": ["target=regression"],
+    "target.scale": ["target={kind: regression, scale: client}"],
     "evaluation.newcomer_epochs": ["data.newcomers=0.25", "evaluation.newcomer_epochs=2"],
 }
 RIGHT, WRONG = ({key: words for key, words in table.items() if has_keys(key)} for table in (RIGHT, WRONG))
