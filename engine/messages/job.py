@@ -26,7 +26,7 @@ from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models,
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
 from shoal.engine.messages.trainers import AUTOGRAD, Clients, trainers_of
 from shoal.engine.sections.section import load as load_place
-from shoal.engine.sections.sections import SECTIONS, options_of
+from shoal.engine.sections.sections import SECTIONS, find_bounding, options_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.targets import Scale
 from shoal.storage.options.propagation import PropagationOptions, propagation_of
@@ -381,7 +381,12 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
 
 def _scale(config: Config, store: Store) -> Scale | None:
     target = options_of(config, "targets")
-    return None if target is None else target.of_views(store.manifest.splits[config.data.split_name].scale)
+    if target is None:
+        return None
+    scale: Scale | None = target.of_views(
+        store.manifest.splits[config.data.split_name].scale, find_bounding(config) is not None
+    )
+    return scale
 
 
 def _options_of_stages(config: Config) -> dict[str, Any]:

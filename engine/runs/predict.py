@@ -15,6 +15,7 @@ from torch import Tensor
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.hosts.host import Visit
 from shoal.engine.preparing.checks import require_weights_used
+from shoal.engine.records.graphs import sources
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.runs.export import Reopened, reopen, stated_values
 from shoal.engine.scores.counts import scores_of
@@ -101,9 +102,12 @@ def open_graph(run: Path, graph: Any, best: str | None, called: str = GRAPH, ask
     opened = reopen(run, best)
     if isinstance(graph, str):
         data, target = config.data, opened.store.manifest.target
-        files = DataSource(
-            *("files", None, graph), made=data.features, edge_weights=data.edge_weights, labels=False, target=target
-        )
+        # Features are made of the new graph as they were of the run's, but scaled below.
+        of_run = next((source for source in sources(config) if source.key == "files"), DataSource("files"))
+        files = replace(
+            of_run, path=graph, made=data.features, edge_weights=data.edge_weights, labels=False, target=target,
+            row_normalize=False, title=None, noted=None, invalid="refuse", beside=(),
+        )  # fmt: skip
         graph = load_files("files", files)
     features = opened.store.manifest.features
     clean = _as_prepared(_graph_of(graph, config.data.features.made, called), config, called)

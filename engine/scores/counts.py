@@ -129,7 +129,9 @@ def _mean_of(value_BC: np.ndarray, defined_BC: np.ndarray) -> np.ndarray:
 
 def join_parts(part_C: np.ndarray, whole_C: np.ndarray) -> np.ndarray:
     """Keeps two numbers, none negative, as one int64 each, `[C]`: the bits of two of float32."""
-    part_C, whole_C = (numbers.astype(np.float32).view(np.uint32).astype(np.int64) for numbers in (part_C, whole_C))
+    most = np.finfo(np.float32).max
+    kept = (np.minimum(numbers, most).astype(np.float32) for numbers in (part_C, whole_C))
+    part_C, whole_C = (numbers.view(np.uint32).astype(np.int64) for numbers in kept)
     return whole_C << 32 | part_C
 
 
@@ -198,10 +200,12 @@ def score(
         rows = getattr(client.data, name)
         if len(rows):
             scores, label = scores_in_form(algorithm, client, received, name, len(rows)), class_label(client.data, name)
-            class_N = winners(scores, name)
             if client.data.target == CLASSIFICATION:
+                class_N = winners(scores, name)
                 counts[part, :KINDS] = count_rows(label, class_N, client.info.classes)
             else:
+                if not torch.isfinite(scores).all():
+                    raise ShoalError(f"predictions of {name!r} are NaN or infinite; a smaller train.lr may help")
                 given_NC = ~label.isnan() if label.is_floating_point() else label >= 0
                 counts[part, SUPPORT] = given_NC.sum(0).cpu().numpy()
             for place, measure in enumerate(measures.values(), KINDS):

@@ -29,10 +29,15 @@ class TargetOptions(WithShortForm):
     kind: Target = CLASSIFICATION
     scale: Literal["federation", "client", "none"] = "federation"
 
-    def of_views(self, federation: "Scale | None") -> "Scale | None":
-        """Returns the scale by which clients see numbers, from that of the federation."""
+    def of_views(self, federation: "Scale | None", hides: bool) -> "Scale | None":
+        """Returns the scale by which clients see numbers, from that of the federation.
+
+        `hides`: a bound on what a run tells of clients is kept, which the numbers of all would break.
+        """
         if federation is None or self.kind != REGRESSION or self.scale == "none":
             return None
+        if hides:
+            federation = federation._replace(mean_T=0 * federation.mean_T, spread_T=0 * federation.spread_T + 1)
         return federation._replace(own=self.scale == "client")
 
 

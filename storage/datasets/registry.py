@@ -104,6 +104,8 @@ def labels_ahead(options: DataSource) -> str | None:
 def require_target(options: DataSource) -> None:
     """Refuses to predict what the labels of a dataset are not, where its name tells what they are."""
     spec = _spec(options)
+    if not options.labels and spec.target != CLASSIFICATION:
+        raise ShoalError("task", f"edge is for datasets of classes, and '{options.key}' is for {spec.target}; set node")
     if spec.task is not None and options.target != spec.target:
         has = f"dataset '{options.key}' is for {spec.target}, found {options.target}"
         raise ShoalError("target", f"{has}; set target to {spec.target}")

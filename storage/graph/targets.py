@@ -32,14 +32,20 @@ class Scale(NamedTuple):
     own: bool = False
 
     @classmethod
-    def of(cls, moments_3T: np.ndarray) -> "Scale":
-        """Computes it from counts, sums and sums of squares, float64 `[3, T]`; a target without spread has 1."""
+    def of(cls, moments_3T: np.ndarray, other: "Scale | None" = None) -> "Scale":
+        """Computes it from counts, sums and sums of squares, float64 `[3, T]`.
+
+        A target without a number has the mean of `other`, and one without a spread its spread; without it 0 and 1.
+        """
         count_T, sum_T, squares_T = moments_3T
         mean_T = sum_T / np.maximum(count_T, 1)
         variance_T = squares_T / np.maximum(count_T, 1) - mean_T**2
         # What is left of equal numbers is rounding.
         same_T = variance_T <= 1e-12 * np.maximum(mean_T**2, 1e-300)
-        return cls(mean_T, np.where(same_T, 1.0, np.sqrt(np.where(same_T, 1.0, variance_T))))
+        spread_T = np.where(same_T, 1.0, np.sqrt(np.where(same_T, 1.0, variance_T)))
+        if other is None:
+            return cls(mean_T, spread_T)
+        return cls(np.where(count_T > 0, mean_T, other.mean_T), np.where(same_T, other.spread_T, spread_T))
 
     def standardized(self, label_NT: "Tensor") -> "Tensor":
         """Gives labels, float32 `[n, T]`, mean 0 and spread 1."""
@@ -60,7 +66,7 @@ def scale_of(scale: Scale | None, target_NT: np.ndarray | None, items: Sequence[
     """Returns the scale of a client, by the targets of its training items where it has its own."""
     if scale is None or not scale.own or target_NT is None or not len(items):
         return scale
-    return Scale.of(moments_of(target_NT[items]))
+    return Scale.of(moments_of(target_NT[items]), other=scale)
 
 
 def clean_targets(y: Any, target: Target, items: int, where: str, what: str) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from shoal.storage.datasets.sources.derived import SYNTHETIC, mark_synthetic, synthetic_identity
-from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, reading
+from shoal.storage.datasets.sources.source import NGRAMS, DatasetSpec, DataSource, reading
 from shoal.storage.datasets.user.table_files import EDGES, KINDS, NODES, parts_of, table_of
 from shoal.storage.datasets.user.unread import PLACES, require_read
 from shoal.storage.errors import GraphGone, ShoalError
@@ -21,6 +21,7 @@ from shoal.storage.files.bounded_npy import load_npy, matrix_of, open_npz
 from shoal.storage.files.digest import input_digest, text_digest
 from shoal.storage.graph.from_arrays import OPTIONAL, REQUIRED, graph_from_arrays, no_label
 from shoal.storage.graph.graph import Graph, require_edges
+from shoal.storage.options.target_names import CLASSIFICATION
 
 # Masks are arrays of other libraries; here one array says the parts.
 OF_ARRAYS = {**PLACES, "parts": "split"}
@@ -53,6 +54,10 @@ def load_files(name: str, options: DataSource) -> Graph:
         arrays, where = _read_molecules(path, options)
     else:
         arrays, where = _read_arrays(path, made, options)
+    if not options.labels and options.target != CLASSIFICATION:
+        # What is missing everywhere is no target.
+        for name_of_labels in ("y", "label_names"):
+            arrays.pop(name_of_labels, None)
     if "x" not in arrays:
         if not made:
             raise ShoalError(where["x"], "no column is a feature; add some, or set data.features to what is made")
@@ -286,15 +291,21 @@ def _require_no_other_file(folder: Path, files: dict[str, Path], beside: Collect
 
 def _content(options: DataSource) -> dict[str, Any]:
     path, made = graph_at(options.path), options.made.made
-    if options.noted is not None and is_gone(path):
-        return {"files": dict(options.noted)}
-    content: dict[str, Any] = {"files": contents(path, made, options.labels)}
+    gone = options.noted is not None and is_gone(path)
+    files = dict(options.noted or {}) if gone else contents(path, made, options.labels)
+    content: dict[str, Any] = {"files": files}
     if options.text_columns:
         from shoal.storage.datasets.user.texts import encoder_identity
 
         content |= {"text": list(options.text_columns), **encoder_identity(options)}
+    elif options.encoder != NGRAMS:
+        raise ShoalError("data.options.encoder", "is for columns of texts; name them in data.options.text")
     if options.invalid != "refuse":
+        if not gone and not is_table_of_molecules(path):
+            raise ShoalError("data.options.invalid", f"is for a table of molecules, and {path} is none; leave it out")
         content["invalid"] = options.invalid
+    if gone:
+        return content
     # A graph is not read if its store is there already.
     if path.is_dir():
         _require_no_other_file(path, parts(path, made, options.labels), options.beside)

@@ -3,6 +3,7 @@
 RDKit reads them (extra `molecules`). Atoms are described as OGB's molecules are (Hu et al., NeurIPS 2020).
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ HYBRIDIZATION = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
 CHARGES = range(-5, 6)
 # Shares of a split by scaffolds, as MoleculeNet has them (Wu et al., Chem. Sci. 2018).
 TRAINING, BEFORE_TEST = 0.8, 0.9
+# Names of ids, as mol_id; a lipid is none.
+AN_ID = re.compile(r"(^|[^a-z])ids?$")
 
 
 def is_molecules(path: Path) -> bool:
@@ -132,7 +135,7 @@ def _columns(path: Path, table: pa.Table, target: Target) -> dict[str, Any]:
     if CLIENT in table.column_names:
         with reading(path, f"column {CLIENT} is the number of a client"):
             arrays["assignment"] = batch.column(CLIENT).cast(pa.int64()).to_numpy()
-    names, arrays["notes"] = _target_columns(table)
+    names, arrays["notes"] = _target_columns(path, table)
     if not names:
         raise ShoalError(path, f"no column of numbers to predict; add {LABEL}, found {', '.join(table.column_names)}")
     if target == CLASSIFICATION and len(names) > 1:
@@ -147,18 +150,19 @@ def _columns(path: Path, table: pa.Table, target: Target) -> dict[str, Any]:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
-def _target_columns(table: pa.Table) -> tuple[list[str], list[str]]:
+def _target_columns(path: Path, table: pa.Table) -> tuple[list[str], list[str]]:
     """Chooses the columns that are predicted, and says which are left out."""
     columns = table.column_names
-    if LABEL in columns:
-        return [LABEL], []
-    if several := [name for name in columns if name.startswith(SEVERAL)]:
-        return several, []
+    several = [name for name in columns if name.startswith(SEVERAL)]
+    if several and LABEL in columns:
+        raise ShoalError(path, f"there are both {LABEL!r} and {several[0]!r}; keep one of the two")
+    if several or LABEL in columns:
+        return several or [LABEL], []
     others = [name for name in columns if name not in KNOWN]
-    ids = [name for name in others if plain_word(name) in OTHER_NAMES[ID].split() or plain_word(name).endswith("id")]
+    ids = [name for name in others if plain_word(name) in OTHER_NAMES[ID].split() or AN_ID.search(name.lower())]
     chosen = [name for name in others if name not in ids and all(map(is_number, _given(table, name)))]
-    left = [name for name in others if name not in chosen]
-    return chosen, [f"column {name!r} is no number to predict, and left out" for name in left]
+    why = {name: "an id" if name in ids else "no number to predict" for name in others if name not in chosen}
+    return chosen, [f"column {name!r} is {what}, and left out" for name, what in why.items()]
 
 
 def _given(table: pa.Table, name: str) -> list[str]:

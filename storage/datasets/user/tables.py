@@ -257,6 +257,8 @@ def _nodes(
     targets = [] if target == CLASSIFICATION else [name for name in columns if name.startswith(SEVERAL)]
     meant = require_columns(nodes, columns, needed[: 1 if targets else 2], faults)
     others = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT, *meant, *targets, *texts_of)]
+    if targets and LABEL in columns:
+        faults.add(nodes, f"there are both {LABEL!r} and {targets[0]!r}; keep one of the two")
     for name in texts_of:
         if name not in columns:
             raise ShoalError(nodes, f"no column {name!r} of texts; found {', '.join(columns)}")
@@ -267,7 +269,7 @@ def _nodes(
     texts: dict[str, list[pa.Array]] = {name: [] for name in (ID, SPLIT, CLIENT, *texts_of) if name in columns}
     given: list[tuple[Path, pa.Array]] = []
     of_label = [LABEL] if LABEL in columns and labels and target != CLASSIFICATION else []
-    kept_targets: dict[str, list[np.ndarray]] = {name: [] for name in (targets or of_label)}
+    kept_targets: dict[str, list[np.ndarray]] = {name: [] for name in (targets or of_label)} if labels else {}
     for rows in parts:
         for name, kept in texts.items():
             with reading(rows.file, ADVICE):

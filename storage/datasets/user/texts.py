@@ -37,7 +37,7 @@ def text_features(texts_of: Mapping[str, Sequence[str]], numbers_NF: np.ndarray 
         options: `encoder` and, of hashed words, `text_width` are read.
 
     Returns:
-        Of hashed words a float32 SciPy CSR array `[N, F + width]`, else a float16 memory map.
+        Of hashed words a float32 SciPy CSR array `[N, F + width]`, else a memory map: float16, beside numbers float32.
 
     Raises:
         ShoalError: The encoder is not installed or none, fails, or gives something else than finite numbers.
@@ -127,7 +127,8 @@ def _write(folder: Path, blocks: Sequence[Path], numbers_NF: np.ndarray | None) 
     nodes, before = sum(map(len, rows)), 0 if numbers_NF is None else numbers_NF.shape[1]
     with replacing(folder / "x.npy") as unfinished:
         shape = (nodes, before + rows[0].shape[1])
-        x = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.float16, shape=shape)
+        dtype = np.float16 if numbers_NF is None else np.float32
+        x = np.lib.format.open_memmap(unfinished, mode="w+", dtype=dtype, shape=shape)
         if numbers_NF is not None:
             x[:, :before] = numbers_NF
         start = 0

@@ -17,6 +17,7 @@ from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.summary import read_summary
+from shoal.engine.runs.predict import open_graph, table_of
 from shoal.engine.runs.run import run
 from shoal.storage.shards.view import Cache
 from shoal.study.figure_data import client_numbers
@@ -261,6 +262,25 @@ def test_private_clients_tell_no_sums_of_their_numbers(tmp_path: Path) -> None:
         )
         store = prepare(parsed)
         job = make_job(parsed, store, "private")
+        assert job.scale is not None
+        assert (job.scale.mean_T.tolist(), job.scale.spread_T.tolist()) == ([0.0, 0.0], [1.0, 1.0])
         seen.append([job.view(store, client, Cache(0)).train_label for client in range(CLIENTS)])
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(seen[0][1:], seen[1][1:]))
     assert (seen[0][0].nan_to_num() - seen[1][0].nan_to_num()).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["regression", "multilabel"])
+def test_tables_of_another_graph_are_predicted(tmp_path: Path, kind: str) -> None:
+    """They have no labels, or some that are not read."""
+    y = numbers() if kind == "regression" else labels()
+    path = run_plain(config(tmp_path, y, kind, run={"checkpoint_every": 1}))
+    for label in ("", ",label_0"):
+        graph = tmp_path / f"other{len(label)}"
+        graph.mkdir()
+        rows = [f"{i},{i % 2}.5,1,2,3{label and ',x'}" for i in range(4)]
+        (graph / "edges.csv").write_text("source,target\n0,1\n2,3\n")
+        (graph / "nodes.csv").write_text("\n".join([f"id,a,b,c,d{label}", *rows]) + "\n")
+        table = open_graph(path, str(graph), None)
+        values = table_of(table, [None])
+        assert values.column_names == ["node", "predicted_0", "predicted_1"]
+        assert np.isfinite(values["predicted_0"].to_numpy()).all()

@@ -82,5 +82,10 @@ def test_clients_may_have_their_own_scale() -> None:
     mine = scale_of(own, y_NT, [0, 1])
     assert mine is not None
     assert (mine.mean_T.tolist(), mine.spread_T.tolist()) == ([2.0], [1.0])
+    # A target without a number there, or of equal ones, is seen as that of all.
+    several = Scale(np.array([5.0, 7.0, 9.0]), np.array([2.0, 3.0, 4.0]), own=True)
+    mine = scale_of(several, np.array([[1.0, NAN, 2.0], [3.0, NAN, 2.0]], np.float32), [0, 1])
+    assert mine is not None
+    assert (mine.mean_T.tolist(), mine.spread_T.tolist()) == ([2.0, 7.0, 2.0], [1.0, 3.0, 4.0])
     assert scale_of(own, y_NT, []) is own
     assert scale_of(own, None, [0]) is own

@@ -90,7 +90,7 @@ def test_columns_that_are_predicted(tmp_path: Path) -> None:
     np.testing.assert_array_equal(graph.target, [[0, np.nan], [1, 1], [np.nan, 0]])
     assert graph.label_names == ("NR-AR", "SR-p53")
     assert [note for note in graph.notes if "left out" in note] == [
-        "column 'mol_id' is no number to predict, and left out",
+        "column 'mol_id' is an id, and left out",
         "column 'comment' is no number to predict, and left out",
     ]
     labels = "smiles,label,weight,split,assignment\nCC,yes,3,train,0\nCCO,no,4,test,1\nO,,5,,1\n"
@@ -99,6 +99,8 @@ def test_columns_that_are_predicted(tmp_path: Path) -> None:
     assert graph.split is not None
     assert graph.assignment is not None
     assert (graph.split.tolist(), graph.assignment.tolist()) == ([1, 3, 0], [0, 1, 1])
+    graph = load(write(tmp_path, "smiles,lipid,compound_id\nCC,1,2\nO,3,4\n"))
+    assert (graph.classes, graph.label_names) == (1, ("lipid",))
     graph = load(write(tmp_path, "smiles,label_a,label_b,mass\nCC,1,2,30\nO,3,4,18\n"))
     assert (graph.classes, graph.label_names) == (2, ("a", "b"))
 
@@ -114,6 +116,7 @@ def test_columns_that_are_predicted(tmp_path: Path) -> None:
         ("smiles,a,b\nCC,1,2\nO,1,2\n", "2 columns to predict (a, b); set target to", {"target": "classification"}),
         ("smiles,label\nCC,high\n", "column 'label' is a target and must be numbers; row 0 is 'high'", {}),
         ("smiles,a\nCC,\nO,\n", "no item has a target; there is nothing to learn", {}),
+        ("smiles,label,label_a\nCC,1,1\n", "there are both 'label' and 'label_a'; keep one of the two", {}),
         ("smiles,split,a\nCC,train,1\nO,other,1\n", "split 'other'; it is train, val or test, or nothing", {}),
     ],
 )

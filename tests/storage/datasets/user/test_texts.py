@@ -1,6 +1,8 @@
 """Texts of nodes as features: hashed words as scikit-learn has them, and embeddings that are made once, by blocks."""
 
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from support.errors import refused
 from support.small_runs import small_run
 
+from shoal import Run
 from shoal.engine.config.config import parse_config
 from shoal.engine.records.summary import read_summary
 from shoal.engine.runs.run import run
@@ -74,7 +77,7 @@ def test_embeddings_are_made_once_and_mapped(tmp_path: Path) -> None:
     for _ in range(2):
         graph = load(tmp_path, encoder=name)
         assert isinstance(graph.x, np.memmap)
-        assert graph.x.dtype == np.float16
+        assert graph.x.dtype == np.float32
         expected = [[i + 0.5, len(f"{text} title {i}"), text.count("papers")] for i, text in enumerate(TEXTS)]
         assert graph.x.tolist() == expected
     assert (tmp_path / "calls.txt").read_text() == "4\n"
@@ -129,6 +132,32 @@ def test_encoders_and_columns_that_are_not_there(tmp_path: Path, monkeypatch: py
         load(tmp_path, path=str(tmp_path / "graph.npz"))
 
 
+def test_embeddings_alone_are_of_half_precision(tmp_path: Path) -> None:
+    """Beside numbers, which float16 would round, they are not."""
+    write(tmp_path, number=False)
+    name = encoder(tmp_path)
+    assert load(tmp_path, encoder=name).x.dtype == np.float16
+    nodes = (write(tmp_path) / "nodes.csv").read_text().replace("0.5,", "70001,")
+    (tmp_path / "graph/nodes.csv").write_text(nodes)
+    assert load(tmp_path, encoder=name).x[0, 0] == 70001
+
+
+def test_keys_without_effect_are_refused(tmp_path: Path) -> None:
+    plain = {"path": str(write(tmp_path)), "root": str(tmp_path)}
+    with refused("data.options.encoder", says="is for columns of texts; name them in data.options.text"):
+        fingerprint(DataSource("files", **plain, encoder="mine.py:encode"))  # type: ignore[arg-type]
+    with refused("data.options.invalid", says="is for a table of molecules"):
+        fingerprint(DataSource("files", **plain, invalid="drop"))  # type: ignore[arg-type]
+
+
+def test_graph_that_is_gone_is_told_by_its_texts_too(tmp_path: Path) -> None:
+    source = DataSource("files", path=str(write(tmp_path)), root=str(tmp_path), text="abstract")
+    before = fingerprint(source)
+    shutil.rmtree(tmp_path / "graph")
+    assert fingerprint(replace(source, noted=before["files"])) == before
+    assert fingerprint(replace(source, noted=before["files"], text="title")) != before
+
+
 def test_encoder_is_part_of_what_a_store_is_made_of(tmp_path: Path) -> None:
     write(tmp_path)
     name = encoder(tmp_path)
@@ -156,5 +185,12 @@ def test_run_learns_from_texts(tmp_path: Path, chosen: str) -> None:
     data = {"dataset": "files", "path": str(graph), "options": options}
     plain = small_run(tmp_path, data=data, rounds=20, train={"lr": 0.1, "dropout": 0.0}, partition={"clients": 2})
     plain["data"]["options"] = options
-    scores = read_summary(run(parse_config(plain, "texts")))["scopes"]["global"]["final"]["test"]
-    assert scores["nodes"] > 0.9
+    folder = run(parse_config(plain, "texts"))
+    assert read_summary(folder)["scopes"]["global"]["final"]["test"]["nodes"] > 0.9
+    # Texts of another graph are read likewise.
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "edges.csv").write_text("source,target\n0,1\n1,2\n2,3\n3,0\n")
+    words = [f"{i},about {'nets' if i % 2 else 'papers'} no {i}" for i in range(4)]
+    (other / "nodes.csv").write_text("\n".join(["id,abstract", *words]) + "\n")
+    assert Run(folder).predict(str(other))["predicted"].to_pylist() == [1, 0, 1, 0]
