@@ -246,7 +246,8 @@ class _CellAtWork:
             if self._deferred is not None:
                 began += self._deferred.bring(seconds)
             outcome, wrong = stack.result()
-        except Exception:
+        except (ShoalError, RuntimeError, OSError):
+            # Data, memory or the device; anything else is a fault of ours, and ends the run.
             return False
         for client_id, error in wrong.items():
             self._fail(client_id, error)

@@ -300,6 +300,8 @@ def _content(options: DataSource) -> dict[str, Any]:
         content |= {"text": list(options.text_columns), **encoder_identity(options)}
     elif options.encoder != NGRAMS:
         raise ShoalError("data.options.encoder", "is for columns of texts; name them in data.options.text")
+    if options.text_width != DataSource.text_width and (not options.text_columns or options.encoder != NGRAMS):
+        raise ShoalError("data.options.text_width", f"is for texts by {NGRAMS}; leave it out")
     if options.invalid != "refuse":
         if not gone and not is_table_of_molecules(path):
             raise ShoalError("data.options.invalid", f"is for a table of molecules, and {path} is none; leave it out")

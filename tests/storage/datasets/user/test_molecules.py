@@ -1,6 +1,7 @@
 """Molecules in a table: atoms and bonds as OGB has them, a split by scaffolds, and one line for what is no molecule."""
 
 import random
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,10 @@ def test_table_of_molecules_runs(tmp_path: Path) -> None:
     del plain["data"]["options"]
     scores = read_summary(run(parse_config(plain, "molecules")))["scopes"]["global"]["final"]["test"]
     assert scores["r2"]["clients"] > 0.8
+
+
+def test_rdkit_that_is_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, numbered(SMILES))
+    monkeypatch.setitem(sys.modules, "rdkit", None)
+    with refused(path, says="molecules are read by RDKit; pip install 'shoal[molecules]'"):
+        load(path)

@@ -146,6 +146,9 @@ def test_keys_without_effect_are_refused(tmp_path: Path) -> None:
     plain = {"path": str(write(tmp_path)), "root": str(tmp_path)}
     with refused("data.options.encoder", says="is for columns of texts; name them in data.options.text"):
         fingerprint(DataSource("files", **plain, encoder="mine.py:encode"))  # type: ignore[arg-type]
+    for options in ({}, {"text": "abstract", "encoder": encoder(tmp_path)}):
+        with refused("data.options.text_width", says="is for texts by ngrams; leave it out"):
+            fingerprint(DataSource("files", **plain, **options, text_width=8))  # type: ignore[arg-type]
     with refused("data.options.invalid", says="is for a table of molecules"):
         fingerprint(DataSource("files", **plain, invalid="drop"))  # type: ignore[arg-type]
 
