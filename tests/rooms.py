@@ -35,8 +35,8 @@ LISTED = {
     "algorithms": """
         methods/adafgl methods/fedgpl methods/fedpub methods/fedsage_plus methods/fggp methods/gcfl_plus methods
         methods/fedgta methods/fedpg methods/shared methods/registry training/batched training training/analytic losses
-        graphs models algorithms models/compiled models/prompts models/decoupled models/user models/gnn models/items
-        models/layers models/inputs
+        graphs models algorithms models/compiled models/prompts models/decoupled models/user models/edges models/gnn
+        models/items models/layers models/inputs
     """,
     "partition": "partition out_of_core methods",
     "storage": """

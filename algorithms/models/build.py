@@ -20,8 +20,10 @@ from shoal.algorithms.models.names import (
     BACKBONES,
     HEADLESS,
     MOST_LAYERS,
+    NEED_EDGES,
     OF_GRAPHS,
     PROMPTS,
+    READ_EDGES,
     WIDEST,
     require_backbone_name,
 )
@@ -108,6 +110,7 @@ def build(
     headless: bool = False,
     task: str = "node",
     texts: Texts = MappingProxyType({}),
+    edge_features: int = 0,
 ) -> nn.Module:
     """Makes a backbone; its parameters are drawn from torch's default generator.
 
@@ -123,9 +126,11 @@ def build(
         embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
         headless: It may be one of `HEADLESS`, which has no `head_dropout` and is not adapted.
         task: What the model answers for: every `node`, whether an `edge` joins two nodes, or every `graph`.
+        edge_features: Features of an edge; 0 where edges have none.
 
     Raises:
-        ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
+        ShoalError: The name or an option does not exist, a value has the wrong type or is out of range, or the model
+            needs features of edges, and there are none.
     """
     cls = backbone(name, headless, task, texts)
     if hops < 0:
@@ -138,8 +143,13 @@ def build(
     pooling = user_readout(_text("model.readout", readout, texts)) if is_own(readout) else None
     prompt = _prompt(name, cls, options[PROMPT], task) if PROMPT in options else None
 
+    shape = [hops, dropout]
+    if name in NEED_EDGES or (edge_features and name in READ_EDGES):
+        cls = _over_edges(name, edge_features, prompt is not None)
+        shape.append(edge_features)
+
     def of_classes(classes: int) -> nn.Module:
-        module = cls(features, classes, hops, dropout, **of_class)
+        module = cls(features, classes, *shape, **of_class)
         if task == "edge":
             return PairEmbedding(module, dropout)
         if task != "graph":
@@ -152,6 +162,19 @@ def build(
         module = Adapted(of_classes(embedding), embedding, classes, dropout)
     module.head.drops_embedding = options.get(HEAD_DROPOUT, True)  # type: ignore
     return module
+
+
+def _over_edges(name: str, edge_features: int, prompted: bool) -> type[nn.Module]:
+    """Returns the class of a model that reads features of edges. Raises ShoalError: it cannot."""
+    if not edge_features:
+        other = "gin" if name == "gine" else "gcn"
+        raise ShoalError("model.name", f"{name} reads features of edges, and these edges have none; take {other}")
+    if prompted:
+        raise ShoalError(
+            f"model.{PROMPT}",
+            f"{name} reads features of edges, which a prompt's have not; set data.edge_features to drop",
+        )
+    return _import({**READ_EDGES, **NEED_EDGES}[name])
 
 
 def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, object], task: str) -> None:

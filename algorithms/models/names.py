@@ -1,5 +1,6 @@
 """Names of models and prompts in a config, the classes behind them, and the section `model`."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, model_validator
@@ -27,12 +28,22 @@ READ_NO_HOPS = {
     "sage": "shoal.algorithms.models.gnn.sage:GraphSAGE",
     "transformer": "shoal.algorithms.models.gnn.transformer:Transformer",
 }
+# Models that read features of edges, and have parameters by how many there are: gat and transformer where edges
+# have any, the others only there.
+READ_EDGES = {
+    "gat": "shoal.algorithms.models.edges.edge_gat:EdgeGAT",
+    "transformer": "shoal.algorithms.models.edges.edge_transformer:EdgeTransformer",
+}
+NEED_EDGES = {
+    "gine": "shoal.algorithms.models.edges.gine:GINE",
+    "rgcn": "shoal.algorithms.models.edges.rgcn:RGCN",
+}
 # Models with first layers that can read sums of neighbours at all clients, by `data.cross_edges`.
 READ_SUMS = {"one_hop": ("gcn", "sage"), "two_hop": ("gcn",)}
-BACKBONES = dict(sorted({**READ_HOPS, **READ_NO_HOPS}.items()))
+BACKBONES = dict(sorted({**READ_HOPS, **READ_NO_HOPS, **NEED_EDGES}.items()))
 
 # Other names of models, as `plain_name` writes them.
-OTHER_NAMES = {"graphsage": "sage", "ssgc": "s2gc", "gcn2": "gcnii"}
+OTHER_NAMES = {"graphsage": "sage", "ssgc": "s2gc", "gcn2": "gcnii", "ginedge": "gine", "relationalgcn": "rgcn"}
 
 # These models are for graph tasks only.
 OF_GRAPHS = {"star": "shoal.algorithms.models.gnn.star:Star"}
@@ -51,6 +62,23 @@ PROMPTS = {
 
 # Larger numbers are refused, so that the number of parameters can be computed: it stays below 2^63.
 WIDEST, MOST_LAYERS = 2**24, 1000
+
+
+def describe_edge_features(count: int, models: Sequence[str]) -> str:
+    """Says who reads the features of edges, of which there are so many; empty: edges have none."""
+    if not count:
+        return ""
+    readers = {*READ_EDGES, *NEED_EDGES}
+    read, others = ([name for name in dict.fromkeys(models) if (name in readers) == reads] for reads in (True, False))
+    has = f"{count} feature{'s' if count > 1 else ''} of edges"
+    if not others:
+        return f"{has}, read by {' and '.join(read)}"
+    return f"{has}, not read by {' and '.join(others)}; {', '.join(sorted(readers))} read them"
+
+
+def least_edge_features(models: Sequence[str]) -> int:
+    """Returns the number of features of edges that some models need at least."""
+    return int(any(name in NEED_EDGES for name in models))
 
 
 def require_backbone_name(name: str, task: str) -> None:

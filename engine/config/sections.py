@@ -12,7 +12,7 @@ from shoal.algorithms.models.names import WIDEST
 from shoal.engine.sections.sections import SECTIONS
 from shoal.engine.sections.words import word_or_own
 from shoal.storage.datasets.features.feature_options import MadeFeatures
-from shoal.storage.datasets.sources.source import EdgeWeights
+from shoal.storage.datasets.sources.source import EdgeFeatures, EdgeWeights
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.types import (
@@ -172,6 +172,8 @@ class DataConfig(SplitOptions, DatasetPlaces):
         inductive: Train on the graphs that the training nodes of each client induce, as if there were no others, and
             evaluate on all nodes.
         edge_weights: `keep` or `drop` the weights of edges; `drop` is for models and methods that cannot use them.
+        edge_features: `keep` or `drop` the features of edges, kinds of bonds or of relations, which gine, rgcn, gat and
+            transformer read.
         allow_untrained: Run even if more than nine tenths of the clients have no training item.
     """
 
@@ -184,6 +186,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
     synthetic: Flag = False
     inductive: Flag = False
     edge_weights: EdgeWeights = "keep"
+    edge_features: EdgeFeatures = "keep"
     allow_untrained: Flag = False
 
     @property

@@ -233,6 +233,7 @@ class Job:
             "sparse": manifest.layout == "sparse",
             "task": manifest.task,
             "texts": self.texts,
+            "edge_features": manifest.edge_features,
         }
 
     def _fitting(self, built: BuiltModels) -> BuiltModels:

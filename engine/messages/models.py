@@ -16,7 +16,7 @@ from shoal.algorithms.method_errors import ProtocolError, code_of
 from shoal.algorithms.methods.registry.load import methods_for, mixing_methods
 from shoal.algorithms.models.build import Texts, backbone, build, width_of
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.names import HEADLESS, ModelSpec
+from shoal.algorithms.models.names import HEADLESS, ModelSpec, least_edge_features
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
@@ -163,6 +163,7 @@ def build_models(
     headless: bool = False,
     task: str = "node",
     texts: Texts | None = None,
+    edge_features: int = 0,
 ) -> list[FlatModel]:
     """Builds the models of a run; several have embeddings of one width, by adapters.
 
@@ -172,7 +173,7 @@ def build_models(
         features: Width F of a hop.
         sparse: Features are sparse.
         headless: They may be networks without a classifier, which methods describe.
-        task: As `texts` what `shoal.algorithms.models.build.build` takes.
+        task: As `texts` and `edge_features` what `shoal.algorithms.models.build.build` takes.
 
     Raises:
         ShoalError: A backbone or an option is unknown or out of range, or a coupled one is to multiply in bfloat16.
@@ -181,7 +182,7 @@ def build_models(
     for number, spec in enumerate(specs):
         try:
             shape = features, classes, hops, dropout
-            module = build(spec.name, *shape, spec.options, embedding, headless, task, texts or {})
+            module = build(spec.name, *shape, spec.options, embedding, headless, task, texts or {}, edge_features)
         except ShoalError as error:
             if len(specs) == 1 or not error.line.startswith("model."):
                 raise
@@ -254,5 +255,5 @@ def require_mixable(config: Config, algorithm: Algorithm) -> None:
     hops, train = config.propagation.hops, config.train
     bfloat16 = config.engine.precision == "bfloat16"
     shape: dict[str, Any] = {"features": 1, "classes": 1, "hops": hops, "dropout": train.dropout, "bfloat16": bfloat16}
-    shape["task"] = config.task
+    shape |= {"task": config.task, "edge_features": least_edge_features([model.name for model in models])}
     require_fitting(algorithm, models, config.heterogeneity.embedding, config.memory_limit(), **shape)

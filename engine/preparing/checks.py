@@ -7,6 +7,7 @@ from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.methods.registry.load import describe, load, weighing_methods
 from shoal.algorithms.models.build import backbone
 from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.names import NEED_EDGES, READ_EDGES
 from shoal.engine.config.config import Config
 from shoal.engine.config.sections import RANKINGS
 from shoal.engine.config.sizes import size
@@ -44,18 +45,22 @@ def read_graph(config: Config) -> Graph:
             say(str(warning.message))
         else:
             warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
-    require_fitting_data(config, graph.name, graph.item_name, graph.classes, graph.edge_weight is not None)
+    of_edges = graph.edge_weight is not None, graph.edge_features
+    require_fitting_data(config, graph.name, graph.item_name, graph.classes, *of_edges)
     return graph
 
 
-def require_fitting_data(config: Config, dataset: str, labels: str, classes: int, weighted: bool) -> None:
-    """Refuses a task, a metric, or a model that ignores weights of edges, if a dataset is not for it; names the key.
+def require_fitting_data(
+    config: Config, dataset: str, labels: str, classes: int, weighted: bool, edge_features: int
+) -> None:
+    """Refuses a task, a metric, or a model or method that edges do not suit, if a dataset is not for it; names the key.
 
     `labels` says what has labels in it: `node` or `graph`, or `pair` in a store of an edge task.
     """
     require_task(config, dataset, labels)
     require_metric(config, dataset, classes)
     require_weights_used(config, dataset, weighted)
+    require_features_of_edges(config, dataset, edge_features)
     for feature in SECTIONS:
         if feature.checks_data and feature.is_on(config):
             load_place(feature.checks_data)(config, dataset, classes)
@@ -203,6 +208,35 @@ def require_weights_used(config: Config, dataset: str, weighted: bool) -> None:
             raise ShoalError(
                 "algorithm", f"{has}, which {model}, a model of {name}, leaves out; take another, {WAY_OUT}"
             )
+
+
+def require_features_of_edges(config: Config, dataset: str, edge_features: int) -> None:
+    """Refuses models that read features of edges, of which there are none, or methods that would change their edges."""
+    name = config.algorithm.name
+    algorithm = load(describe(name, config.algorithm.options))
+    with code_of(algorithm, "models"):
+        described = [str(model["name"]) for model in algorithm.models().values() if model is not None]
+    readers = [model for model in (*(spec.name for spec in config.models()), *described) if model in NEED_EDGES]
+    if readers and not edge_features:
+        if config.data.edge_features == "drop":
+            raise ShoalError(
+                "data.edge_features", f"drop, and {readers[0]} reads them; leave it out, or take gin or gcn"
+            )
+        raise ShoalError(
+            "model.name",
+            f"{readers[0]} reads features of edges, and those of dataset '{dataset}' have none; take gin, gcn or "
+            "another model",
+        )
+    readers += [spec.name for spec in config.models() if spec.name in READ_EDGES and edge_features]
+    if not readers:
+        return
+    if WEIGHTED not in algorithm.supports:
+        others = ", ".join(weighing_methods(config.task))
+        raise ShoalError(
+            "algorithm.name",
+            f"{readers[0]} reads features of edges, which those that {name} makes have not; take another method "
+            f"({others}), or set data.edge_features to drop",
+        )
 
 
 def _weighs_edges(model: str, task: str) -> bool:

@@ -14,7 +14,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import weights_among
 from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.induced import Induced
+from shoal.storage.graph.induced import Induced, entries_among
 from shoal.storage.graph.layout import Layout, stored_bytes
 from shoal.storage.graph.pairs import OF_PAIR, Pairs
 from shoal.storage.graph.rows import Rows
@@ -68,6 +68,7 @@ def shards_bytes(graph: Graph, layout: Layout, dtype: str, pairs: bool) -> int:
     a_node = 16 if graph.graph_of is None else 24
     a_node += 0 if graph.target is None else 4 * graph.classes
     an_entry = 4 + (OF_PAIR if pairs else 0) + (0 if graph.edge_weight is None else 4)
+    an_entry += 4 * graph.edge_features
     return stored_bytes(graph.x, layout, dtype) + a_node * graph.nodes + an_entry * graph.entries
 
 
@@ -95,10 +96,12 @@ def _shard_columns(source: ShardSource, client: int, part: Induced, x: Rows) -> 
 
         kept = without_edges(part, data.sparsity)
         x = without_features(x, kept.node, data.sparsity)
-    weight = None
+    weight = edge_attr = None
     if graph.edge_weight is not None:
         weight = weights_among(kept, graph.indptr, graph.indices, graph.edge_weight)
-    return shard_columns(client, kept, source.label, x, graph.graph_of, pairs, weight, source.target)
+    if graph.edge_attr is not None:
+        edge_attr = graph.edge_attr[entries_among(kept, graph.indptr, graph.indices)]
+    return shard_columns(client, kept, source.label, x, graph.graph_of, pairs, weight, source.target, edge_attr)
 
 
 def draw_pairs(data: DataConfig, sides: np.ndarray, limit: int, client: int, part: Induced) -> Pairs:
@@ -218,8 +221,11 @@ def _training_columns(clients: Store, split: str, client: int) -> dict[str, pa.A
     weight = shard.edge_weight
     if weight is not None:
         weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)
+    edge_attr = shard.edge_attr
+    if edge_attr is not None:
+        edge_attr = edge_attr[entries_among(replace(part, node=row), shard.indptr, shard.indices)]
     target = None if shard.target is None else shard.target[row]
-    return graph_columns(part, shard.label[row], shard.x[row], weight, target)
+    return graph_columns(part, shard.label[row], shard.x[row], weight, target, edge_attr)
 
 
 def kept_rows(given: tuple[Store, PropagationOptions], packs: Sequence[range]) -> Iterator[int]:

@@ -224,7 +224,8 @@ def _complete(
             "data.store, or delete the store",
         )
     # The identity of a store names the task only for edges, so that a task for labels of another kind is refused here.
-    require_fitting_data(config, manifest.name, manifest.item_name, manifest.classes, manifest.weighted)
+    of_edges = manifest.weighted, manifest.edge_features
+    require_fitting_data(config, manifest.name, manifest.item_name, manifest.classes, *of_edges)
     if repair:
         ready = shards_on_disk(path, manifest) and split_on_disk(path, manifest, split)
         return store if ready and hops_on_disk(path, manifest, propagation) else None

@@ -209,6 +209,8 @@ class StoreBuilder(StoreSteps):
             feature_names=None if graph.vocabulary is None or data.path is None else graph.vocabulary.tolist(),
             ids=self._ids(graph),
             target=CLASSIFICATION if graph.target is None else sources(self.config)[0].target,
+            edge_features=graph.edge_features,
+            edge_names=None if graph.edge_names is None else list(graph.edge_names),
             provenance={
                 "places": places_of(self.config),
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # These fields of `DataSource` are no options of a dataset.
 OF_DATA_CONFIG = (
     *("dataset", "root", "path", "row_normalize", "memory_limit", "user_options", "title", "made", "edge_weights"),
-    *("labels", "target", "beside", "noted"),
+    *("edge_features", "labels", "target", "beside", "noted"),
 )
 
 
@@ -63,6 +63,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
         title=data.name,
         made=data.features,
         edge_weights=data.edge_weights,
+        edge_features=data.edge_features,
         labels=config.task != "edge",
         target=CLASSIFICATION if target is None else target.kind,
         beside=tuple(file for file in (data.split_file, config.partition.file, *files_of(config).values()) if file),

@@ -12,6 +12,7 @@ from rich.table import Column
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
+from shoal.algorithms.models.names import describe_edge_features
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
@@ -110,12 +111,14 @@ class _Sizes:
     disk: "_Disk"
     graphs_of_node: int | None = None
     untrained: Untrained | None = None
+    edge_features: int = 0
 
 
 def _sizes_of_store(path: Path, config: Config, absent: Sequence[int]) -> _Sizes:
     manifest = read_manifest(path)
     require_identity(path, manifest, identity(config))
-    require_fitting_data(config, manifest.name, manifest.item_name, manifest.classes, manifest.weighted)
+    of_edges = manifest.weighted, manifest.edge_features
+    require_fitting_data(config, manifest.name, manifest.item_name, manifest.classes, *of_edges)
     if config.data.split == "file":
         given_codes(config.data, manifest.name, manifest.items, lambda: None, manifest.item_name)
     values = manifest.feature_values if manifest.layout == "sparse" else None
@@ -137,7 +140,7 @@ def _sizes_of_store(path: Path, config: Config, absent: Sequence[int]) -> _Sizes
         manifest.items, train, manifest.item_name, manifest.nodes, manifest.features, manifest.classes,
         int(manifest.clients.count("entries").sum()), manifest.weighted, manifest.feature_bytes, values,
         disk, None if (copies := manifest.copies.get(config.data.split_name)) is None else copies.most,
-        None if split is None else untrained_of(manifest, config.data.split_name, absent),
+        None if split is None else untrained_of(manifest, config.data.split_name, absent), manifest.edge_features,
     )  # fmt: skip
 
 
@@ -171,7 +174,7 @@ def _sizes_of_graph(config: Config, absent: Sequence[int]) -> _Sizes:
     return _Sizes(
         items, train, what, graph.nodes, graph.features, classes, graph.entries, graph.edge_weight is not None,
         stored_bytes(graph.x, layout, data.dtype), None if layout == "dense" else entries_of(graph.x),
-        disk, most, untrained,
+        disk, most, untrained, graph.edge_features,
     )  # fmt: skip
 
 
@@ -247,6 +250,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
         "bfloat16": config.engine.precision == "bfloat16",
         "sparse": total.values is not None,
         "task": config.task,
+        "edge_features": total.edge_features,
     }
     models_of = algorithm, config.models(), config.heterogeneity.embedding
     require_fitting(*models_of, limit, **shape)
@@ -273,7 +277,8 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     fewer = None if pairs is None else int(pairs * part)
     measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part), graphs=few, pairs=fewer)
     a_row = None if total.values is None else total.values // total.nodes
-    mean_client = _mean_client(measured, total.features, int(edges * part), config.kernel(), a_row)
+    entries = int(edges * part), total.edge_features
+    mean_client = _mean_client(measured, total.features, entries, config.kernel(), a_row)
     torch.set_num_threads(1)
     times = [_measure(*pair, mean_client, measured, train) for pair in zip(models, trainers)]
     epoch, forward = np.array(times).T / part
@@ -310,6 +315,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     # Training nodes alone have at most as much as all nodes.
     scratch, *made, exchange = (step * (1 + config.data.inductive) for step in total.disk)
     disk = sum(made)
+    of_edges = describe_edge_features(total.edge_features, [spec.name for spec in config.models()])
     at_most = " at most" if total.what == "pair" and not prepared else ""
     rows = {
         "store": f"{remote_of(config) or path} ({'ready' if prepared else 'to be prepared'})",
@@ -317,7 +323,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
         "overlap": ""
         if total.graphs_of_node is None
         else f"a node lies in up to {total.graphs_of_node:,} training graphs",
-        "edges": "weighted" if total.weighted else "",
+        "edges": ", ".join(filter(None, ("weighted" if total.weighted else "", of_edges))),
         "masked": masks(asdict(config.data.sparsity)),
         "inductive": "training sees training nodes alone; the estimates are for all nodes, or more"
         if config.data.inductive
@@ -376,10 +382,13 @@ def _span(seconds: np.ndarray) -> str:
 
 
 def _mean_client(
-    info: ClientInfo, features: int, entries: int, propagation: PropagationOptions, a_row: int | None
+    info: ClientInfo, features: int, of_edges: tuple[int, int], propagation: PropagationOptions, a_row: int | None
 ) -> View:
-    """Makes random features and edges in the shape of a mean client; sparse features have `a_row` values a row."""
-    rng = np.random.default_rng(0)
+    """Makes random features and edges in the shape of a mean client; sparse features have `a_row` values a row.
+
+    `of_edges` are the number of entries, and that of features of each.
+    """
+    rng, (entries, edge_features) = np.random.default_rng(0), of_edges
     indptr = np.linspace(0, entries if info.nodes else 0, info.nodes + 1).astype(np.int32)
     graph, starts, sizes = None, np.zeros(1, dtype=np.int64), np.array([max(info.nodes, 1)])
     if info.graphs is not None:
@@ -388,6 +397,11 @@ def _mean_client(
         bounds, of_entry = first_rows(graph), np.repeat(graph, np.diff(indptr))
         starts, sizes = bounds[of_entry], np.diff(bounds)[of_entry]
     indices = (starts + rng.integers(sizes, size=indptr[-1], dtype=np.int32)).astype(np.int32)
+    edge_attr = None
+    if edge_features:
+        # Neighbours of a row ascend, and every edge is of one kind.
+        indices = indices[np.lexsort((indices, np.repeat(np.arange(info.nodes), np.diff(indptr))))]
+        edge_attr = np.eye(edge_features, dtype=np.float32)[rng.integers(edge_features, size=len(indices))]
     x: list[Rows]
     if a_row is None:
         x = [rng.standard_normal((info.nodes, features), dtype=np.float32) for _ in range(propagation.hops + 1)]
@@ -396,7 +410,9 @@ def _mean_client(
         x = [sparse, *propagated(indptr, indices, sparse, propagation)]
     rows = np.arange(info.nodes)
     pairs = None if info.pairs is None else _random_pairs(info.nodes, info.pairs, rng)
-    shard = Shard(0, rows, np.zeros(info.nodes, dtype=np.int32), indptr, indices, x[0], graph, pairs)
+    shard = Shard(
+        0, rows, np.zeros(info.nodes, dtype=np.int32), indptr, indices, x[0], graph, pairs, edge_attr=edge_attr
+    )
     train = np.arange(info.train)
     return View("mean client", shard, Split(train, rows[:0], rows[:0]), x[1:], info.classes, Cache(2**63))
 

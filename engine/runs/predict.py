@@ -27,7 +27,7 @@ from shoal.storage.files.atomic import output, replacing
 from shoal.storage.graph.edge_weights import weights_among
 from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph
-from shoal.storage.graph.induced import kept_entries
+from shoal.storage.graph.induced import entries_among, kept_entries
 from shoal.storage.graph.targets import Scale, scale_of
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.target_names import CLASSIFICATION
@@ -106,13 +106,16 @@ def open_graph(run: Path, graph: Any, best: str | None, called: str = GRAPH, ask
         of_run = next((source for source in sources(config) if source.key == "files"), DataSource("files"))
         files = replace(
             of_run, path=graph, made=data.features, edge_weights=data.edge_weights, labels=False, target=target,
-            row_normalize=False, title=None, noted=None, invalid="refuse", beside=(),
+            edge_features=data.edge_features, row_normalize=False, title=None, noted=None, invalid="refuse", beside=(),
         )  # fmt: skip
         graph = load_files("files", files)
     features = opened.store.manifest.features
     clean = _as_prepared(_graph_of(graph, config.data.features.made, called), config, called)
     if clean.features != features:
         raise ShoalError(called, f"expected {features} features a node, as in {run}, got {clean.features}")
+    expected = opened.store.manifest.edge_features
+    if clean.edge_features != expected:
+        raise ShoalError(called, f"expected {expected} features an edge, as in {run}, got {clean.edge_features}")
     return OtherGraph(config, opened, clean, asks)
 
 
@@ -178,7 +181,7 @@ def _graph_of(graph: Any, made: bool, called: str) -> Graph:
 
         from shoal.storage.adapters import from_pyg
 
-        keys = ("x", "edge_index", "adj_t", "edge_weight")
+        keys = ("x", "edge_index", "adj_t", "edge_weight", "edge_attr")
         if isinstance(graph, Data):
             given = {key: value for key in keys if (value := getattr(graph, key, None)) is not None}
             if made:
@@ -201,6 +204,8 @@ def _as_prepared(graph: Graph, config: Config, called: str) -> Graph:
         graph = replace(graph, x=row_normalized(graph.x, f"{called}.x"))
     if data.edge_weights == "drop":
         graph = replace(graph, edge_weight=None)
+    if data.edge_features == "drop":
+        graph = replace(graph, edge_attr=None, edge_names=None)
     require_weights_used(config, graph.name, graph.edge_weight is not None)
     return graph
 
@@ -211,10 +216,12 @@ def _view_of(graph: Graph, client: int, config: Config, opened: Reopened, folder
     kept = kept_entries(graph.indptr, graph.indices, everybody)
     limit, layout = config.memory_limit(), opened.store.manifest.layout
     ((_, part, x),) = gather_features(graph, everybody, kept, [0], config.data.dtype, limit, layout)
-    weight = None
+    weight = edge_attr = None
     if graph.edge_weight is not None:
         weight = weights_among(part, graph.indptr, graph.indices, graph.edge_weight)
-    write_shard(folder / "shard", client, part, np.zeros(graph.nodes), x, edge_weight=weight)
+    if graph.edge_attr is not None:
+        edge_attr = graph.edge_attr[entries_among(part, graph.indptr, graph.indices)]
+    write_shard(folder / "shard", client, part, np.zeros(graph.nodes), x, edge_weight=weight, edge_attr=edge_attr)
     shard = open_shard(folder / "shard", client)
     hops = []
     # All nodes are predicted, so that hops of all of them are needed, with and without labels.

@@ -15,7 +15,7 @@ from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, cut_up
 from shoal.algorithms.models.build import READOUT, backbone, build
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.readout import Readout
-from shoal.algorithms.models.names import BACKBONES, ModelSpec
+from shoal.algorithms.models.names import BACKBONES, NEED_EDGES, ModelSpec
 from shoal.algorithms.rng import key
 from shoal.algorithms.training.graph_contrast import ContrastOptions, GraphContrast
 from shoal.engine.config.config import Config, device_choice, require_one_thread
@@ -103,6 +103,8 @@ def _model(config: Config) -> ModelSpec:
             "model", f"a file is for one model, found a list of {len(several)}; give them one after another"
         )
     name = several[0].name
+    if name in NEED_EDGES:
+        raise ShoalError("model.name", f"{name} reads features of edges, and those of views have none; take gin")
     if not issubclass(backbone(name, task=config.task), Coupled):
         coupled = ", ".join(gnn for gnn in sorted(BACKBONES) if issubclass(backbone(gnn), Coupled))
         raise ShoalError("model.name", f"{name} trains no layer that passes messages; take one of {coupled}")

@@ -11,6 +11,7 @@ import torch
 from shoal.algorithms.base import Algorithm, Context
 from shoal.algorithms.client import ClientTable, FlatModel
 from shoal.algorithms.method_errors import raise_named
+from shoal.algorithms.models.names import least_edge_features
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import CPU, key
 from shoal.engine.config.config import Config
@@ -57,6 +58,7 @@ def _context(config: Config, algorithm: Algorithm, features: int, classes: int, 
     clients = 1 if algorithm.centralized else config.partition.clients
     hops, task = config.kernel().hops, config.task
     shape: dict[str, Any] = {"features": features, "classes": classes, "hops": hops, "dropout": config.train.dropout}
+    shape["edge_features"] = least_edge_features([spec.name for spec in config.models()])
     embedding = config.heterogeneity.embedding
     with torch.device("meta"):
         sketched = built_models(algorithm, config.models(), embedding, **shape, task=task)

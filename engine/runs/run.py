@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from shoal.algorithms.models.names import describe_edge_features
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.callbacks.calls import asks_for_predictions
 from shoal.engine.cluster.open_backend import open_backend
@@ -122,7 +123,9 @@ def run(
         parameters = [len(model.w) for model in models]
         lines = by_subject(describe_done(config, parameters, config.rounds))
         if go_on is None:
-            show({"graph": _sizes(store.manifest)} | ({"train": untrained} if untrained else {}) | lines)
+            of_edges = describe_edge_features(store.manifest.edge_features, [spec.name for spec in config.models()])
+            rows = {"graph": _sizes(store.manifest), "edges": of_edges, "train": untrained}
+            show({subject: text for subject, text in rows.items() if text} | lines)
         else:
             for subject in (subject for feature in SECTIONS for subject in feature.warns):
                 if subject in lines:

@@ -178,6 +178,7 @@ def show_store(place: object, manifest: Manifest) -> None:
         + (f"; classes a client {min(classes)} to {max(classes)}" if of_classes else ""),
         **({"label skew": f"{quality['label_skew']:.3f} ({SKEW})"} if of_classes else {}),
         **({"features": abridge(manifest.feature_names)} if manifest.feature_names else {}),
+        **({"edge features": _edge_features(manifest)} if manifest.edge_features else {}),
         **({"features": f"made: {_join_pairs(made)}"} if (made := dataset.get("made_features")) else {}),
         **({"classes" if of_classes else "targets": abridge(names, SHOWN_CLASSES)} if names else {}),
         "splits": ", ".join(
@@ -193,6 +194,12 @@ def show_store(place: object, manifest: Manifest) -> None:
     for name, text in rows.items():
         table.add_row(name, text)
     console.print(table)
+
+
+def _edge_features(manifest: Manifest) -> str:
+    """Says how many features edges have, and what they are called."""
+    names = f": {abridge(manifest.edge_names)}" if manifest.edge_names else ""
+    return f"{manifest.edge_features}{names}"
 
 
 def _cross_edges(manifest: Manifest, name: str) -> str:

@@ -20,24 +20,33 @@ from shoal.storage.shards.split import Split, to_codes
 
 X, Y = "feat", "label"
 WEIGHTS = ("weight", "w")
+# Features of edges, as of nodes.
+EDGE_FEATURES = X
 
 
 def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = False) -> dict[str, Tensor]:
     """Returns a whole graph, which has its own split, or a client's, as tensors by PyG's names.
 
     Returns:
-        `edge_index` int64 `[2, E]`, both directions; `edge_weight` float32 `[E]`, where edges have weights; `x` of the
-        stored type `[N, F]`, CSR if `sparse`, else dense, however it is stored; `y` int64 `[N]`, -1 is unlabelled; with
-        a split `train_mask`, `val_mask`, `test_mask` bool `[N]`; of a shard `n_id` int64 `[N]`, the numbers of its
-        nodes in the whole graph; of many graphs `batch` int64 `[N]`, the graph of every node, and `y` and masks are
-        those of graphs; of pairs `edge_label_index` int64 `[2, M]` and instead of `y` `edge_label` int64 `[M]`, and
-        masks are those of pairs; of a graph with clients of its own `assignment` int32 `[N]`. `x` may share memory with
-        the graph; writing to it never changes a file.
+        `edge_index` int64 `[2, E]`, both directions; `edge_weight` float32 `[E]`, where edges have weights, and
+        `edge_attr` float32 `[E, D]`, where they have features; `x` of the stored type `[N, F]`, CSR if `sparse`, else
+        dense, however it is stored; `y` int64 `[N]`, -1 is unlabelled; with a split `train_mask`, `val_mask`,
+        `test_mask` bool `[N]`; of a shard `n_id` int64 `[N]`, the numbers of its nodes in the whole graph; of many
+        graphs `batch` int64 `[N]`, the graph of every node, and `y` and masks are those of graphs; of pairs
+        `edge_label_index` int64 `[2, M]` and instead of `y` `edge_label` int64 `[M]`, and masks are those of pairs; of
+        a graph with clients of its own `assignment` int32 `[N]`. `x` may share memory with the graph; writing to it
+        never changes a file.
     """
-    source = np.repeat(np.arange(graph.nodes, dtype=np.int64), np.diff(graph.indptr))
+    row, column = (
+        np.repeat(np.arange(graph.nodes, dtype=np.int64), np.diff(graph.indptr)),
+        graph.indices.astype(np.int64),
+    )
     x: Any = graph.x
+    # Features of an entry are those of the edge from its column to its row.
+    of_edges = {} if graph.edge_attr is None else {"edge_attr": torch.from_numpy(np.array(graph.edge_attr))}
     tensors = {
-        "edge_index": torch.from_numpy(np.stack([source, graph.indices.astype(np.int64)])),
+        "edge_index": torch.from_numpy(np.stack([column, row] if of_edges else [row, column])),
+        **of_edges,
         **({} if graph.edge_weight is None else {"edge_weight": torch.from_numpy(graph.edge_weight.copy())}),
         "x": _csr(x) if sparse else _tensor(x.toarray() if sp.issparse(x) or isinstance(x, CsrRows) else x[:]),
     }
@@ -63,7 +72,8 @@ def to_pyg(graph: Graph | Shard, split: Split | None = None, sparse: bool = Fals
     """Makes a PyG `Data` of a whole graph, which has its own split, or of a client's, whose split is given.
 
     It has `edge_index` in both directions, `x` (CSR if `sparse`), `y` (-1 is unlabelled) and, if there are,
-    `edge_weight` and the masks of the split; of a client `n_id`, too, the numbers of its nodes in the whole graph.
+    `edge_weight`, `edge_attr` and the masks of the split; of a client `n_id`, too, the numbers of its nodes in the
+    whole graph.
     """
     return Data(**tensors_of(graph, split, sparse))
 
@@ -97,8 +107,8 @@ def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
 
     `ndata` holds features and labels under the keys `x` and `y`, and, if there are, `train_mask`, `val_mask`,
     `test_mask` and `assignment`, as `from_pyg` takes them; `edata` has the weights of edges, if they have any, under
-    `weight` or `w`. A ShoalError names an entry that is missing or wrong, or tells something of edges, parts or clients
-    and is not read; a warning names all others.
+    `weight` or `w`, and their features under `feat`. A ShoalError names an entry that is missing or wrong, or tells
+    something of edges, parts or clients and is not read; a warning names all others.
     """
     if not hasattr(graph, "is_homogeneous"):
         raise ShoalError("graph", f"must be one DGLGraph, found {type(graph).__name__}")
@@ -110,7 +120,7 @@ def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
     if y != Y and values["y"] is None:
         raise ShoalError(where["y"], "missing")
     _require_read("ndata", graph.ndata, tuple(keys.values()))
-    _require_read("edata", graph.edata, WEIGHTS)
+    _require_read("edata", graph.edata, (*WEIGHTS, EDGE_FEATURES))
     if values["x"] is not None and len(values["x"]) != graph.num_nodes():
         raise ShoalError(where["x"], f"{len(values['x'])} rows for {graph.num_nodes()} nodes; one a node")
     # Edges in the order of their numbers, as `edata` has them.
@@ -120,13 +130,15 @@ def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
         raise ShoalError("graph.edata", f"has {' and '.join(named)}, and an edge has one weight; take one of them out")
     if named:
         values["edge_weight"], where["edge_weight"] = graph.edata[named[0]], f"graph.edata[{named[0]!r}]"
+    if EDGE_FEATURES in graph.edata:
+        values["edge_attr"], where["edge_attr"] = graph.edata[EDGE_FEATURES], f"graph.edata[{EDGE_FEATURES!r}]"
     return graph_of(name, values, where)
 
 
 def _require_read(kind: str, entries: Any, read: tuple[str, ...]) -> None:
     """Refuses entries of `ndata` or `edata` that are not read and have a meaning, as all of edges have."""
     places_of = {key: f"graph.{kind}[{key!r}]" for key in entries}
-    places = {**PLACES, "weight": f"edata[{WEIGHTS[0]!r}]"}
+    places = {**PLACES, "weight": f"edata[{WEIGHTS[0]!r}]", "features": f"edata[{EDGE_FEATURES!r}]"}
     of_edges = places_of if kind == "edata" else ()
     require_read(places_of, read, lambda key: f"take it out (del graph.{kind}[{key!r}])", of_edges, places)
 
@@ -146,6 +158,8 @@ def to_dgl(graph: Graph | Shard, split: Split | None = None, module: Any = None)
                 "graph", f"{items} with a label each, and a DGLGraph has labels of nodes only; take to_pyg"
             )
     made = module.graph(tuple(tensors.pop("edge_index")), num_nodes=graph.nodes)
+    if "edge_attr" in tensors:
+        made.edata[EDGE_FEATURES] = tensors.pop("edge_attr")
     if "edge_weight" in tensors:
         made.edata[WEIGHTS[0]] = tensors.pop("edge_weight")
     names = {"x": X, "y": Y, "n_id": module.NID}

@@ -35,6 +35,13 @@ def join_domains(graphs: Sequence[Graph]) -> Graph:
     widths = [graph.classes for graph in graphs if graph.target is not None]
     if len(set(widths)) > 1:
         raise ShoalError("data.dataset", f"graphs of one federation have the same targets, found {widths} of them")
+    of_edges = {(graph.edge_features, graph.edge_names) for graph in graphs}
+    if len(of_edges) > 1:
+        widths_of = ", ".join(f"{graph.name} {graph.edge_features}" for graph in graphs)
+        raise ShoalError(
+            "data.dataset",
+            f"edges of one federation have the same features, found widths {widths_of}; set data.edge_features to drop",
+        )
     vocabulary, features = _features(graphs)
     labels, classes, names = joined_labels(
         [graph.y for graph in graphs],
@@ -66,6 +73,8 @@ def join_domains(graphs: Sequence[Graph]) -> Graph:
         # The domains of one config are cut out of one graph.
         copy_of=_together([graph.copy_of for graph in graphs]),
         target=_together([graph.target for graph in graphs]),
+        edge_attr=_together([graph.edge_attr for graph in graphs]),
+        edge_names=graphs[0].edge_names,
     )
 
 

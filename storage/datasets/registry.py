@@ -67,6 +67,8 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
         content["made_features"] = options.made.identity
     if options.edge_weights != "keep" and spec.weighted:
         content["edge_weights"] = options.edge_weights
+    if options.edge_features != "keep" and spec.weighted:
+        content["edge_features"] = options.edge_features
     if options.target != CLASSIFICATION:
         content["target"] = options.target
     return content
@@ -145,6 +147,11 @@ def _induced_spec(name: str) -> DatasetSpec:
             raise ShoalError(
                 "data.options.base",
                 f"the edges of '{base.name}' have weights, which {name} leaves out; set data.edge_weights to drop",
+            )
+        if base.edge_attr is not None:
+            raise ShoalError(
+                "data.options.base",
+                f"the edges of '{base.name}' have features, which {name} leaves out; set data.edge_features to drop",
             )
         return induced_graphs.cut_graphs(base, induced_graphs.LEVELS[name], options)
 

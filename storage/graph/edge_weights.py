@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.induced import Induced
+from shoal.storage.graph.induced import Induced, entries_among
 
 WAY_OUT = "or leave out all weights"
 # The bound is relative, as in `numpy.allclose`: weights computed once for each direction differ in their last bits.
@@ -75,15 +74,4 @@ def degrees(indptr: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
 
 def weights_among(part: Induced, indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Looks up weights of the edges of a part of a graph, float32 `[e]`, in its order; rows of both are ascending."""
-    weights = np.empty(len(part.indices), dtype=np.float32)
-    _look_up((part.node, part.indptr, part.indices), (indptr, indices, weight), weights)
-    return weights
-
-
-@numba.njit(cache=True)
-def _look_up(part: tuple[np.ndarray, ...], graph: tuple[np.ndarray, ...], found: np.ndarray) -> None:
-    (node, part_indptr, part_indices), (indptr, indices, weight) = part, graph
-    for row in range(len(node)):
-        first, end = indptr[node[row]], indptr[node[row] + 1]
-        for e in range(part_indptr[row], part_indptr[row + 1]):
-            found[e] = weight[first + np.searchsorted(indices[first:end], node[part_indices[e]])]
+    return np.asarray(weight[entries_among(part, indptr, indices)])

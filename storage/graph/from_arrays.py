@@ -45,7 +45,8 @@ def class_count(y: np.ndarray, where: str, what: str = "node", may_be_none: bool
 
 
 REQUIRED = ("edge_index", "x", "y")
-OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "edge_weight", "ids")
+OF_EDGES = ("edge_weight", "edge_attr", "edge_names")
+OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "ids", *OF_EDGES)
 
 
 def graph_from_arrays(
@@ -65,11 +66,13 @@ def graph_from_arrays(
             `y [N]` or `[N, 1]` (whole numbers; -1 or NaN is unlabelled) and, if there are, `split [N]` (0 none, 1
             train, 2 val, 3 test), `assignment [N]` (client of every node) and `vocabulary [F]` (what every column of x
             stands for, texts). With `graph [N]` (the graph of every node: 0 to G - 1 in this order, without a gap)
-            labels, parts and clients are those of graphs, `[G]`, and no edge joins two. Features other than float16
-            and float32 become float32; whether they are finite is not checked. `label_names [C]` says what classes are
+            labels, parts and clients are those of graphs, `[G]`, and no edge joins two. Features other than float16 and
+            float32 become float32; whether they are finite is not checked. `label_names [C]` says what classes are
             called; y are then their numbers, or names out of these. `edge_weight` has a positive number for every edge
-            of `edge_index` (`shoal.storage.graph.edge_weights.clean_weights`). `ids [N]`, integers or texts, each once,
-            is what the nodes are called (Arrow: as `clean_ids` gives them). `notes` are those of `Graph`.
+            of `edge_index` (`shoal.storage.graph.edge_weights.clean_weights`), `edge_attr` D numbers
+            (`shoal.storage.graph.edge_features.clean_edge_attr`), which `edge_names [D]`, texts, say. `ids [N]`,
+            integers or texts, each once, is what the nodes are called (Arrow: as `clean_ids` gives them). `notes` are
+            those of `Graph`.
         where: Name of each array in error messages.
         own: A user's own graph: y is all that `coded_labels` takes, or may be missing, and classes without
             `label_names` are those that occur. Else y are the numbers of published classes.
@@ -109,6 +112,14 @@ def graph_from_arrays(
         from shoal.storage.graph.edge_weights import clean_weights
 
         edge_weight = clean_weights(arrays["edge_index"], edge_weight, nodes, where["edge_weight"])
+    edge_attr, edge_names = arrays.get("edge_attr"), arrays.get("edge_names")
+    if edge_attr is not None:
+        from shoal.storage.graph.edge_features import clean_edge_attr
+
+        edge_attr = clean_edge_attr(arrays["edge_index"], edge_attr, nodes, where["edge_attr"])
+        if edge_names is not None:
+            names_D, width = np.asarray(edge_names), edge_attr.shape[1]
+            edge_names = tuple(_texts(names_D, where["edge_names"], "a column of edge_attr", width).tolist())
     return Graph(
         name,
         indptr,
@@ -127,6 +138,8 @@ def graph_from_arrays(
         ids=ids,
         notes=(*arrays.get("notes", ()), *_counting(x, ids, vocabulary, where["x"])),
         target=target_NT,
+        edge_attr=edge_attr,
+        edge_names=None if edge_attr is None else edge_names,
     )
 
 

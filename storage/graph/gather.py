@@ -25,8 +25,10 @@ OF_NODE = 12
 OF_ROW = 56
 # A client's columns and, once more, in their final order.
 OF_ENTRY = 8
-# Bytes of the weight of an edge.
-OF_WEIGHT = 4
+# Bytes of the weight of an edge, and of one of its features.
+OF_WEIGHT = OF_EDGE_FEATURE = 4
+# Bytes of the place of an entry, where what belongs to it is looked up.
+OF_PLACE = 8
 # A row pointer, and columns beside values: as they are found, and in the types that are written.
 OF_SPARSE_ROW, OF_VALUE = 12, 16
 
@@ -111,7 +113,8 @@ def memory_of(graph: Graph, assignment: np.ndarray, kept: np.ndarray, dtype: str
     if layout == "sparse":
         row_bytes = OF_SPARSE_ROW
         values = np.bincount(assignment, weights=np.diff(csr_of(graph.x).indptr)).astype(np.int64)
-    of_entry = OF_ENTRY + (0 if graph.edge_weight is None else OF_WEIGHT)
+    of_entry = OF_ENTRY + OF_EDGE_FEATURE * graph.edge_features + (0 if graph.edge_weight is None else OF_WEIGHT)
+    of_entry += 0 if graph.edge_weight is None and graph.edge_attr is None else OF_PLACE
     needed = nodes * (row_bytes + OF_ROW) + entries * of_entry + values * OF_VALUE
     return Memory(OF_NODE * graph.nodes, needed, nodes)
 
@@ -155,5 +158,6 @@ def _sparse_rows(x: Any, ids: np.ndarray, dtype: str) -> CsrRows:
 
 def files_of(graph: Graph) -> list[Path]:
     """Lists the files that arrays of a graph are maps of."""
-    extents = map(extent_of, (graph.indptr, graph.indices, graph.x, graph.y, graph.edge_weight, graph.graph_of))
+    of_edges = graph.indptr, graph.indices, graph.edge_weight, graph.edge_attr
+    extents = map(extent_of, (*of_edges, graph.x, graph.y, graph.graph_of))
     return list({extent.path for extent in extents if extent is not None})

@@ -56,6 +56,9 @@ class Graph:
         notes: Lines for the user on what was found in the data.
         edge_weight: Weight of every entry of `indices`, float32 `[E]`, positive, the same both ways; None: edges have
             none, and all count 1.
+        edge_attr: Features of every entry of `indices`, float32 `[E, D]`: those of the edge from its column to its row;
+            None: edges have none.
+        edge_names: What every column of them stands for, D texts; None if that is not known.
         target: What is predicted of every item where these are no classes, float32 `[items, T]`, NaN where it is
             missing; `label_names` are then theirs. None: classes are predicted.
     """
@@ -79,6 +82,13 @@ class Graph:
     notes: tuple[str, ...] = ()
     copy_of: np.ndarray | None = None
     target: np.ndarray | None = None
+    edge_attr: np.ndarray | None = None
+    edge_names: tuple[str, ...] | None = None
+
+    @property
+    def edge_features(self) -> int:
+        """Number of features D of an edge; 0 where edges have none."""
+        return 0 if self.edge_attr is None else self.edge_attr.shape[1]
 
     @property
     def nodes(self) -> int:

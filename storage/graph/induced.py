@@ -117,6 +117,31 @@ def breadth_first(ids: np.ndarray, pointer: np.ndarray, columns: np.ndarray) -> 
     return Induced(ids[order], new_pointer, new_columns)
 
 
+def entries_among(part: Induced, indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Looks up places of the entries of a part of a graph among those of the graph, int64 `[e]`.
+
+    Row i of the part is row `node[i]` of the graph, and so are its columns; those of the graph ascend in a row.
+    """
+    places = np.empty(len(part.indices), dtype=np.int64)
+    _look_up(part.node, part.indptr, part.indices, indptr, indices, places)
+    return places
+
+
+@numba.njit(cache=True)
+def _look_up(
+    node: np.ndarray,
+    part_indptr: np.ndarray,
+    part_indices: np.ndarray,
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    places: np.ndarray,
+) -> None:
+    for row in range(len(part_indptr) - 1):
+        first, end = indptr[node[row]], indptr[node[row] + 1]
+        for e in range(part_indptr[row], part_indptr[row + 1]):
+            places[e] = first + np.searchsorted(indices[first:end], node[part_indices[e]])
+
+
 @numba.njit(cache=True, nogil=True)
 def _count(
     low: int,

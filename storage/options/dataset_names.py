@@ -19,6 +19,7 @@ READ_INTO_MEMORY = (
     ("readers.twitch", ("twitch-de", "twitch-en", "twitch-es", "twitch-fr", "twitch-pt", "twitch-ru", "twitch-tw")),
     ("readers.wikipedia", ("chameleon", "crocodile", "squirrel")),
     ("readers.blogcatalog", ("blogcatalog",)),
+    ("readers.heco", ("heco-acm", "heco-dblp")),
     ("readers.matlab_graphs", ("acmv9", "dblpv7")),
     ("readers.pyg", ("cornell", "texas", "wisconsin", "actor")),
     ("readers.pyg", ("roman-empire", "amazon-ratings", "minesweeper", "tolokers", "questions")),

@@ -283,6 +283,14 @@ class MappedFile:
         column = self._column(name, pa.types.is_list)
         return self._offsets(column), self._array(column.values)
 
+    def lists_of_rows(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Reads a column of lists of rows of one length: offsets int32 `[N + 1]` and values `[E, D]`."""
+        column = self._column(
+            name, lambda kind: pa.types.is_list(kind) and pa.types.is_fixed_size_list(kind.value_type)
+        )
+        rows = column.values
+        return self._offsets(column), self._array(rows.values).reshape(len(rows), rows.type.list_size)
+
     def structs(self, name: str) -> tuple[np.ndarray, ...]:
         """Reads a column of lists of numbers of several kinds: offsets int32 `[N + 1]`, and values of each kind."""
         column = self._column(name, lambda kind: pa.types.is_list(kind) and pa.types.is_struct(kind.value_type))

@@ -17,7 +17,7 @@ Report = Callable[[str], None]
 class Limits:
     """Bounds that a manifest sets for the files of all its clients; `graphs` is None where labels are of none.
 
-    `targets` is 0 where classes are predicted.
+    `targets` is 0 where classes are predicted, and `edge_features` where edges have none.
     """
 
     nodes: int
@@ -28,6 +28,7 @@ class Limits:
     pairs: bool = False
     weighted: bool = False
     targets: int = 0
+    edge_features: int = 0
 
 
 def check_adjacency(indptr: np.ndarray, indices: np.ndarray, rows: int, report: Report) -> None:
@@ -46,6 +47,16 @@ def check_weights(weight: np.ndarray | None, weighted: bool, report: Report) -> 
         report("its edges have no weights" if weighted else "its edges have weights")
     elif weight is not None and len(weight) and not 0 < weight.min() <= weight.max() < np.inf:
         report("the weight of an edge is not positive and finite")
+
+
+def check_edge_attr(attr: np.ndarray | None, edge_features: int, report: Report) -> None:
+    """Reports features of edges that are missing, or should not be there, are of another width, or not finite."""
+    if (attr is not None) != bool(edge_features):
+        report("its edges have no features" if edge_features else "its edges have features")
+    elif attr is not None and attr.shape[1] != edge_features:
+        report(f"edges have {attr.shape[1]} features and not {edge_features}")
+    elif attr is not None and not np.isfinite(attr).all():
+        report("a feature of an edge is not finite")
 
 
 def check_targets(target: np.ndarray | None, label: np.ndarray, targets: int, report: Report) -> None:

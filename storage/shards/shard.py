@@ -18,6 +18,7 @@ from shoal.storage.shards.arrow_file import REMAKE, FileRecord, MappedFile, Pack
 from shoal.storage.shards.bounds import (
     Limits,
     check_adjacency,
+    check_edge_attr,
     check_graphs,
     check_ids,
     check_labels,
@@ -52,6 +53,7 @@ class Shard:
         edge_weight: Weight of every entry of `indices`, float32 `[E]`; None: edges have none, and count 1.
         target: What is predicted of every row, or of its graph, where that is no class, float32 `[N, T]`; NaN: missing.
             Labels are then 0 for rows with any. None: classes are predicted.
+        edge_attr: Features of every entry of `indices`, float32 `[E, D]`; None: edges have none.
     """
 
     client: int
@@ -64,6 +66,7 @@ class Shard:
     pairs: Pairs | None = None
     edge_weight: np.ndarray | None = None
     target: np.ndarray | None = None
+    edge_attr: np.ndarray | None = None
 
     @property
     def nodes(self) -> int:
@@ -134,6 +137,7 @@ def shard_columns(
     pairs: Pairs | None = None,
     edge_weight: np.ndarray | None = None,
     target: np.ndarray | None = None,
+    edge_attr: np.ndarray | None = None,
 ) -> dict[str, pa.Array]:
     """Makes the columns of one client's shard.
 
@@ -148,6 +152,7 @@ def shard_columns(
         pairs: Pairs of rows, where these have labels; the edges of `part` are then those that are not held out.
         edge_weight: Weights of the edges of `part`, float32 `[E]`, where they have any.
         target: Targets of every node of the whole graph, `[nodes, T]`, where these are no classes.
+        edge_attr: Features of the edges of `part`, float32 `[E, D]`, where they have any.
     """
     if len(part.indices) >= MAX_ENTRIES:
         raise ShoalError(
@@ -165,7 +170,8 @@ def shard_columns(
             "data.dtype",
             f"float16 ends at {np.finfo(np.float16).max:g}, but client {client} has a larger feature; use float32",
         )
-    columns = graph_columns(part, label[part.node], x, edge_weight, None if target is None else target[part.node])
+    of_rows = None if target is None else target[part.node]
+    columns = graph_columns(part, label[part.node], x, edge_weight, of_rows, edge_attr)
     if graph_of is not None:
         graph = graph_of[part.node].astype(np.int64)
         # Breadth-first order goes from one component to the next by their smallest nodes, and so graph by graph.
@@ -184,6 +190,7 @@ def graph_columns(
     x_NF: Rows,
     edge_weight: np.ndarray | None = None,
     target_NT: np.ndarray | None = None,
+    edge_attr: np.ndarray | None = None,
 ) -> dict[str, pa.Array]:
     """Makes the columns of the graph of some nodes, with their labels or targets and stored features."""
     neighbors = pa.ListArray.from_arrays(
@@ -196,6 +203,7 @@ def graph_columns(
         "x": arrow_file.rows_column(x_NF),
         **weights_column(part.indptr, edge_weight),
         **({} if target_NT is None else {"target": arrow_file.rows_column(target_NT)}),
+        **edge_attr_column(part.indptr, edge_attr),
     }
 
 
@@ -220,6 +228,25 @@ def weights_column(indptr: np.ndarray, edge_weight: np.ndarray | None) -> dict[s
     if edge_weight is None:
         return {}
     return {"weights": pa.ListArray.from_arrays(pa.array(indptr.astype(np.int32)), pa.array(edge_weight))}
+
+
+def edge_attr_column(indptr: np.ndarray, edge_attr: np.ndarray | None) -> dict[str, pa.Array]:
+    """Makes the column of the features of edges, D numbers an edge; none where edges have none."""
+    if edge_attr is None:
+        return {}
+    flat = pa.array(np.ascontiguousarray(edge_attr, dtype=np.float32).ravel())
+    of_edges = pa.FixedSizeListArray.from_arrays(flat, edge_attr.shape[1])
+    return {"edge_attr": pa.ListArray.from_arrays(pa.array(indptr.astype(np.int32)), of_edges)}
+
+
+def edge_attr_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
+    """Reads features of edges, float32 `[E, D]`; None: there are none. Raises ShoalError: they are of other edges."""
+    if "edge_attr" not in file.names:
+        return None
+    starts, attr = file.lists_of_rows("edge_attr")
+    if attr.dtype != np.float32 or not np.array_equal(starts, indptr):
+        raise ShoalError(file.path, f"the features of edges do not fit the neighbours; {REMAKE}")
+    return attr
 
 
 def weights_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
@@ -271,6 +298,7 @@ def bounds_of(shard: Shard, limits: Limits) -> list[str]:
         check_pairs(shard.pairs, shard.indptr, shard.indices, faults.append)
     check_weights(shard.edge_weight, limits.weighted, faults.append)
     check_targets(shard.target, shard.label, limits.targets, faults.append)
+    check_edge_attr(shard.edge_attr, limits.edge_features, faults.append)
     check_rows("x", shard.x, shard.nodes, limits.features, faults.append)
     if isinstance(shard.x, CsrRows) != (limits.layout == "sparse"):
         faults.append(f"x is not {limits.layout}")
@@ -284,12 +312,12 @@ def _map(path: Path, client: int, record: FileRecord | None, opened: Packs) -> S
         raise ShoalError(path, f"the row pointer does not fit the neighbours; {REMAKE}")
     graph = file.primitive("graph") if "graph" in file.names else None
     pairs = Pairs(*file.structs("pairs")) if "pairs" in file.names else None
-    x, weight = file.features("x"), weights_of(file, indptr)
+    x, weight, edge_attr = file.features("x"), weights_of(file, indptr), edge_attr_of(file, indptr)
     target = file.features("target") if "target" in file.names else None
     if isinstance(target, CsrRows):
         raise ShoalError(path, f"its targets are sparse; {REMAKE}")
     node, label = file.primitive("node"), file.primitive("label")
-    return Shard(client, node, label, indptr, indices, x, graph, pairs, weight, target)
+    return Shard(client, node, label, indptr, indices, x, graph, pairs, weight, target, edge_attr)
 
 
 def open_hops(
@@ -357,7 +385,14 @@ def some_rows(
     new_row[row] = np.arange(len(row), dtype=np.int32)
     parts = (np.sort(new_row[rows]) for rows in (split.train, split.val, split.test))
     target = None if shard.target is None else shard.target[row]
+    edge_attr = None
+    if shard.edge_attr is not None:
+        from shoal.storage.graph.induced import Induced, entries_among  # loads kernels
+
+        places = entries_among(Induced(row, indptr, indices), shard.indptr, shard.indices)
+        edge_attr = shard.edge_attr[places]
     part = Shard(
-        shard.client, shard.node[row], shard.label[row], indptr, indices, x, edge_weight=edge_weight, target=target
-    )
+        shard.client, shard.node[row], shard.label[row], indptr, indices, x, edge_weight=edge_weight, target=target,
+        edge_attr=edge_attr,
+    )  # fmt: skip
     return part, Split(*parts)

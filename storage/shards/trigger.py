@@ -75,9 +75,23 @@ class Trigger:
             indices=joined.indices.astype(np.int32),
             x=_with_pattern(shard.x, count, self.seed),
             edge_weight=None if shard.edge_weight is None else joined.data,
+            edge_attr=_with_zeros(shard, nodes, ends),
         )
         nothing = np.empty(0, dtype=np.int64)
         return with_triggers, [] if propagation is None else ComputedHops(with_triggers, propagation, None, nothing, [])
+
+
+def _with_zeros(shard: Shard, nodes: int, ends: tuple[np.ndarray, np.ndarray]) -> np.ndarray | None:
+    """Returns features of edges with those that join attached nodes, which are zero, in the order of their entries."""
+    if shard.edge_attr is None:
+        return None
+    place = sp.csr_array((np.arange(1, shard.entries + 1), shard.indices, shard.indptr), shape=(shard.nodes,) * 2)
+    place.resize(nodes, nodes)
+    behind = np.full(len(ends[0]), shard.entries + 1)
+    joined = sp.csr_array(place + sp.coo_array((behind, ends), shape=(nodes, nodes)))
+    joined.sort_indices()
+    nothing = np.zeros((1, shard.edge_attr.shape[1]), dtype=shard.edge_attr.dtype)
+    return np.concatenate([shard.edge_attr, nothing])[joined.data - 1]
 
 
 def _with_pattern(x: Rows, count: int, seed: int) -> Rows:

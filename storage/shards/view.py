@@ -355,9 +355,11 @@ class View:
         for k in hops if self._computed is None else [0]:
             touch(self._hops[k], self.rows_of(self.train).cpu() if training else None)
         if edges:
-            weights = [] if self._shard.edge_weight is None else [self._shard.edge_weight]
-            for part in (self._shard.indptr, self._shard.indices, *weights):
-                part[:: PAGE // part.itemsize].sum()
+            shard = self._shard
+            attr = None if shard.edge_attr is None else shard.edge_attr.reshape(-1)
+            for part in (shard.indptr, shard.indices, shard.edge_weight, attr):
+                if part is not None:
+                    part[:: PAGE // part.itemsize].sum()
 
     @property
     def node(self) -> np.ndarray:
@@ -374,6 +376,12 @@ class View:
         """Weight of every entry of `csr`, float32 `[E]`, in the map, read-only; None: edges have none."""
         weight = self._shard.edge_weight
         return None if weight is None else _read_only(weight)
+
+    @property
+    def edge_attr(self) -> np.ndarray | None:
+        """Features of every entry of `csr`, float32 `[E, D]`, in the map, read-only; None: edges have none."""
+        attr = self._shard.edge_attr
+        return None if attr is None else _read_only(attr)
 
     @cached_property
     def boundary(self) -> "Boundary":

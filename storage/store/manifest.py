@@ -96,6 +96,8 @@ class Manifest:
         ids: File of what the user calls the nodes; None: they are 0 to N - 1.
         boundaries: Edges between clients, by the name of the choice of them.
         target: What labels are; `classes` is the number of targets where these are no classes.
+        edge_features: Number of features of an edge; 0 where edges have none.
+        edge_names: What every feature of edges is called; None: that is not known.
         copies: Where graphs were cut out of a large one, how many of them a node lies in, by split.
     """
 
@@ -125,6 +127,8 @@ class Manifest:
     copies: dict[str, CopiesRecord] = field(default_factory=dict)
     boundaries: dict[str, BoundaryRecord] = field(default_factory=dict)
     target: Target = CLASSIFICATION
+    edge_features: int = 0
+    edge_names: list[str] | None = None
 
     @property
     def items(self) -> int:
@@ -157,7 +161,10 @@ class Manifest:
     def limits(self) -> Limits:
         """Bounds for the files of all clients."""
         pairs, targets = self.pairs is not None, 0 if self.target == CLASSIFICATION else self.classes
-        return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs, pairs, self.weighted, targets)
+        return Limits(
+            self.nodes, self.features, self.classes, self.layout, self.graphs, pairs, self.weighted, targets,
+            self.edge_features,
+        )  # fmt: skip
 
     def content(self, split: str, propagation: str | None) -> str:
         """Digests all that a run reads of a store, 32 digits; `propagation` is None for a run without hops."""
@@ -224,8 +231,8 @@ def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
 
 # Keys that came later: they are written only where they say more than this.
 USUAL: dict[str, object] = {
-    **dict.fromkeys(("label_names", "feature_names", "ids", "graphs", "pairs")),
-    **{"domains": [], "weighted": False, "copies": {}, "boundaries": {}, "target": CLASSIFICATION},
+    **dict.fromkeys(("label_names", "feature_names", "ids", "graphs", "pairs", "edge_names")),
+    **{"domains": [], "weighted": False, "copies": {}, "boundaries": {}, "target": CLASSIFICATION, "edge_features": 0},
 }
 
 

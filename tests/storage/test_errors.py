@@ -55,7 +55,7 @@ def test_the_most_alike_is_proposed() -> None:
         ("scaffold", "scafold scaffodl scaffolt", METHODS, {}),
         (None, "fedsage gcfl fedgat fedmd fedavgm fedproto2 fedbn fedgh", METHODS, {}),
         ("sage", "GraphSAGE saage", BACKBONES, OF_MODELS),
-        (None, "gatv2 gine appnp graphsaint", BACKBONES, OF_MODELS),
+        (None, "gatv2 appnp graphsaint", BACKBONES, OF_MODELS),
     ],
 )
 def test_what_only_sounds_alike_is_not_meant(meant: str | None, wrong: str, known: Any, also: Any) -> None:

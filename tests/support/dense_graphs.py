@@ -27,6 +27,6 @@ def smoothing(a: np.ndarray, r: float = 0.5) -> np.ndarray:
 
 
 def operator_of(kind: str, a: np.ndarray) -> np.ndarray:
-    """Computes what a layer multiplies by: `sum`, `mean`, `attention` or `symmetric`, `[N, N]`."""
+    """Computes what a layer multiplies by: `sum`, `edges`, `mean`, `attention` or `symmetric`, `[N, N]`."""
     mean = a / np.maximum(a.sum(1, keepdims=True), 1)
-    return {"sum": a, "mean": mean, "attention": a + np.eye(len(a)), "symmetric": smoothing(a)}[kind]
+    return {"sum": a, "edges": a, "mean": mean, "attention": a + np.eye(len(a)), "symmetric": smoothing(a)}[kind]

@@ -1,10 +1,11 @@
 """GAT: sums over neighbours and the node itself, weighted by attention."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from shoal.algorithms.models.inputs.neighbourhood import Operator
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
 from shoal.algorithms.models.layers.edge_attention import attend_to_messages
@@ -28,7 +29,7 @@ class GAT(Coupled):
     message, E x hidden floats. The paper has ELU where ReLU stands here.
     """
 
-    operator = "attention"
+    operator: ClassVar[Operator] = "attention"
     traced = True
     weighs_entries = True
     papers_head = "conv"
@@ -47,7 +48,7 @@ class GAT(Coupled):
         return GATConv(width, out // heads, heads)
 
     def head_messages(self, hidden: int, classes: int) -> nn.Module:
-        return _AttentionVectors(classes)
+        return AttentionVectors(classes)
 
     def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
         return _attend(operator, transform(x, conv.lin.weight), conv) + conv.bias
@@ -57,7 +58,7 @@ class GAT(Coupled):
         return _attend(operator, transform(x, linear.weight), self.head.messages) + linear.bias
 
 
-class _AttentionVectors(nn.Module):
+class AttentionVectors(nn.Module):
     """The attention vectors of a layer of one head, named, shaped and drawn as PyG's."""
 
     negative_slope = 0.2

@@ -1,11 +1,12 @@
 """Graph transformer: a node weighs its neighbours by products of queries and keys."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.models.gnn.gat import require_heads
+from shoal.algorithms.models.inputs.neighbourhood import Operator
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
 from shoal.algorithms.models.layers.edge_attention import attend_by_products
@@ -23,7 +24,7 @@ class Transformer(Coupled):
     the first two terms alone. Between layers stands LeakyReLU with slope 0.01.
     """
 
-    operator = "sum"
+    operator: ClassVar[Operator] = "sum"
     traced = True
     weighs_entries = True
     first = tuple(f"convs.0.lin_{part}.weight" for part in ("query", "key", "value", "skip"))

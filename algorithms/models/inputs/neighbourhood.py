@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.storage.graph.edge_matrix import EdgeMatrix
 from shoal.storage.graph.edge_weights import degrees
+from shoal.storage.graph.induced import Induced, entries_among
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.shards.view import View
 
-Operator = Literal["sum", "mean", "symmetric", "attention"]
+Operator = Literal["sum", "mean", "symmetric", "attention", "edges"]
 
 
 class Neighbourhood(NamedTuple):
@@ -80,6 +82,7 @@ def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
 
     It is, by operator: `sum`: A, of ones or the weights of edges. `mean`: A, its rows divided by their sums.
     `symmetric`: D^-1/2 (A + I) D^-1/2 with self loops in D. `attention`: the pattern of A + I, weighed by the layer.
+    `edges`: A with the features of its edges.
     """
     if data.propagation is not None and data.propagation.first_layer:
         return _over_cross_edges(data, operator, layers)
@@ -157,6 +160,8 @@ def _field(data: View, operator: Operator, layers: int) -> Neighbourhood:
             of_edge = weight[np.arange(len(drawn.indices)) + np.repeat(indptr[nodes] - drawn.indptr[:-1], counts)]
         nodes = drawn.nodes
         matrix = _matrix(operator, drawn, degree[nodes], of_edge)
+        if operator == "edges":
+            matrix = _with_features(matrix, drawn, data)
         if operator == "sum" and weight is None:
             matrix = SparseMatrix(matrix.csr, ones=True)
         matrices.insert(0, matrix.prepare().to(data.device))
@@ -169,6 +174,8 @@ def matrix_of_all(data: View, operator: Operator) -> SparseMatrix:
         return SparseMatrix(data.adjacency, data.adjacency, ones=data.edge_weight is None)
 
     def make() -> SparseMatrix:
+        if operator == "edges":
+            return _all_edges(data)
         return operator_over(operator, *data.csr, weight=data.edge_weight).to(data.device)
 
     matrix: SparseMatrix = data.cache(("operator", operator), make)
@@ -197,15 +204,20 @@ def sample_neighbourhood(
     for fanout in fanouts:
         drawn = draw_neighbours(indptr, indices, nodes, fanout, rng)
         nodes = drawn.nodes
-        matrices.append(_matrix(operator, drawn, degree[nodes]).to(data.device))
+        matrix = _matrix(operator, drawn, degree[nodes])
+        if operator == "edges":
+            matrix = _with_features(matrix, drawn, data)
+        matrices.append(matrix.to(data.device))
     return Neighbourhood(data.rows(0, torch.from_numpy(nodes)), tuple(reversed(matrices)))
 
 
 def standalone(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:
     """Makes nodes whose neighbours all have the node's own features; `sum` has one neighbour."""
     nodes = np.arange(len(x_NF))
-    if operator in ("sum", "mean"):
+    if operator in ("sum", "mean", "edges"):
         matrix = _matrix(operator, Drawn(nodes, np.arange(len(nodes) + 1), nodes), np.full(len(nodes), 2))
+        if operator == "edges":
+            matrix = EdgeMatrix(matrix.csr, None)
     else:
         no_neighbours = Drawn(nodes, np.zeros(len(nodes) + 1, np.int64), np.zeros(0, np.int64))
         matrix = _matrix(operator, no_neighbours, np.ones(len(nodes), np.int64))
@@ -223,6 +235,8 @@ def operator_over(
 
     Where not, a node's degree is the number of its senders. `weight` has the entries of A, float32 `[E]`, else ones.
     """
+    if operator == "edges":
+        raise ValueError("a graph that a method makes has no features of edges; set data.edge_features to drop")
     nodes, degree = len(indptr) - 1, degrees(indptr, weight)
     matrix = _matrix(operator, Drawn(np.arange(nodes), indptr, indices), degree, weight)
     if not symmetric:
@@ -249,16 +263,33 @@ class Drawn(NamedTuple):
 
 def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray, weight: np.ndarray | None = None) -> SparseMatrix:
     """Builds the matrix of a layer; degrees `[m]` count a self loop; with weights of entries, `[E]`, all are drawn."""
-    assert weight is None or operator in ("sum", "symmetric"), operator
+    assert weight is None or operator in ("sum", "symmetric", "edges"), operator
     csr = (array.astype(np.int32, copy=False) for array in (drawn.indptr, drawn.indices))
     weight_E = None if weight is None else weight.astype(np.float64)
     starts, columns, values = _entries(*csr, degree.astype(np.float64), weight_E, *_KINDS[operator])
     return SparseMatrix.of(starts, columns, values, columns=len(drawn.nodes))
 
 
+def _all_edges(data: View) -> EdgeMatrix:
+    """Builds A with the features of its edges, of memory of its own: the map of the shard ends before what is kept."""
+    starts, columns, values = (part.clone() for part in SparseMatrix(data.adjacency).parts())
+    attr_ED = None if data.edge_attr is None else torch.from_numpy(data.edge_attr.copy()).to(data.device)
+    csr = SparseMatrix.of(starts, columns, values, data.nodes).csr
+    return EdgeMatrix(csr, attr_ED, csr)
+
+
+def _with_features(matrix: SparseMatrix, drawn: Drawn, data: View) -> EdgeMatrix:
+    """Adds the features of the edges that were drawn to the matrix of a layer."""
+    if data.edge_attr is None:
+        return EdgeMatrix(matrix.csr, None)
+    part = Induced(drawn.nodes, drawn.indptr, drawn.indices)
+    return EdgeMatrix(matrix.csr, torch.from_numpy(data.edge_attr[entries_among(part, *data.csr)]))
+
+
 # Whether a row has a loop in front, and whether entries count their degrees, and the roots of both.
 _KINDS = {
     "sum": (False, True, False),
+    "edges": (False, True, False),
     "symmetric": (True, True, True),
     "mean": (False, False, False),
     "attention": (True, False, False),

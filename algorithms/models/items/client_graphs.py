@@ -112,6 +112,8 @@ class ClientGraphs:
 
     def _matrix(self, graphs: Tensor) -> SparseMatrix:
         """Builds the matrix of some graphs from their edges: that of all graphs need not be kept for it."""
+        if self.operator == "edges":
+            return matrix_of_all(self.data, "edges").diagonal_blocks(self.ptr, graphs)
         csr = self.data.adjacency
         cut = SparseMatrix(csr, csr).diagonal_blocks(self.ptr, graphs)
         if self.operator == "sum":

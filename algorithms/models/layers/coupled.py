@@ -35,6 +35,7 @@ class Coupled(nn.Module):
         weighs_edges: Messages are multiplied by the weights of edges; else graphs with such weights are refused.
         papers_head: The classifier that the paper's model for nodes has.
         traced: Its `forward` may be run on stand-ins (`models.compiled`); derived classes do not inherit that.
+        edge_features: Features of an edge that its layers read; 0: they read none.
         weighs_entries: A layer keeps numbers of every entry of its matrix.
         in_batches: Clients of such models may train in one batch, drawn neighbours and other norms aside.
         first: Names of the weights that the features are multiplied by.
@@ -46,6 +47,7 @@ class Coupled(nn.Module):
 
     operator: ClassVar[Operator]
     weighs_edges: ClassVar[bool] = False
+    edge_features: int = 0
     papers_head: ClassVar[HeadKind] = "linear"
     in_batches: ClassVar[bool] = False
     first: ClassVar[tuple[str, ...]] = ("convs.0.lin.weight",)

@@ -138,6 +138,90 @@ class TransformerConv(nn.Module):
             linear.reset_parameters()
 
 
+class GINEConv(nn.Module):
+    """GIN's MLP and e, and a linear layer from features of edges to the width of what the MLP reads."""
+
+    def __init__(self, mlp: nn.Sequential, inputs: int, edge_features: int) -> None:
+        super().__init__()
+        self.gin = GINConv(mlp)
+        self.lin = Linear(edge_features, inputs)
+
+    def reset_parameters(self) -> None:
+        self.gin.reset_parameters()
+        self.lin.reset_parameters()
+
+
+class EdgeAttention(nn.Module):
+    """W_e `[heads D, edge features]` and a vector `[1, heads, D]`, by which edges add to GAT's scores."""
+
+    def __init__(self, outputs: int, heads: int, edge_features: int) -> None:
+        """Takes the outputs D of a head."""
+        super().__init__()
+        self.lin_edge = Linear(edge_features, heads * outputs, bias=False, by_glorot=True)
+        self.att_edge = nn.Parameter(torch.empty(1, heads, outputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.lin_edge.reset_parameters()
+        glorot(self.att_edge)
+
+
+class EdgeGATConv(nn.Module):
+    """The parameters of `GATConv`, and those of edges."""
+
+    def __init__(self, features: int, outputs: int, heads: int, edge_features: int) -> None:
+        """Takes the outputs D of a head."""
+        super().__init__()
+        self.gat = GATConv(features, outputs, heads)
+        self.edges = EdgeAttention(outputs, heads, edge_features)
+
+    def reset_parameters(self) -> None:
+        self.gat.reset_parameters()
+        self.edges.reset_parameters()
+
+
+class EdgeTransformerConv(nn.Module):
+    """The four layers of `TransformerConv`, and one from features of edges to all heads."""
+
+    def __init__(self, features: int, outputs: int, heads: int, edge_features: int) -> None:
+        """Takes the outputs D of a head."""
+        super().__init__()
+        self.of_nodes = TransformerConv(features, outputs, heads)
+        self.lin_edge = Linear(edge_features, heads * outputs, bias=False)
+
+    def reset_parameters(self) -> None:
+        self.of_nodes.reset_parameters()
+        self.lin_edge.reset_parameters()
+
+
+class KindWeights(nn.Module):
+    """A weight `[H, F]` of every kind of edge."""
+
+    def __init__(self, features: int, outputs: int, kinds: int) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(Linear(features, outputs, bias=False, by_glorot=True) for _ in range(kinds))
+
+    def reset_parameters(self) -> None:
+        for linear in self.linears:
+            linear.reset_parameters()  # type: ignore[operator]
+
+
+class RGCNConv(nn.Module):
+    """A weight of the node itself, one of every kind of edge, and b."""
+
+    def __init__(self, features: int, outputs: int, kinds: int) -> None:
+        super().__init__()
+        self.root = Linear(features, outputs, bias=False, by_glorot=True)
+        self.kinds = KindWeights(features, outputs, kinds)
+        self.bias = nn.Parameter(torch.empty(outputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.root.reset_parameters()
+        self.kinds.reset_parameters()
+        nn.init.zeros_(self.bias)
+
+
 def largest(outputs: list[Tensor]) -> Tensor:
     """Returns the largest of all layers' outputs, entry by entry, `[N, H]` (Xu et al., ICML 2018)."""
     return torch.stack(outputs, dim=-1).max(dim=-1)[0]

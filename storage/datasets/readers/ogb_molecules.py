@@ -4,12 +4,21 @@ Hu et al., "Open Graph Benchmark: Datasets for Machine Learning on Graphs", Neur
 Chem. Sci. 2018).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from shoal.storage.datasets.sources.atoms import ATOM_FEATURES, column_names, one_hot
+from shoal.storage.datasets.sources.atoms import (
+    ATOM_FEATURES,
+    BOND_FEATURES,
+    bond_names,
+    column_names,
+    one_hot,
+    one_hot_bonds,
+)
 from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource
 from shoal.storage.datasets.sources.streams import column_count, csv_blocks
@@ -27,6 +36,7 @@ OF_NUMBERS = {"ogbg-molesol": "esol", "ogbg-molfreesolv": "freesolv", "ogbg-moll
 LABELS_OF = {"sider": 27, "tox21": 12, "toxcast": 617, "clintox": 2, "muv": 17, "pcba": 128, "chembl": 1310}
 OF_LABELS = {f"ogbg-mol{archive}": archive for archive in LABELS_OF}
 EDGES, ATOMS, LABELS = "edge", "node-feat", "graph-label"
+BONDS = "edge-feat"
 ATOM_COUNTS, BOND_COUNTS = "num-node-list", "num-edge-list"
 RAW = (EDGES, ATOMS, LABELS, ATOM_COUNTS, BOND_COUNTS)
 SPLIT = {TRAIN: "train", VAL: "valid", TEST: "test"}
@@ -35,11 +45,15 @@ BLOCK_BYTES = 1 << 24
 MOST = 1 << 31
 
 
-def paths(name: str) -> list[Path]:
+def paths(name: str, options: DataSource) -> list[Path]:
     """Lists the published files that are read of a dataset, below the data root."""
     folder = Path(name.replace("-", "_"))
-    raw = [folder / "raw" / f"{part}.csv.gz" for part in RAW]
+    raw = [folder / "raw" / f"{part}.csv.gz" for part in _raw(options)]
     return raw + [folder / "split/scaffold" / f"{part}.csv.gz" for part in SPLIT.values()]
+
+
+def _raw(options: DataSource) -> tuple[str, ...]:
+    return (*RAW, BONDS) if options.edge_features == "keep" else RAW
 
 
 def load_ogb_molecules(name: str, options: DataSource) -> Graph:
@@ -48,12 +62,15 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
 
     x is what is known of an atom, one-hot feature by feature, sparse float32 `[N, 174]`: a linear map of it is the sum
     of embeddings of OGB's AtomEncoder. Columns have names, by which these datasets are joined. Bonds are edges both
-    ways, published one way; their features (type, stereo, conjugation) are not used. The split is the published one,
-    by scaffolds.
+    ways, published one way, and what is known of them (type, stereo, conjugation) is one-hot, too, `[E, 13]`. The split
+    is the published one, by scaffolds.
     """
     archive = {**ARCHIVES, **OF_NUMBERS, **OF_LABELS}[name]
-    files = fetch_published(options, paths(name), lambda file: f"{URL}/{archive}.zip", nested=True)
-    raw, parts = dict(zip(RAW, files)), dict(zip(SPLIT, files[len(RAW) :]))
+    files, named = (
+        fetch_published(options, paths(name, options), lambda file: f"{URL}/{archive}.zip", nested=True),
+        _raw(options),
+    )
+    raw, parts = dict(zip(named, files)), dict(zip(SPLIT, files[len(named) :]))
     atoms = _table(raw[ATOMS], np.int64, len(ATOM_FEATURES), "the features of an atom")
     pairs = _table(raw[EDGES], np.int64, 2, "the ends of a bond")
     target = REGRESSION if name in OF_NUMBERS else MULTILABEL if name in OF_LABELS else CLASSIFICATION
@@ -66,12 +83,17 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
     graph_of = np.repeat(np.arange(len(y)), sizes)
     arrays = {
         "edge_index": _joined_ends(pairs, np.repeat(np.arange(len(y)), bonds), sizes, raw[EDGES]).T,
-        "x": one_hot(_in_bounds(atoms, raw[ATOMS])),
+        "x": one_hot(_in_bounds(atoms, raw[ATOMS], ATOM_FEATURES)),
         "y": y,
         "graph": graph_of,
         "split": _codes(parts, len(y)),
         "vocabulary": column_names(),
     }
+    if BONDS in raw:
+        known = _table(raw[BONDS], np.int64, len(BOND_FEATURES), "the features of a bond")
+        if len(known) != len(pairs):
+            raise ShoalError(raw[BONDS], f"{len(known)} rows, and {EDGES}.csv.gz has {len(pairs)}; {AGAIN}")
+        arrays |= {"edge_attr": one_hot_bonds(_in_bounds(known, raw[BONDS], BOND_FEATURES)), "edge_names": bond_names()}
     where = {"edge_index": str(raw[EDGES]), "x": str(raw[ATOMS]), "y": str(raw[LABELS]), "graph": str(raw[ATOM_COUNTS])}
     made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **where}, target=target)
     return made if target != CLASSIFICATION else replace(made, classes=CLASSES)
@@ -121,15 +143,15 @@ def _joined_ends(pairs: np.ndarray, graph: np.ndarray, sizes: np.ndarray, path: 
     return pairs + (np.cumsum(sizes) - sizes)[graph][:, None]
 
 
-def _in_bounds(atoms: np.ndarray, path: Path) -> np.ndarray:
-    """Returns the features of atoms; raises a ShoalError where one has a value that there is none of."""
-    widths = np.array(list(ATOM_FEATURES.values()))
-    outside = (atoms < 0) | (atoms >= widths)
+def _in_bounds(known: np.ndarray, path: Path, features: Mapping[str, int]) -> np.ndarray:
+    """Returns features of atoms or bonds; raises a ShoalError where one has a value that there is none of."""
+    widths = np.array(list(features.values()))
+    outside = (known < 0) | (known >= widths)
     if outside.any():
         row, column = (int(place[0]) for place in np.nonzero(outside))
-        feature = f"column {column} ({list(ATOM_FEATURES)[column]})"
-        raise ShoalError(path, f"row {row}, {feature} is {atoms[row, column]}, not in 0..{widths[column] - 1}; {AGAIN}")
-    return atoms
+        feature = f"column {column} ({list(features)[column]})"
+        raise ShoalError(path, f"row {row}, {feature} is {known[row, column]}, not in 0..{widths[column] - 1}; {AGAIN}")
+    return known
 
 
 def _codes(files: dict[int, Path], graphs: int) -> np.ndarray:
@@ -148,7 +170,15 @@ def _codes(files: dict[int, Path], graphs: int) -> np.ndarray:
 
 
 DATASETS = tuple(
-    DatasetSpec(name, load_ogb_molecules, paths(name), "graph", target=target)
+    DatasetSpec(
+        name,
+        load_ogb_molecules,
+        partial(paths, name),
+        "graph",
+        # Stores from before bonds had features lack them.
+        content=lambda options: {"bonds": "kept"} if options.edge_features == "keep" else {},
+        target=target,
+    )
     for names, target in ((ARCHIVES, CLASSIFICATION), (OF_NUMBERS, REGRESSION), (OF_LABELS, MULTILABEL))
     for name in names
 )

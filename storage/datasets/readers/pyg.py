@@ -82,6 +82,8 @@ def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
         if options.edge_weights == "drop" and isinstance(data, Data):
             for key in features_of_edges(data):
                 del data[key]
+        if options.edge_features == "drop" and isinstance(data, Data) and data.edge_attr is not None:
+            del data.edge_attr
         for key in MASKS:
             mask = getattr(data, key, None)
             if mask is not None and mask.dim() == 2:
@@ -93,7 +95,11 @@ def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
         return "read it by a dataset of your own (data.dataset: my_file.py:MyDataset)"
 
     graphs = graphs[0] if len(graphs) == 1 else graphs
-    return graph_of_data(graphs, name, called, way_out, own=False, target=options.target)
+    graph = graph_of_data(graphs, name, called, way_out, own=False, target=options.target)
+    if options.edge_features == "drop":
+        # What is left are kinds of edges.
+        return replace(graph, edge_attr=None, edge_names=None)
+    return graph
 
 
 def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:

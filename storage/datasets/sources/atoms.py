@@ -1,4 +1,4 @@
-"""Features of atoms, as OGB's molecules have them (Hu et al., NeurIPS 2020)."""
+"""Features of atoms and bonds, as OGB's molecules have them (Hu et al., NeurIPS 2020)."""
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,6 +17,9 @@ ATOM_FEATURES = {
     "in a ring": 2,
 }
 
+# The same of a bond: `ogb.utils.features.get_bond_feature_dims`.
+BOND_FEATURES = {"type": 5, "stereo": 6, "conjugated": 2}
+
 
 def one_hot(atoms: np.ndarray) -> sp.csr_array:
     """Makes a one for every feature of every atom, float32 `[N, 174]`, of whole numbers `[N, 9]` in their bounds."""
@@ -30,3 +33,16 @@ def one_hot(atoms: np.ndarray) -> sp.csr_array:
 def column_names() -> np.ndarray:
     """Lists what every column of `one_hot` stands for, texts `[174]`."""
     return np.array([f"atom {key} {k}" for key, width in ATOM_FEATURES.items() for k in range(width)])
+
+
+def one_hot_bonds(bonds: np.ndarray) -> np.ndarray:
+    """Makes a one for every feature of every bond, float32 `[E, 13]`, of whole numbers `[E, 3]` in their bounds."""
+    widths = np.array(list(BOND_FEATURES.values()))
+    one_hot_ED = np.zeros((len(bonds), int(widths.sum())), dtype=np.float32)
+    np.put_along_axis(one_hot_ED, bonds + np.cumsum(widths) - widths, 1, axis=1)
+    return one_hot_ED
+
+
+def bond_names() -> np.ndarray:
+    """Lists what every column of `one_hot_bonds` stands for, texts `[13]`."""
+    return np.array([f"bond {key} {k}" for key, width in BOND_FEATURES.items() for k in range(width)])

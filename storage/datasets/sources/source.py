@@ -23,6 +23,7 @@ AGAIN = "delete it, and it is downloaded again"
 # Nodes are numbered with 31 bits.
 Count = Annotated[Whole, Field(lt=2**31)]
 EdgeWeights = Literal["keep", "drop"]
+EdgeFeatures = Literal["keep", "drop"]
 # An encoder of texts that needs no model: hashed words and pairs of words.
 NGRAMS = "ngrams"
 
@@ -72,6 +73,7 @@ class DataSource:
         title: What the user's own graph is called; None: `files`.
         made: Features that take the place of the dataset's own.
         edge_weights: `drop` leaves out what edges weigh; of the user's own graphs, others have no weights.
+        edge_features: `drop` leaves out features of edges; of graphs that have any.
         labels: Whether the task reads labels; else the user's own graphs may have none.
         target: What labels are, classes, numbers or several labels; of the user's own graphs and those of PyG alone.
         beside: Files that other keys name, which may lie in the folder of the user's own graph.
@@ -112,6 +114,7 @@ class DataSource:
     title: str | None = None
     made: MadeFeatures = DATASET_FEATURES
     edge_weights: EdgeWeights = "keep"
+    edge_features: EdgeFeatures = "keep"
     labels: bool = True
     target: Target = CLASSIFICATION
     beside: tuple[str, ...] = ()

@@ -37,14 +37,15 @@ def load_files(name: str, options: DataSource) -> Graph:
 
     An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]` (what
     `coded_labels` takes, or `clean_targets` where `options.target` is not of classes) and optionally `edge_weight [E]`
-    (positive numbers), `split [N]` (0 none, 1 train, 2 val, 3 test), `assignment [N]` (client of every node), `ids [N]`
-    (integers or texts, what nodes are called) and `vocabulary [F]` (texts: what the columns of x stand for, by which
-    several graphs are joined). With `graph [N]` (the graph of every node) it is many graphs, and y, split and
-    assignment have one entry a graph. A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its
-    x.npy is memory-mapped. A folder with a table `edges` is read by `read_tables`, a table of molecules by
-    `read_molecules`. Where features are made (`options.made`) x may be missing, where labels are not read
-    (`options.labels`) y; without both the nodes are those from 0 to the largest that an edge names. Features other than
-    float16 and float32 become float32. A synthetic graph that `save_graph` wrote stays synthetic.
+    (positive numbers), `edge_attr [E, D]` (features of edges, which `edge_names [D]` say), `split [N]` (0 none, 1
+    train, 2 val, 3 test), `assignment [N]` (client of every node), `ids [N]` (integers or texts, what nodes are called)
+    and `vocabulary [F]` (texts: what the columns of x stand for, by which several graphs are joined). With `graph [N]`
+    (the graph of every node) it is many graphs, and y, split and assignment have one entry a graph. A folder holds each
+    as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is memory-mapped. A folder with a table `edges` is
+    read by `read_tables`, a table of molecules by `read_molecules`. Where features are made (`options.made`) x may be
+    missing, where labels are not read (`options.labels`) y; without both the nodes are those from 0 to the largest that
+    an edge names. Features other than float16 and float32 become float32. A synthetic graph that `save_graph` wrote
+    stays synthetic.
     """
     path = graph_at(options.path)
     made = options.made.made
@@ -66,6 +67,9 @@ def load_files(name: str, options: DataSource) -> Graph:
         where["x"] = where["y"]
     if options.edge_weights == "drop":
         arrays.pop("edge_weight", None)
+    if options.edge_features == "drop":
+        for array in ("edge_attr", "edge_names"):
+            arrays.pop(array, None)
     synthetic = synthetic_identity(path) is not None
     graph = graph_from_arrays(options.title or name, arrays, where, synthetic, own=True, target=options.target)
     if options.labels and not (graph.y >= 0).any():
@@ -76,17 +80,20 @@ def load_files(name: str, options: DataSource) -> Graph:
 def save_graph(graph: Graph, folder: str | Path) -> Path:
     """Writes a graph as a folder for `data.path`, replacing any graph that is there, and gives its path.
 
-    Every edge is written once; classes that no item has are kept by names. A half-written folder cannot be loaded,
-    because edge_index.npy is written last; a ShoalError says that it cannot be written.
+    Every edge is written once, with features both ways; classes that no item has are kept by names. A half-written
+    folder cannot be loaded, because edge_index.npy is written last; a ShoalError says that it cannot be written.
     """
     path = Path(folder).expanduser().resolve()
     source = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.indptr))
-    once = source < graph.indices
+    # Features may be others the other way round.
+    once = (source < graph.indices) | (graph.edge_attr is not None)
     names = graph.label_names
     if names is None and graph.target is None and len(np.unique(graph.y[graph.y >= 0])) < graph.classes:
         names = tuple(str(number) for number in range(graph.classes))
     arrays: dict[str, Any] = {
         "edge_weight": None if graph.edge_weight is None else graph.edge_weight[once],
+        "edge_attr": graph.edge_attr,
+        "edge_names": None if graph.edge_names is None else np.array(graph.edge_names),
         "x": graph.x if sp.issparse(graph.x) else graph.x[:],
         "split": graph.split,
         "assignment": graph.assignment,
@@ -95,7 +102,8 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
         "label_names": None if names is None else np.array(names),
         "ids": None if graph.ids is None else np.array(graph.ids.to_pylist()),
         "y": graph.y if graph.target is None else graph.target,
-        "edge_index": np.stack([source[once], graph.indices[once]]),
+        # The row of an entry receives what its column sends.
+        "edge_index": np.stack([graph.indices[once], source[once]][:: 1 if graph.edge_features else -1]),
     }
     try:
         for name in (*(f"{array}.npy" for array in arrays), "x.npz", SYNTHETIC):
@@ -227,14 +235,20 @@ def _read_arrays(path: Path, features_made: bool, options: DataSource) -> tuple[
         # Other graphs do without its readers.
         from shoal.storage.datasets.user.tables import read_tables
 
-        arrays = read_tables(files["edge_index"], files.get("y"), labels, options.target, options.text_columns)
+        of_edges, texts = options.edge_features == "keep", options.text_columns
+        arrays = read_tables(files["edge_index"], files.get("y"), labels, options.target, texts, of_edges)
         if texts_of := arrays.pop("texts", None):
             from shoal.storage.datasets.user.texts import column_names, text_features
 
             names, arrays["x"] = arrays.get("vocabulary", ()), text_features(texts_of, arrays.get("x"), options)
             arrays["vocabulary"] = column_names(names, arrays["x"].shape[1])
         where = {array: str(files.get(array, files.get("y", path))) for array in REQUIRED + OPTIONAL}
-        return arrays, {**where, "edge_weight": f"{files['edge_index']} (weight)", "y": f"{where['y']} (label)"}
+        return arrays, {
+            **where,
+            "edge_weight": f"{files['edge_index']} (weight)",
+            "edge_attr": str(files["edge_index"]),
+            "y": f"{where['y']} (label)",
+        }
     for array, file in files.items():
         if file.suffix != ".npz":
             with reading(file, ADVICE):
@@ -268,7 +282,7 @@ def _read_molecules(path: Path, options: DataSource) -> tuple[dict[str, Any], di
     if options.made.made or options.row_normalize:
         key = "data.features" if options.made.made else "data.row_normalize"
         raise ShoalError(key, "molecules have features of atoms; leave it out")
-    arrays = read_molecules(path, options.target, options.invalid == "drop")
+    arrays = read_molecules(path, options.target, options.invalid == "drop", options.edge_features == "keep")
     return arrays, {array: f"{path} ({array})" for array in (*REQUIRED, *arrays)}
 
 
@@ -306,6 +320,9 @@ def _content(options: DataSource) -> dict[str, Any]:
         if not gone and not is_table_of_molecules(path):
             raise ShoalError("data.options.invalid", f"is for a table of molecules, and {path} is none; leave it out")
         content["invalid"] = options.invalid
+    if options.edge_features == "keep" and not gone and is_table_of_molecules(path):
+        # Stores from before bonds had features lack them.
+        content["bonds"] = "kept"
     if gone:
         return content
     # A graph is not read if its store is there already.

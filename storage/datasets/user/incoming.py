@@ -101,8 +101,11 @@ def require_values(value: Any, where: str) -> None:
         raise ShoalError(where, f"{kind}; give a plain or sparse tensor of float32 or whole numbers")
 
 
-def edges_of(adjacency: Any, where: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Reads edges int64 `[2, E]`, and weights `[E]` or None, from a square sparse tensor of torch or torch_sparse."""
+def edges_of(adjacency: Any, where: str, square: bool = True) -> tuple[np.ndarray, np.ndarray | None]:
+    """Reads edges int64 `[2, E]`, and weights `[E]` or None, from a sparse tensor of torch or torch_sparse.
+
+    It is `square`, where nodes are of one kind.
+    """
     value: Tensor | None
     require_values(adjacency, where)
     if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
@@ -115,7 +118,7 @@ def edges_of(adjacency: Any, where: str) -> tuple[np.ndarray, np.ndarray | None]
         edge_index = torch.stack([row, column])
     else:
         raise ShoalError(where, f"must be a sparse tensor or a SparseTensor, found {type(adjacency).__name__}")
-    if len(sizes) != 2 or sizes[0] != sizes[1]:
+    if len(sizes) != 2 or (square and sizes[0] != sizes[1]):
         raise ShoalError(where, f"an adjacency is square, found {list(sizes)}")
     return edge_index.cpu().numpy(), None if value is None else to_array(value, where)
 

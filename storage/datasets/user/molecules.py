@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from shoal.storage.datasets.sources.atoms import column_names, one_hot
+from shoal.storage.datasets.sources.atoms import BOND_FEATURES, bond_names, column_names, one_hot, one_hot_bonds
 from shoal.storage.datasets.sources.source import reading
 from shoal.storage.datasets.user.table_faults import CLIENT, ID, LABEL, OTHER_NAMES, SPLIT, plain_word
 from shoal.storage.datasets.user.tables import SEVERAL, Rows, is_number, numbers, open_table, parts_of_split
@@ -27,6 +27,9 @@ KNOWN = (SMILES, ID, LABEL, SPLIT, CLIENT)
 CHIRALITY = ("CHI_UNSPECIFIED", "CHI_TETRAHEDRAL_CW", "CHI_TETRAHEDRAL_CCW", "CHI_OTHER")
 HYBRIDIZATION = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
 CHARGES = range(-5, 6)
+BOND_KINDS = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
+# The last one stands for any other, too.
+STEREO = ("STEREONONE", "STEREOZ", "STEREOE", "STEREOCIS", "STEREOTRANS", "STEREOANY")
 # Shares of a split by scaffolds, as MoleculeNet has them (Wu et al., Chem. Sci. 2018).
 TRAINING, BEFORE_TEST = 0.8, 0.9
 # Names of ids, as mol_id; a lipid is none.
@@ -41,7 +44,7 @@ def is_molecules(path: Path) -> bool:
     return SMILES in columns
 
 
-def read_molecules(path: Path, target: Target, drops: bool = False) -> dict[str, Any]:
+def read_molecules(path: Path, target: Target, drops: bool = False, bonds: bool = True) -> dict[str, Any]:
     """Reads a table of molecules as arrays of `graph_from_arrays`.
 
     Columns are `smiles`, and what is predicted: `label`, or several `label_…`, or without these every other column of
@@ -49,8 +52,9 @@ def read_molecules(path: Path, target: Target, drops: bool = False) -> dict[str,
     client of every molecule. Without `split` the graph has one by scaffolds (Bemis and Murcko, 1996): the molecules of
     one scaffold are in one part, those of frequent ones train.
 
-    x is what is known of an atom, one-hot feature by feature, sparse float32 `[atoms, 174]`; bonds are edges, without
-    their features. Rows whose text is no molecule may be dropped, which a note says (`drops`).
+    x is what is known of an atom, one-hot feature by feature, sparse float32 `[atoms, 174]`; bonds are edges, and what
+    is known of them is their features, where `bonds` are asked for, in the same way, float32 `[bonds, 13]`. Rows whose
+    text is no molecule may be dropped, which a note says (`drops`).
 
     Raises ShoalError: RDKit is not installed, a text is no molecule, or a column is missing or wrong; names the row.
     """
@@ -70,15 +74,17 @@ def read_molecules(path: Path, target: Target, drops: bool = False) -> dict[str,
     molecules = [molecule for molecule, is_sound in zip(every, sound) if is_sound]
     sizes = np.array([molecule.GetNumAtoms() for molecule in molecules])
     first = np.cumsum(sizes) - sizes
-    bonds = [
-        (first[g] + bond.GetBeginAtomIdx(), first[g] + bond.GetEndAtomIdx())
-        for g, molecule in enumerate(molecules)
-        for bond in molecule.GetBonds()
-    ]
+    every_bond = [(g, bond) for g, molecule in enumerate(molecules) for bond in molecule.GetBonds()]
+    ends = [(first[g] + bond.GetBeginAtomIdx(), first[g] + bond.GetEndAtomIdx()) for g, bond in every_bond]
+    if bonds:
+        codes = np.array([_describe_bond(bond) for _, bond in every_bond], dtype=np.int64).reshape(
+            -1, len(BOND_FEATURES)
+        )
+        arrays |= {"edge_attr": one_hot_bonds(codes), "edge_names": bond_names()}
     return {
         "split": split_by_scaffold([_scaffold(molecule) for molecule in molecules]),
         **arrays,
-        "edge_index": np.array(bonds, dtype=np.int64).reshape(-1, 2).T,
+        "edge_index": np.array(ends, dtype=np.int64).reshape(-1, 2).T,
         "x": one_hot(np.array([_describe(atom) for molecule in molecules for atom in molecule.GetAtoms()])),
         "graph": np.repeat(np.arange(len(molecules)), sizes),
         "vocabulary": column_names(),
@@ -189,6 +195,12 @@ def _describe(atom: Any) -> list[int]:
         int(atom.GetIsAromatic()),
         int(atom.IsInRing()),
     ]
+
+
+def _describe_bond(bond: Any) -> list[int]:
+    """Returns the places of a bond's three features among their values."""
+    kind, stereo = _place(BOND_KINDS, str(bond.GetBondType())), str(bond.GetStereo())
+    return [kind, STEREO.index(stereo) if stereo in STEREO else len(STEREO) - 1, int(bond.GetIsConjugated())]
 
 
 def _place(values: Sequence[str], value: str) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from torch_geometric.data import Data, TemporalData
 
+from shoal.storage.datasets.user.hetero_data import graph_of_kinds, is_hetero_data
 from shoal.storage.datasets.user.incoming import (
     MASKS,
     edges_of,
@@ -21,7 +22,7 @@ from shoal.storage.options.target_names import CLASSIFICATION, Target
 
 # A graph of a list has one value of these.
 OF_GRAPHS = (*MASKS, "assignment")
-READ = ("x", "y", "edge_index", "edge_weight", *OF_GRAPHS)
+READ = ("x", "y", "edge_index", "edge_weight", "edge_attr", *OF_GRAPHS)
 
 
 def from_pyg(
@@ -32,16 +33,18 @@ def from_pyg(
     Args:
         data: Has `edge_index` or `adj_t` (a sparse tensor of torch, or a torch_sparse `SparseTensor`, whose values are
             the weights of edges), `x`, dense or sparse; it may have `y`, one class a node (-1 or NaN is none),
-            `edge_weight`, positive numbers, `train_mask`, `val_mask`, `test_mask`, and `assignment`, the client of
-            every node. Of a list each has edges without weights, `x` of one width, one label `y`, and one entry of each
-            mask and of `assignment`; so has a `Batch`, or a `Data` with the graph of every node, `batch`.
+            `edge_weight`, positive numbers, `edge_attr`, D numbers an edge, `train_mask`, `val_mask`, `test_mask`, and
+            `assignment`, the client of every node. Of a list each has edges without weights, `x` of one width, one
+            label `y`, and one entry of each mask and of `assignment`; so has a `Batch`, or a `Data` with the graph of
+            every node, `batch`. A `HeteroData` has kinds of nodes and edges, and labels of one kind
+            (`shoal.storage.datasets.sources.kinds.join_kinds`).
         called: What `data` is called in error messages.
         target: What `y` are, as the config's `target`: classes, or numbers or labels `[nodes, T]`, of a graph of a list
             `[1, T]`.
 
     Raises:
         ShoalError: An attribute is missing, of a wrong shape, type or value, or it tells something of edges, parts or
-            clients and is not read (`edge_attr`, `node_type`, `train_idx`); names it. A warning names all others.
+            clients and is not read (`edge_type`, `node_type`, `train_idx`); names it. A warning names all others.
     """
     return graph_of_data(data, name, called, take_out, target=target)
 
@@ -67,13 +70,15 @@ def graph_of_data(
     """
     if isinstance(data, list | tuple):
         return _of_many(data, name, called, way_out, own, warns, target)
+    if is_hetero_data(data):
+        return graph_of_kinds(data, name, called, way_out, own, warns, target)
     if isinstance(data, TemporalData):
         raise ShoalError(called, "is a TemporalData, and graphs over time are not supported; give a Data")
     if not isinstance(data, Data):
         raise ShoalError(
             called,
-            f"must be a torch_geometric Data, found {type(data).__name__}; take dataset[0], of a HeteroData "
-            "to_homogeneous(), of a dataset of graphs list(dataset)",
+            f"must be a torch_geometric Data or HeteroData, found {type(data).__name__}; take dataset[0], of a dataset "
+            "of graphs list(dataset)",
         )
     require_tensors(data, called)
     values, where = _values(data, called)
@@ -95,11 +100,12 @@ def require_tensors(data: Data, called: str) -> None:
 
 
 def features_of_edges(data: Data) -> list[str]:
-    """Names weights and features of edges: by the name, or by an entry an edge where nodes are not as many."""
+    """Names weights of edges, and features but `edge_attr`: by the name, or by an entry an edge and not a node."""
     shape: Any = getattr(data.edge_index, "shape", ())
     edges = shape[1] if len(shape) == 2 and 1 < shape[1] != _length(data.x) else -1
     named = [key for key in data.to_dict() if meaning(key) == WEIGHTS and key != "edge_index"]
-    return named + [key for key in data.to_dict() if key not in READ and _length(data[key]) == edges]
+    others = [key for key in data.to_dict() if key not in READ and _length(data[key]) == edges]
+    return [key for key in dict.fromkeys(named + others) if key != "edge_attr"]
 
 
 def _length(value: Any) -> int | None:
@@ -120,6 +126,8 @@ def _values(data: Data, called: str) -> tuple[dict[str, Any], dict[str, str]]:
     if values["edge_index"] is None and getattr(data, "adj_t", None) is not None:
         where["edge_index"] = where["edge_weight"] = f"{called}.adj_t"
         values["edge_index"], values["edge_weight"] = edges_of(data.adj_t, where["edge_index"])
+        if values["edge_attr"] is not None:
+            raise ShoalError(where["edge_attr"], "are features of edges in another order than adj_t; give edge_index")
     return values, where
 
 
@@ -139,6 +147,7 @@ def _of_many(
     sizes: list[int] = []
     names: dict[str, str] = {}
     of_graphs: dict[str, list[np.ndarray]] = {}
+    of_edges: list[np.ndarray] = []
     for number, data in enumerate(graphs):
         place = f"{called}[{number}]"
         if not isinstance(data, Data):
@@ -168,6 +177,16 @@ def _of_many(
                 if value.size != 1:
                     raise ShoalError(where[key], f"must be one value for the graph, found {list(value.shape)}")
                 of_graphs.setdefault(key, []).append(value.reshape(1))
+        if values["edge_attr"] is not None:
+            attr = _array(values["edge_attr"], where["edge_attr"])
+            attr = attr[:, None] if attr.ndim == 1 else attr
+            others = of_edges[0].shape[1] if of_edges else attr.shape[-1]
+            if attr.shape != (edge_index.shape[1], others):
+                wanted = f"[{edge_index.shape[1]}, {others}]"
+                raise ShoalError(
+                    where["edge_attr"], f"must be {wanted}, features of its edges, found {list(attr.shape)}"
+                )
+            of_edges.append(attr)
         for kept, array in zip(parts, (x, edge_index + sum(sizes), row)):
             kept.append(array)
         sizes.append(len(x))
@@ -178,11 +197,15 @@ def _of_many(
     for key in MASKS:
         if key in of_graphs and np.all(of_graphs[key]):
             raise ShoalError(f"{called}[...].{key}", f"is true for all graphs, which is no split; {way_out(key)}")
+    if of_edges and len(of_edges) < len(graphs):
+        raise ShoalError(f"{called}[...].edge_attr", f"{len(of_edges)} of {len(graphs)} graphs have it; give it to all")
     x, edge_index, y = (np.concatenate(kept, axis=axis) for kept, axis in zip(parts, (0, 1, 0)))
     graph = np.repeat(np.arange(len(sizes)), sizes)
     joined = {"x": x, "edge_index": edge_index, "y": y, "graph": graph} | {
         key: np.concatenate(given) for key, given in of_graphs.items()
     }
+    if of_edges:
+        joined["edge_attr"] = np.concatenate(of_edges)
     return graph_of(name, joined, {key: f"{called}[...].{key}" for key in (*joined, *MASKS)}, own, target)
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 from shoal.storage.errors import ShoalError
 
 ENDS, WEIGHT = ("source", "target"), "weight"
+# The kinds of edges, and of nodes.
+RELATION, KIND = "relation", "kind"
 ID, LABEL, SPLIT, CLIENT = "id", "label", "split", "assignment"
 # Letters and digits of other names for columns that a table needs.
 OTHER_NAMES = {
     "source": "src from u head sourceid srcid fromid fromnode fromnodeid sourcenode node1 start i",
     "target": "dst to v tail targetid dstid toid tonode tonodeid targetnode dest destination node2 end j",
     WEIGHT: "w weights edgeweight edgeweights wt",
+    RELATION: "kind kinds type types rel relations relationtype edgetype edgetypes etype edgekind edgelabel",
     ID: "node nodeid nodeidx nodeindex nid ids",
     LABEL: "y labels labelid class classid target targets",
 }
@@ -113,9 +116,10 @@ def is_feature(path: Path, name: str, faults: Faults) -> bool:
     return True
 
 
-def require_used(path: Path, name: str, has_weight: bool, faults: Faults) -> None:
-    """Adds a fault for a column of edges that nothing reads."""
-    if plain_word(name) in OTHER_NAMES[WEIGHT].split() and not has_weight:
-        faults.add(path, f"did you mean 'weight' by {name!r}? rename it, or take it out; nothing reads it as it is")
-    else:
-        faults.add(path, f"column {name!r} would not be used; take it out, edges are source, target and weight")
+def means_other(path: Path, name: str, has_weight: bool, faults: Faults) -> bool:
+    """Whether a column of edges is likely to be their weight, or their kind, by another name, which is a fault."""
+    meant = next((what for what in (WEIGHT, RELATION) if plain_word(name) in OTHER_NAMES[what].split()), None)
+    if name == RELATION or meant is None or (meant == WEIGHT and has_weight):
+        return False
+    faults.add(path, f"did you mean {meant!r} by {name!r}? rename it, or take it out")
+    return True

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import scipy.sparse as sp
 from pyarrow import csv
 
 from shoal.storage.datasets.sources.source import reading
@@ -19,19 +20,22 @@ from shoal.storage.datasets.user.table_faults import (
     CLIENT,
     ENDS,
     ID,
+    KIND,
     LABEL,
+    RELATION,
     SPLIT,
     UNNAMED,
     WEIGHT,
     Faults,
     is_feature,
+    means_other,
     other_names,
     plain_word,
     require_columns,
-    require_used,
 )
 from shoal.storage.datasets.user.table_files import PARQUET, parts_of
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.edge_features import merge_relations
 from shoal.storage.graph.ids import clean_ids
 from shoal.storage.graph.labels import coded_labels
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
@@ -46,7 +50,9 @@ BLOCK_BYTES, BATCH_ROWS = 1 << 24, 1 << 17
 # Columns of several targets have names that begin so.
 SEVERAL = "label_"
 # What a column is in messages.
-FEATURE = "a feature"
+FEATURE, OF_EDGES = "a feature", "a feature of edges"
+# Kinds of nodes, or of edges, that a column may name.
+MOST_KINDS = 256
 PARTS = {
     **dict.fromkeys(("", "none", "0"), UNASSIGNED),
     **dict.fromkeys(("train", "1"), TRAIN),
@@ -221,18 +227,22 @@ def read_tables(
     labels: bool = True,
     target: Target = CLASSIFICATION,
     texts: Sequence[str] = (),
+    edge_features: bool = True,
 ) -> dict[str, Any]:
     """Reads the arrays of a graph, by the names of `graph_from_arrays`; without `nodes`, from the ends of edges.
 
     `edges` has the columns `source` and `target`, an edge a row, one way or both ways, named by ids, and optionally
-    `weight`, a number. `nodes` has `id` (integers or texts, each once), `label` (see `coded_labels`; may be missing
-    where `labels` are not read), optionally `split` (train, val, test, or 1, 2, 3; empty or 0 is none) and `assignment`
-    (number of the client); every other column is a feature, of numbers, named after what it stands for, or of lists of
-    numbers, which are several features. With another `target` than classes `label` is of numbers, of which an empty one
-    is missing, or there are several, `label_…`. Columns of `texts` are no features, and stand by their names under
-    `texts`. Nodes are numbered in the order of their rows. Both are read in batches: memory is taken for ids, features
-    and numbered edges. Raises ShoalError: A column is missing or unknown, an id is there twice or is not there, or a
-    value is wrong; names file, column and row of every fault of both tables.
+    `weight`, a number, and `relation`, a text, the kind of the edge, of which two nodes may share several; every other
+    column is a feature of edges (`edge_features`, else they are left out). `nodes` has `id` (integers or texts, each
+    once), `label` (see `coded_labels`; may be missing where `labels` are not read), optionally `split` (train, val,
+    test, or 1, 2, 3; empty or 0 is none) and `assignment` (number of the client); every other column is a feature, of
+    numbers, named after what it stands for, or of lists of numbers, which are several features. Where `kind` says of
+    which kind each node is, a feature that those of other kinds lack is zero for them, and kinds are features, too.
+    With another `target` than classes `label` is of numbers, of which an empty one is missing, or there are several,
+    `label_…`. Columns of `texts` are no features, and stand by their names under `texts`. Nodes are numbered in the
+    order of their rows. Both are read in batches: memory is taken for ids, features and numbered edges. Raises
+    ShoalError: A column is missing or unknown, an id is there twice or is not there, or a value is wrong; names file,
+    column and row of every fault of both tables.
     """
     faults, arrays = Faults(), dict[str, Any]()
     ids: pa.Array | None = None
@@ -242,7 +252,7 @@ def read_tables(
     elif (ids := _ends(edges, faults)) is not None:
         arrays = {"ids": clean_ids(ids, len(ids), edges), "y": np.full(len(ids), -1)}
     with faults.gathered():
-        arrays |= _edges(edges, ids, faults)
+        arrays |= _edges(edges, ids, faults, edge_features)
     faults.require_none(edges.parent)
     notes = [*arrays.pop("notes", []), *arrays.pop("notes_of_edges", [])]
     return {name: value for name, value in {**arrays, "notes": notes}.items() if value is not None}
@@ -256,7 +266,7 @@ def _nodes(
     columns, parts = open_table(nodes, (ID, LABEL, SPLIT, CLIENT), needed)
     targets = [] if target == CLASSIFICATION else [name for name in columns if name.startswith(SEVERAL)]
     meant = require_columns(nodes, columns, needed[: 1 if targets else 2], faults)
-    others = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT, *meant, *targets, *texts_of)]
+    others = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT, KIND, *meant, *targets, *texts_of)]
     if targets and LABEL in columns:
         faults.add(nodes, f"there are both {LABEL!r} and {targets[0]!r}; keep one of the two")
     for name in texts_of:
@@ -266,7 +276,9 @@ def _nodes(
     features = [name for name in others if name not in unnamed and is_feature(nodes, name, faults)]
     blocks: list[np.ndarray] = []
     widths: dict[str, int] = {}
-    texts: dict[str, list[pa.Array]] = {name: [] for name in (ID, SPLIT, CLIENT, *texts_of) if name in columns}
+    several_kinds = KIND in columns
+    of_texts = [name for name in (ID, SPLIT, CLIENT, KIND, *texts_of) if name in columns]
+    texts: dict[str, list[pa.Array]] = {name: [] for name in of_texts}
     given: list[tuple[Path, pa.Array]] = []
     of_label = [LABEL] if LABEL in columns and labels and target != CLASSIFICATION else []
     kept_targets: dict[str, list[np.ndarray]] = {name: [] for name in (targets or of_label)} if labels else {}
@@ -282,7 +294,7 @@ def _nodes(
         block = []
         for name in features:
             with faults.gathered(of=name):
-                block.append(_block(rows, name, widths))
+                block.append(_block(rows, name, widths, several_kinds))
         for name in unnamed:
             with faults.gathered(of=name):
                 _require_row_numbers(rows, name)
@@ -308,6 +320,9 @@ def _nodes(
     if blocks:
         names = [name if width == 1 else f"{name}[{place}]" for name, width in widths.items() for place in range(width)]
         arrays |= {"x": np.concatenate(blocks), "vocabulary": np.array(names)}
+    with faults.gathered():
+        if several_kinds:
+            arrays |= _with_kinds(arrays, whole[KIND], nodes)
     if texts_of:
         arrays["texts"] = {name: whole[name].fill_null("").to_pylist() for name in texts_of}
     with faults.gathered():
@@ -317,9 +332,45 @@ def _nodes(
     return arrays, ids
 
 
-def _block(rows: Rows, name: str, widths: dict[str, int]) -> np.ndarray:
-    """Reads a feature in some rows, `[rows, width]`; all rows are of one width, which `widths` keeps."""
-    values = numbers(rows, name, FEATURE)
+def _with_kinds(arrays: dict[str, Any], kinds: pa.Array, nodes: Path) -> dict[str, Any]:
+    """Makes features, sparse float32 `[N, F]`, of those of nodes and, behind them, of their kinds."""
+    of_kinds, names = _one_hot(kinds, nodes, KIND)
+    x = arrays.get("x")
+    parts = [of_kinds] if x is None else [sp.csr_array(x), of_kinds]
+    return {"x": sp.hstack(parts, format="csr"), "vocabulary": np.array([*arrays.get("vocabulary", ()), *names])}
+
+
+def _one_hot(values: pa.Array, path: Path, column: str) -> tuple[Any, list[str]]:
+    """Makes a one for the value of every row, sparse float32 `[n, kinds]`, and names of the kinds, in their order.
+
+    Raises ShoalError: a row has none, or there are more than `MOST_KINDS`.
+    """
+    if values.null_count:
+        row = pc.is_null(values).index(True).as_py()
+        raise ShoalError(path, f"column {column!r}: row {row} has no value; name its kind")
+    coded = values.dictionary_encode()
+    order = np.argsort(np.array(coded.dictionary.to_pylist(), dtype=object))
+    if len(order) > MOST_KINDS:
+        raise ShoalError(
+            path,
+            f"column {column!r} has {len(order)} values, kinds are at most {MOST_KINDS}; take it out, or rename it",
+        )
+    place = np.empty(len(order), dtype=np.int32)
+    place[order] = np.arange(len(order))
+    columns = place[coded.indices.to_numpy()]
+    starts = np.arange(len(columns) + 1)
+    one_hot = sp.csr_array((np.ones(len(columns), np.float32), columns, starts), shape=(len(columns), len(order)))
+    return one_hot, [f"{column} {coded.dictionary[int(k)].as_py()}" for k in order]
+
+
+def _block(rows: Rows, name: str, widths: dict[str, int], may_miss: bool = False) -> np.ndarray:
+    """Reads a feature in some rows, `[rows, width]`; all rows are of one width, which `widths` keeps.
+
+    Where values `may_miss`, they are zero.
+    """
+    values = numbers(rows, name, FEATURE, may_miss)
+    if may_miss:
+        values = np.nan_to_num(values, copy=False)
     if values.shape[1] != widths.setdefault(name, values.shape[1]):
         lengths = f"{values.shape[1]} numbers from row {rows.first} on, {widths[name]} before"
         raise ShoalError(rows.file, f"column {name!r}: {lengths}; give lists of one length")
@@ -392,19 +443,23 @@ def _ends(path: Path, faults: Faults) -> pa.Array | None:
     return ids.take(order)
 
 
-def _edges(path: Path, ids: pa.Array | None, faults: Faults) -> dict[str, Any]:
-    """Numbers the nodes that edges join, `edge_index` int32 `[2, E]`, and reads `edge_weight` float32 `[E]`, if any.
+def _edges(path: Path, ids: pa.Array | None, faults: Faults, features: bool) -> dict[str, Any]:
+    """Numbers the nodes that edges join, `edge_index` int32 `[2, E]`, and reads what else is known of edges, if any.
 
-    Without ids the columns alone are looked at.
+    That is `edge_weight` float32 `[E]`, and by `features` `edge_attr` float32 `[E, D]`. Without ids the columns alone
+    are looked at.
     """
     columns, parts = open_table(path, (*ENDS, WEIGHT), (*ENDS, WEIGHT))
     meant = require_columns(path, columns, ENDS, faults)
     others = [name for name in columns if name not in (*ENDS, WEIGHT, *meant)]
     unnamed = [name for name in others if UNNAMED.fullmatch(name)]
     # Where an end is missing, another column may be it.
-    for name in others if {*ENDS} <= {*columns} else ():
-        if name not in unnamed:
-            require_used(path, name, WEIGHT in columns, faults)
+    named = [name for name in others if name not in unnamed]
+    other = [name for name in named if {*ENDS} <= {*columns} and means_other(path, name, WEIGHT in columns, faults)]
+    of_edges = [name for name in named if name not in other and features]
+    if {WEIGHT, RELATION} <= {*columns} and features:
+        faults.add(path, f"there are both {WEIGHT!r} and {RELATION!r}; keep one of the two")
+    blocks: dict[str, list[Any]] = {name: [] for name in of_edges}
     places_of: dict[str, list[np.ndarray]] = {name: [] for name in ENDS if name in columns}
     weights: list[np.ndarray] = []
     for rows in parts if ids is not None else ():
@@ -417,13 +472,39 @@ def _edges(path: Path, ids: pa.Array | None, faults: Faults) -> dict[str, Any]:
         if WEIGHT in columns:
             with faults.gathered(of=WEIGHT):
                 weights.append(numbers(rows, WEIGHT, "what an edge weighs")[:, 0])
+        for name, block in blocks.items():
+            with faults.gathered(of=name):
+                column = rows.batch.column(name)
+                block.append(_texts(column) if name == RELATION else numbers(rows, name, OF_EDGES))
     if faults.errors:
         return {}
-    arrays: dict[str, Any] = {"notes_of_edges": [_without_name(path, name) for name in unnamed]}
+    left_out = [] if features else named
+    notes = [f"{path}: column {name!r} is left out, as data.edge_features has it" for name in left_out]
+    arrays: dict[str, Any] = {"notes_of_edges": [*(_without_name(path, name) for name in unnamed), *notes]}
     if not places_of[ENDS[0]]:
         return arrays | {"edge_index": np.empty((2, 0), dtype=np.int32)}
     arrays["edge_index"] = np.stack([np.concatenate(kept) for kept in places_of.values()])
+    if blocks:
+        arrays |= _edge_attr(path, arrays["edge_index"], blocks)
     return arrays | ({"edge_weight": np.concatenate(weights)} if weights else {})
+
+
+def _edge_attr(path: Path, edge_index: np.ndarray, blocks: dict[str, list[Any]]) -> dict[str, Any]:
+    """Makes `edge_attr` of the columns of edges, kinds of relations a column each; an edge of several has each once."""
+    parts, names = [], list[str]()
+    for name, block in blocks.items():
+        if name == RELATION:
+            kinds, called = _one_hot(pa.concat_arrays(block), path, name)
+            parts.append(kinds.toarray())
+            names += called
+        else:
+            parts.append(np.concatenate(block))
+            width = parts[-1].shape[1]
+            names += [name] if width == 1 else [f"{name}[{place}]" for place in range(width)]
+    attr = np.concatenate(parts, axis=1)
+    if RELATION in blocks:
+        edge_index, attr = merge_relations(edge_index, attr)
+    return {"edge_index": edge_index, "edge_attr": attr, "edge_names": np.array(names)}
 
 
 def _places(rows: Rows, name: str, ids: pa.Array) -> np.ndarray:

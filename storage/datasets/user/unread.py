@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from shoal.storage.errors import ShoalError, Unread
 
 EDGES = "edges are read from {edges}; give them there"
-WEIGHTS = "of an edge one weight is read, from {weight}, and no other feature; give it there"
-KINDS = "a graph has one kind of nodes and one of edges here; take one of each"
+WEIGHTS = "of an edge its weight is read, from {weight}, and its features, from {features}; give it there"
+KINDS = "kinds of nodes and of edges are read of a HeteroData, and of columns {kinds} of tables; give one of these"
 PARTS = "the parts of a split are read from {parts}; give them there"
 CLIENTS = "the client of every item is read from {clients}; give it there"
 # Words of a name that say what it means. A name is split at what is no letter, and before these endings.
@@ -30,6 +30,8 @@ NAMES = {
 PLACES = {
     "edges": "edge_index",
     "weight": "edge_weight",
+    "features": "edge_attr",
+    "kinds": "kind and relation",
     "parts": "train_mask, val_mask and test_mask",
     "clients": "assignment",
 }

@@ -43,10 +43,10 @@ class Dataset(ABC):
         `edge_index` integers `[2, E]` (one or both directions), `x` numbers `[N, F]`, `y` numbers or names `[N]` (-1,
         NaN or "": no label; with `task: edge` y may be missing), and if there are `train_mask`, `val_mask` and
         `test_mask`, truth values `[N]`, or `split` `[N]` (0 none, 1 train, 2 val, 3 test), `assignment` `[N]` (the
-        client of every node), `edge_weight` `[E]` (a positive number for every edge), `ids` `[N]` (what the nodes are
-        called, integers or texts), and `graph` `[N]` (the graph of
-        every node, where these are many small graphs; labels and split are then those of graphs). `root` is
-        `data.root`, or the folder of published files.
+        client of every node), `edge_weight` `[E]` (a positive number for every edge), `edge_attr` `[E, D]` (numbers of
+        every edge, which `edge_names` `[D]`, texts, say), `ids` `[N]` (what the nodes are called, integers or texts),
+        and `graph` `[N]` (the graph of every node, where these are many small graphs; labels and split are then those
+        of graphs). `root` is `data.root`, or the folder of published files.
         """
 
     def files(self, root: Path) -> Sequence[Path]:
@@ -60,9 +60,11 @@ def load_user_dataset(name: str, options: DataSource) -> Graph:
     made = _make(code, options)
     with code.at_work(KEY):
         loaded = made.load(data_root(options.root))
-    dropped = ("edge_weight",) if options.edge_weights == "drop" else ()
+    dropped = ["edge_weight"] if options.edge_weights == "drop" else []
+    dropped += ["edge_attr", "edge_names"] if options.edge_features == "drop" else []
     if isinstance(loaded, Graph):
-        return replace(loaded, edge_weight=None) if dropped else loaded
+        nothing: dict[str, Any] = dict.fromkeys(dropped)
+        return replace(loaded, **nothing)
     given = loaded
     if not isinstance(loaded, Mapping):
         given = {name: getattr(loaded, name, None) for name in NAMES}

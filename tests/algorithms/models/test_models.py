@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.coupled_models import edge_features
 from support.fixtures import MakeView
 from support.plain_dropout import dropped
 from support.reset_models import assert_reset_as_fresh
@@ -116,7 +117,7 @@ def test_dropout_before_the_classifier_is_an_option(name: str, embedding: int | 
     options = {"hidden": 8, **({"layers": 2} if issubclass(backbone(name), FixedHops) else {})}
     for choice, expected in (({}, False), ({"head_dropout": True}, False), ({"head_dropout": False}, True)):
         torch.manual_seed(0)
-        module = build(name, 5, 3, 0, 0.5, {**options, **choice}, embedding).train()
+        module = build(name, 5, 3, 0, 0.5, {**options, **choice}, embedding, edge_features=edge_features(name)).train()
         inner = module.backbone if embedding else module
         if isinstance(inner, Coupled):
             out = module(all_nodes(view, inner.operator, len(inner.convs)))

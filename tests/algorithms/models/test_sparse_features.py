@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.coupled_models import edge_features
 from support.sparse_rows import sparse
 
 from shoal.algorithms.client import FlatModel
@@ -47,7 +48,8 @@ def view(make_view: Callable[..., View]) -> View:
 
 def both(name: str, options: dict[str, Any], hops: int) -> tuple[FlatModel, FlatModel]:
     """The same model with its first weights by row and by column."""
-    modules = [build(name, FEATURES, CLASSES, hops, 0.5, options) for _ in range(2)]
+    of_edges = edge_features(name)
+    modules = [build(name, FEATURES, CLASSES, hops, 0.5, options, edge_features=of_edges) for _ in range(2)]
     dense, by_column = FlatModel(modules[0]), FlatModel(modules[1], sparse=True)
     dense.initial(5)
     by_column.initial(5)
@@ -111,7 +113,7 @@ def test_sparse_flat_model_stores_only_first_weights_by_column(name: str) -> Non
     dense, by_column = both(name, {}, 0)
     assert not torch.equal(dense.w, by_column.w)
     turned = [tuple(p.shape) for p in by_column.module.parameters() if not p.is_contiguous()]
-    expected = {"sage": 2, "transformer": 4}.get(name, 1)
+    expected = {"sage": 2, "transformer": 4, "rgcn": 1 + edge_features("rgcn")}.get(name, 1)
     assert [shape[1] for shape in turned] == [FEATURES] * expected
     for (parameter, one), other in zip(dense.module.named_parameters(), by_column.module.parameters()):
         assert torch.equal(one, other), parameter

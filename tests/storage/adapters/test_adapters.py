@@ -404,7 +404,7 @@ def test_data_refuses(attribute: str, value: Any, message: str, square: Square) 
 @pytest.mark.parametrize(
     ("data", "place", "message"),
     [
-        (HeteroData(), "data", "found HeteroData; "),
+        (HeteroData(), "data.y", "one kind of nodes has labels, found none"),
         (KarateClub(), "data", "found KarateClub; "),
         (None, "data", "found NoneType; "),
         ([], "data", "an empty list"),
@@ -470,8 +470,8 @@ def test_features_out_are_dense_or_csr(dtype: str, layout: str, make_store: Call
 E, N = torch.arange(1.0, 6.0), torch.zeros(4, dtype=torch.int64)
 # What has a meaning, an entry an edge or a node, and where that is read from.
 LOST = [
-    *((key, E, "one weight is read") for key in ("edge_attr", "weight", "edge_time", "t", "edge_label", "w")),
-    *((key, N, "one kind") for key in ("node_type", "ntype")),
+    *((key, E, "its weight is read") for key in ("weight", "edge_time", "t", "edge_label", "w")),
+    *((key, N, "read of a HeteroData") for key in ("node_type", "ntype")),
     *((key, N, "the parts of a split") for key in ("train_idx", "valid_mask", "split", "Test_nodes", "fold")),
     *((key, N, "the client of every item") for key in ("client", "client_id")),
 ]
@@ -504,7 +504,7 @@ def test_everything_else_that_is_not_read_is_named_once(square: Square) -> None:
     with pytest.warns(Unread, match=re.escape("not read: graph.ndata['pos']") + "$"):
         from_dgl(made)
     made.edata["_TYPE"] = E
-    with refused("graph.edata['_TYPE']", says="one kind"):
+    with refused("graph.edata['_TYPE']", says="read of a HeteroData"):
         from_dgl(made)
     for adapter in (from_dgl, lambda graph: from_networkx(graph, "h")):
         with refused("graph", says="found list"):

@@ -74,7 +74,7 @@ def changed(options: DataSource) -> set[str]:
         "dataset": "cora", "root": "/r", "path": "/p", "scratch": "/s", "row_normalize": True, "blocks": 20,
         "homophily": 0.3, "signal": 0.3, "feature_dtype": "float16", "node_attributes": True, "degree_cap": 7,
         "base": "cora", "padding": "random", "shots": 9, "user_options": {"nodes": 9}, "title": "mine",
-        "made": MadeFeatures("random"), "edge_weights": "drop", "beside": ("/f.npy",),
+        "made": MadeFeatures("random"), "edge_weights": "drop", "edge_features": "drop", "beside": ("/f.npy",),
         "noted": ("/n.npy",), "target": "regression", "text": "abstract", "encoder": "mine.py:encode",
         "invalid": "drop",
     }  # fmt: skip

@@ -114,6 +114,7 @@ def star(make_view: Callable[..., View]) -> View:
 STAR: dict[str, tuple[float, float, float]] = {
     # The centre hears itself, each of two neighbours drawn of four, and the node without neighbours hears itself.
     "sum": (0.0, 4 / 2, 0.0),
+    "edges": (0.0, 4 / 2, 0.0),
     "mean": (0.0, 1 / 2, 0.0),
     "symmetric": (1 / 5, 4 / 2 / (5 * 2) ** 0.5, 1.0),
     "attention": (1.0, 1.0, 1.0),

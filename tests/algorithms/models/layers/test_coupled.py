@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.coupled_models import CLASSES, FEATURES, HIDDEN, NAMES, every_backbone, make
+from support.coupled_models import CLASSES, FEATURES, HIDDEN, NAMES, edge_features, every_backbone, make
 from support.fixtures import MakeView
 from support.reset_models import assert_reset_as_fresh
 from torch import nn
@@ -92,7 +92,7 @@ def test_making_a_coupled_model_draws_what_its_reset_draws() -> None:
     """PyG's layers draw when they are made, some twice; of that nothing is seen in the stream."""
     for name in NAMES:
         torch.manual_seed(3)
-        model = build(name, FEATURES, CLASSES, 0, 0.0, {})
+        model = build(name, FEATURES, CLASSES, 0, 0.0, {}, edge_features=edge_features(name))
         after = torch.rand(2)
         torch.manual_seed(3)
         model.reset_parameters()

@@ -185,8 +185,11 @@ def test_columns_have_names_by_which_datasets_are_joined(tmp_path: Path) -> None
 def test_what_is_read_is_what_a_run_was_made_from(tmp_path: Path, offline: None) -> None:
     source = write(tmp_path, "ogbg-molbbbp")
     contents = published_contents(source)
-    assert list(contents) == [str(path) for path in paths("ogbg-molbbbp")]
-    assert fingerprint(source) == {"dataset": "ogbg-molbbbp", "row_normalize": False}
+    assert list(contents) == [str(path) for path in paths("ogbg-molbbbp", source)]
+    made = {"dataset": "ogbg-molbbbp", "row_normalize": False}
+    assert fingerprint(source) == {**made, "bonds": "kept"}
+    # Stores from before bonds had features are those without.
+    assert fingerprint(replace(source, edge_features="drop")) == made
     write(tmp_path, "ogbg-molbbbp", graph_label="1\n1\n0\n")
     changed = [path for path, digest in published_contents(source).items() if digest != contents[path]]
     assert changed == ["ogbg_molbbbp/raw/graph-label.csv.gz"]

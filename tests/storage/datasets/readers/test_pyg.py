@@ -150,10 +150,9 @@ def test_pyg_without_features_takes_made_ones(published_root: Callable[[str], st
 def test_features_of_edges_are_left_out_on_demand(graphs: int) -> None:
     options = {"num_graphs": graphs, "edge_dim": 3, "avg_num_nodes": 30, "num_channels": 4}
     source = DataSource("pyg:FakeDataset", user_options=options)
-    with refused(f"pyg:FakeDataset{'' if graphs == 1 else '[0]'}.edge_attr", says="or set data.edge_weights to drop"):
-        load(source)
-    dropped = load(replace(source, edge_weights="drop"))
-    assert (dropped.features, dropped.edge_weight) == (4, None)
+    assert load(source).edge_features == 3
+    dropped = load(replace(source, edge_features="drop"))
+    assert (dropped.features, dropped.edge_weight, dropped.edge_attr) == (4, None, None)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,7 @@ def test_features_of_edges_are_left_out_on_demand(graphs: int) -> None:
         ("pyg:Planetoid/Cora", {"num_val": "x"}, "data.options.num_val", ""),
         ("pyg:Planetoid/Cora", {"root": "/x"}, "data.options.root", ""),
         ("pyg:WebKB/Oxford", {}, "pyg:WebKB/Oxford", "AssertionError"),
-        ("pyg:FakeHeteroDataset", {}, "pyg:FakeHeteroDataset", "found HeteroData"),
+        ("pyg:FakeHeteroDataset", {"task": "graph"}, "pyg:FakeHeteroDataset.y", "one kind of nodes has labels"),
         ("pyg:Flickr", {}, "/nowhere/flickr/raw/adj_full.npz", "not found"),
         ("pyg:Flickr", {"root": "mine"}, "/nowhere/mine/raw/adj_full.npz", "not found"),
     ],

@@ -176,7 +176,7 @@ def test_refuses_an_array_that_is_not_there(array: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("array", "says"),
-    [("edge_attr", "edge_weight"), ("train_mask", "from split"), ("client", "assignment"), ("node_type", "one kind")],
+    [("edge_time", "edge_attr"), ("train_mask", "from split"), ("client", "assignment"), ("node_type", "HeteroData")],
 )
 def test_arrays_that_would_be_lost_are_refused(array: str, says: str, tmp_path: Path) -> None:
     for layout, place in (("npz", f"{tmp_path}/mine.npz ({array})"), ("folder", f"{tmp_path}/{array}.npy")):

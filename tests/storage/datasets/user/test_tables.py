@@ -236,13 +236,13 @@ def test_all_faults_of_both_tables_are_one_error(tmp_path: Path) -> None:
         "rename it; (2) nodes.csv: column 'height' is a feature and must be numbers; row 0 is 'tall': name a "
         "column of texts in data.options.text, or take the column out; (3) nodes.csv: id 'ann' is there twice; one "
         "row a node; "
-        "(4) nodes.csv: split 'later'; it is train, val or test, or nothing; (5) edges.csv: column 'type' would not be "
-        "used; take it out, edges are source, target and weight"
+        "(4) nodes.csv: split 'later'; it is train, val or test, or nothing; (5) edges.csv: did you mean 'relation' by "
+        "'type'? rename it, or take it out"
     )
     with refused(tmp_path, says=f": 5 faults: {faults}"):
         load(write(tmp_path, edges, nodes))
     says = (
-        "4 faults: (1) edges.csv: column 'type' would not be used; take it out, edges are source, target and weight; "
+        "4 faults: (1) edges.csv: did you mean 'relation' by 'type'? rename it, or take it out; "
         "(2) edges.csv: source of row 1 is 'max', which is the id of no node; (3) edges.csv: target of row 0 is 'eve', "
         "which is the id of no node; (4) edges.csv: column 'weight' is what an edge weighs and must be numbers; row 1"
     )
@@ -334,7 +334,7 @@ def test_weights_of_edges(tmp_path: Path) -> None:
         ("source,target,weight\n7,ann,\n", NODES, "edges.csv", "row 0 has no value"),
         ("source,target,weight\n7,ann,far\n", NODES, "edges.csv", "row 0 is 'far'"),
         ("source,target,weight\n7,ann,2\nann,7,3\n", NODES, "edges.csv (weight)", "weighs 2 and 3"),
-        ("source,target,type\n7,ann,friend\n", NODES, "edges.csv", "column 'type' would not be used; take it out"),
+        ("source,target,type\n7,ann,friend\n", NODES, "edges.csv", "did you mean 'relation' by 'type'?"),
         ("source,target,w\n7,ann,1\n", NODES, "edges.csv", "did you mean 'weight' by 'w'? rename it"),
         ("7,8\n", NODES, "edges.csv", "add a header"),
         ("source,target\n7,ann\nbob,eve\n", NODES, "edges.csv", "target of row 1 is 'eve'"),

@@ -1,0 +1,1 @@
+"""Models that read features of edges, or kinds of them."""

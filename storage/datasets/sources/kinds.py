@@ -1,0 +1,86 @@
+"""Graphs with several kinds of nodes and of edges, as one graph: a block of features a kind, a column a relation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.edge_features import merge_relations
+
+
+class NodeKind(NamedTuple):
+    """Nodes of one kind: how many, and their features `[nodes, F]`, dense or sparse; None: they have none."""
+
+    nodes: int
+    x: Any = None
+
+
+# From the kind that sends, by the name of the relation, to the kind that receives.
+Relation = tuple[str, str, str]
+
+
+def join_kinds(
+    kinds: Mapping[str, NodeKind], relations: Mapping[Relation, np.ndarray], where: Mapping[Relation, str]
+) -> dict[str, Any]:
+    """Joins kinds of nodes and of edges to arrays of `graph_from_arrays`; nodes of the first kind come first.
+
+    Features of every kind have columns of their own, in which nodes of other kinds are zero, and behind these stands a
+    column a kind, of ones at its nodes: a linear layer has weights of its own for each kind. Every relation is a column
+    of `edge_attr`, of ones at its edges, `[E, R]`; one that joins two kinds, and whose other way is not given, has one
+    more for that. Two nodes that are joined by several relations have one edge with each of them.
+
+    Raises ShoalError: an edge names a node that there is none of; `where` says where relations are.
+    """
+    names = list(kinds)
+    first = dict(zip(names, np.cumsum([0, *(kind.nodes for kind in kinds.values())]).tolist()))
+    blocks = [
+        sp.csr_array((kind.nodes, 0), dtype=np.float32) if kind.x is None else sp.csr_array(kind.x, dtype=np.float32)
+        for kind in kinds.values()
+    ]
+    of_kinds = sp.csr_array(sp.block_diag([np.ones((kind.nodes, 1), np.float32) for kind in kinds.values()]))
+    x = sp.csr_array(sp.hstack([sp.block_diag(blocks), of_kinds], format="csr"), dtype=np.float32)
+    columns = [f"{name}[{k}]" for name, block in zip(names, blocks) for k in range(block.shape[1])]
+    pairs: dict[str, np.ndarray] = {}
+    for (source, name, target), ends in relations.items():
+        _require_ends(ends, kinds[source].nodes, kinds[target].nodes, where[source, name, target])
+        moved = ends.astype(np.int64) + np.array([[first[source]], [first[target]]])
+        pairs[f"{source} {name} {target}"] = moved
+        if source != target and not _is_given_back(source, target, relations):
+            pairs[f"{target} {name} {source}, the other way"] = moved[::-1]
+    edge_index = np.concatenate([np.zeros((2, 0), dtype=np.int64), *pairs.values()], axis=1)
+    relation = np.repeat(np.arange(len(pairs)), [ends.shape[1] for ends in pairs.values()])
+    attr = np.zeros((len(relation), max(len(pairs), 1)), dtype=np.float32)
+    attr[np.arange(len(relation)), relation] = 1
+    edge_index, attr = merge_relations(edge_index, attr)
+    return {
+        "edge_index": edge_index,
+        "x": x,
+        "vocabulary": np.array([*columns, *(f"kind {name}" for name in names)]),
+        **({"edge_attr": attr, "edge_names": np.array(list(pairs))} if pairs else {}),
+    }
+
+
+def values_of_kind(values: Any, kind: str, kinds: Mapping[str, NodeKind], missing: Any) -> np.ndarray:
+    """Returns values of the nodes of one kind as those of all nodes, others `missing`."""
+    values = np.asarray(values)
+    before = sum(other.nodes for name, other in kinds.items() if list(kinds).index(name) < list(kinds).index(kind))
+    total = sum(other.nodes for other in kinds.values())
+    every = np.full((total, *values.shape[1:]), missing, dtype=np.result_type(values.dtype, type(missing)))
+    every[before : before + len(values)] = values
+    return every
+
+
+def _is_given_back(source: str, target: str, relations: Sequence[Relation] | Mapping[Relation, Any]) -> bool:
+    """Whether a relation leads from the kind that receives to that which sends."""
+    return any((start, end) == (target, source) for start, _, end in relations)
+
+
+def _require_ends(ends: np.ndarray, sources: int, targets: int, where: str) -> None:
+    if ends.ndim != 2 or len(ends) != 2 or ends.dtype.kind not in "iu":
+        raise ShoalError(where, f"must be integers of shape [2, E], found {ends.dtype} {list(ends.shape)}")
+    for row, nodes in zip(ends, (sources, targets)):
+        if row.size and not 0 <= row.min() <= row.max() < nodes:
+            wrong = row[(row < 0) | (row >= nodes)][0]
+            raise ShoalError(where, f"names node {wrong}, but the {nodes} nodes of its kind count from 0")

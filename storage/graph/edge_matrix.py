@@ -1,0 +1,138 @@
+"""A matrix of a layer that also reads features of edges."""
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import SparseMatrix, ranges
+
+
+class EdgeMatrix(SparseMatrix):
+    """Weights of messages, `[N, M]`, whose row i weighs the senders of node i, and features of its E entries.
+
+    Attributes:
+        attr_ED: Features of the entries, float32 `[E, D]`; None: they are zero, of any number.
+    """
+
+    def __init__(self, csr: Tensor, attr_ED: Tensor | None, transposed: Tensor | None = None) -> None:
+        super().__init__(csr, transposed)
+        self._of_kinds: list[SparseMatrix] = []
+        self.attr_ED = attr_ED
+
+    def features(self, width: int) -> Tensor:
+        """Returns the features of the entries, `[E, width]`."""
+        if self.attr_ED is None:
+            return torch.zeros(len(self.receiver), width, device=self.device)
+        return self.attr_ED
+
+    @cached_property
+    def receiver(self) -> Tensor:
+        """The row of every entry, int32 `[E]`."""
+        starts, _, _ = self.parts()
+        return torch.arange(len(self), dtype=torch.int32, device=self.device).repeat_interleave(starts.diff())
+
+    @cached_property
+    def senders(self) -> SparseMatrix:
+        """The matrix that takes the row of the sender of every entry, `[E, M]`."""
+        return _taking(self.parts()[1], self.shape[1]).prepare()
+
+    @cached_property
+    def receivers(self) -> SparseMatrix:
+        """The matrix that takes the row of the receiver of every entry, `[E, N]`; its transpose sums over senders."""
+        starts, columns, _ = self.parts()
+        entry = torch.arange(len(columns), dtype=torch.int32, device=self.device)
+        ones = torch.ones(len(columns), device=self.device)
+        summing = SparseMatrix.of(starts, entry, ones, len(columns))
+        return SparseMatrix(_taking(self.receiver, len(self)).csr, summing.csr)
+
+    @cached_property
+    def summing(self) -> SparseMatrix:
+        """The matrix that sums rows of entries over the senders of every node, `[N, E]`."""
+        return SparseMatrix(self.receivers.transposed, self.receivers.csr)
+
+    @cached_property
+    def weighing(self) -> SparseMatrix:
+        """The same with the weight of every message."""
+        starts, columns, values = self.parts()
+        entry = torch.arange(len(columns), dtype=torch.int32, device=self.device)
+        taken = SparseMatrix.of(*_one_a_row(self.receiver), values, len(self))
+        return SparseMatrix.of(starts, entry, values, len(columns), taken.csr)
+
+    @cached_property
+    def with_loops(self) -> "EdgeMatrix":
+        """The same with an edge from each node to itself, in front of its row, with the mean of its edges' features."""
+        starts, columns, values = self.parts()
+        rows, entries = len(self), len(columns)
+        row = torch.arange(rows, dtype=torch.int32, device=self.device)
+        place = torch.arange(entries, device=self.device) + self.receiver.long() + 1
+        first = starts[:-1] + row
+        new_columns, new_values = columns.new_empty(rows + entries), values.new_ones(rows + entries)
+        new_columns[place], new_columns[first.long()] = columns, row
+        new_values[place] = values
+        attr_ED = None
+        if self.attr_ED is not None:
+            means_ND = self.summing.times(self.attr_ED) / starts.diff().clamp(min=1)[:, None]
+            attr_ED = self.attr_ED.new_empty(rows + entries, self.attr_ED.shape[1])
+            attr_ED[place], attr_ED[first.long()] = self.attr_ED, means_ND
+        new_starts = starts + torch.arange(rows + 1, dtype=torch.int32, device=self.device)
+        return EdgeMatrix(SparseMatrix.of(new_starts, new_columns, new_values, self.shape[1]).csr, attr_ED)
+
+    def relations(self, kinds: int) -> list[SparseMatrix]:
+        """Returns the matrix of means over senders of every kind of edge, `[N, M]` each, made once.
+
+        An entry is of those kinds that it has ones of. Raises ShoalError: features are no kinds.
+        """
+        if not self._of_kinds:
+            kind_ED = self.features(kinds).cpu().numpy()
+            if ((kind_ED != 0) & (kind_ED != 1)).any():
+                raise ShoalError(
+                    "model.name", "rgcn reads kinds of edges, features that are 0 or 1, found others; take gine"
+                )
+            self._of_kinds = [self._mean(np.flatnonzero(kind_E)) for kind_E in kind_ED.T]
+        return self._of_kinds
+
+    def _mean(self, entries: np.ndarray) -> SparseMatrix:
+        """Makes the matrix of means over the senders of some entries."""
+        columns, receiver = self.parts()[1].cpu().numpy()[entries], self.receiver.cpu().numpy()[entries]
+        counts = np.bincount(receiver, minlength=len(self))
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        shares = (1 / np.maximum(counts, 1)).astype(np.float32)[receiver]
+        return SparseMatrix.of(starts, columns, shares, self.shape[1]).prepare().to(self.device)
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of its arrays, and of all that layers make of them."""
+        starts, columns, values = self.parts()
+        attr = 0 if self.attr_ED is None else self.attr_ED.nbytes
+        return 2 * (starts.nbytes + attr) + 14 * (columns.nbytes + values.nbytes)
+
+    def to(self, device: torch.device) -> "EdgeMatrix":
+        if device == self.device:
+            return self
+        moved = super().to(device)
+        return EdgeMatrix(moved.csr, None if self.attr_ED is None else self.attr_ED.to(device), moved._transposed)
+
+    def float(self) -> "EdgeMatrix":
+        return self
+
+    def diagonal_blocks(self, first: Tensor, blocks: Tensor) -> "EdgeMatrix":
+        chosen = super().diagonal_blocks(first, blocks)
+        if self.attr_ED is None:
+            return EdgeMatrix(chosen.csr, None)
+        starts, _, _ = self.parts()
+        low = starts[first[blocks]].long()
+        places = ranges(low, starts[first[blocks + 1]].long() - low)
+        return EdgeMatrix(chosen.csr, self.attr_ED.index_select(0, places))
+
+
+def _one_a_row(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns row starts and columns of a matrix with one entry a row."""
+    return torch.arange(len(columns) + 1, dtype=torch.int32, device=columns.device), columns
+
+
+def _taking(columns: Tensor, width: int) -> SparseMatrix:
+    """Makes the matrix that takes rows of another, `[len(columns), width]`."""
+    return SparseMatrix.of(*_one_a_row(columns), torch.ones(len(columns), device=columns.device), width)
