@@ -144,8 +144,12 @@ def build(
     prompt = _prompt(name, cls, options[PROMPT], task) if PROMPT in options else None
 
     shape = [hops, dropout]
+    if is_own(name):
+        shape.append(edge_features)
+    if needs_edges(name, cls) or (edge_features and name in READ_EDGES):
+        _require_edges(name, edge_features, prompt is not None)
     if name in NEED_EDGES or (edge_features and name in READ_EDGES):
-        cls = _over_edges(name, edge_features, prompt is not None)
+        cls = _import({**READ_EDGES, **NEED_EDGES}[name])
         shape.append(edge_features)
 
     def of_classes(classes: int) -> nn.Module:
@@ -164,17 +168,21 @@ def build(
     return module
 
 
-def _over_edges(name: str, edge_features: int, prompted: bool) -> type[nn.Module]:
-    """Returns the class of a model that reads features of edges. Raises ShoalError: it cannot."""
+def needs_edges(name: str, cls: type[nn.Module]) -> bool:
+    """Whether a model reads features of edges, and no graph without any: one of ours, or a class of the user's."""
+    return name in NEED_EDGES or (is_own(name) and issubclass(cls, Coupled) and cls.operator == "edges")
+
+
+def _require_edges(name: str, edge_features: int, prompted: bool) -> None:
+    """Raises a ShoalError if a model that reads features of edges cannot."""
     if not edge_features:
         other = "gin" if name == "gine" else "gcn"
         raise ShoalError("model.name", f"{name} reads features of edges, and these edges have none; take {other}")
     if prompted:
         raise ShoalError(
             f"model.{PROMPT}",
-            f"{name} reads features of edges, which a prompt's have not; set data.edge_features to drop",
+            f"{name} reads features of edges, which those of a prompt have not; set data.edge_features to drop",
         )
-    return _import({**READ_EDGES, **NEED_EDGES}[name])
 
 
 def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, object], task: str) -> None:

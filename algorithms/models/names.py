@@ -77,8 +77,8 @@ def describe_edge_features(count: int, models: Sequence[str]) -> str:
 
 
 def least_edge_features(models: Sequence[str]) -> int:
-    """Returns the number of features of edges that some models need at least."""
-    return int(any(name in NEED_EDGES for name in models))
+    """Returns the number of features of edges that some models may need at least; those of the user may."""
+    return int(any(name in NEED_EDGES or is_own(name) for name in models))
 
 
 def require_backbone_name(name: str, task: str) -> None:

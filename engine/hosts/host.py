@@ -107,7 +107,7 @@ class Visit:
         try:
             with opened.training:
                 loss = algorithm.train(self.client, self.received, self._kind.trainer, self._cell.phase)
-            if opened.checks_form(self._cell):
+            if opened.checks:
                 require_loss(loss)
             number = float(loss)
         except BaseException as error:
@@ -124,12 +124,11 @@ class Visit:
         try:
             with opened.creating:
                 upload = algorithm.upload(client, self.received, self._cell.phase)
-                checks = opened.checks_form(self._cell)
-                if checks:
+                if opened.checks:
                     require_form(upload, self._cell.up, self._sent_as())
                 if algorithm.client_models != "global" and isinstance(client.state, dict):
                     client.state.update({self._kind.keys[name]: model.w for name, model in client.models.items()})
-                if checks:
+                if opened.checks:
                     require_state(client.state, self._kind.shapes)
         except BaseException as error:
             raise_named(algorithm, "upload", error)
@@ -214,6 +213,7 @@ class _CellAtWork:
     ) -> None:
         self._opened, self._cell, self._shared, self._guard = opened, cell, shared, guard
         self._deferred = deferred
+        opened.begin_cell(cell)
         self._outcome = Outcome(seconds=dict.fromkeys(("train", "upload", "evaluate"), 0.0))
         self._uploads: list[Upload] = []
 
@@ -266,6 +266,7 @@ class _CellAtWork:
                 trained = batched.clients.get(client_id)
                 if isinstance(trained, Exception):
                     raise trained
+                self._opened.begins(client_id)
                 result = self.visit_client(client_id, trained)
                 if client_id == cell.again and trained is None and deferred is None:
                     # Nothing that the second visit writes reaches the first one's result.
@@ -294,9 +295,7 @@ class _CellAtWork:
         """
         cell, seconds = self._cell, self._outcome.seconds
         # 1. The visit begins with its data, its state and the download.
-        if trained is not None:
-            self._opened.begins(client_id)
-        visit = self.start_visit(client_id) if trained is None else trained.resume()
+        visit = Visit(self._opened, client_id, cell, self._shared, self._guard) if trained is None else trained.resume()
         loss: float | Tensor = float("nan")
         upload: Upload | None = None
         state: Tree = {}
@@ -462,6 +461,7 @@ class Host:
     def visit(self, client_id: int, cell: Cell, down: Tree) -> Visit:
         """Begins the visit of one client, for a look at its model; raises a ShoalError if its data is damaged."""
         assert self._opened is not None
+        self._opened.begin_cell(cell)
         return Visit(self._opened, client_id, cell, copy_to(down, self._opened.device), None)
 
     def visit_elsewhere(self, data: View, client_id: int, cell: Cell, down: Tree, alone: bool) -> Visit:

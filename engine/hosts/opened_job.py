@@ -71,6 +71,7 @@ class OpenedJob:
         stages: Of uploads, in their order.
         view: Gives the data of a client that is scored, changed by arguments of `Job.view`.
         stacks: Trains cells without a visit, where method and cell allow it; None: nobody trains in batches.
+        checks: The form of what clients of the cell at work give is looked at.
         guarded: Writes of the method into read-only data are looked for, and its form is checked in every round.
     """
 
@@ -89,6 +90,7 @@ class OpenedJob:
         self.guarded = checks_always(self.algorithm) or users_code
         self.begins: Callable[[int], None] = lambda client: None
         self._first_rounds: dict[str, int] = {}
+        self.checks = True
         self.measures = measures_of(job.metrics, job.own_metrics)
         self.view: Callable[..., View] = partial(job.view, store, cache=cache, device=device)
         # A machine that has none of the whole graphs is never asked for one.
@@ -154,9 +156,9 @@ class OpenedJob:
             if kind.batched is not None:
                 kind.batched.options = options
 
-    def checks_form(self, cell: Cell) -> bool:
-        """Returns whether what clients give is checked: in the first round of a phase, or always."""
-        return self.guarded or self._first_rounds.setdefault(cell.phase, cell.round) == cell.round
+    def begin_cell(self, cell: Cell) -> None:
+        """Checks what clients of a cell give in the first round of its phase, or always."""
+        self.checks = self.guarded or self._first_rounds.setdefault(cell.phase, cell.round) == cell.round
 
     def plan(self, cells: Sequence[Cell]) -> None:
         """Announces who is visited, and who is scored, from now on; see `OpenViews.plan`."""

@@ -5,9 +5,9 @@ import warnings
 from shoal.algorithms.base import WEIGHTED
 from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.methods.registry.load import describe, load, weighing_methods
-from shoal.algorithms.models.build import backbone
+from shoal.algorithms.models.build import backbone, needs_edges
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.names import NEED_EDGES, READ_EDGES
+from shoal.algorithms.models.names import READ_EDGES
 from shoal.engine.config.config import Config
 from shoal.engine.config.sections import RANKINGS
 from shoal.engine.config.sizes import size
@@ -216,7 +216,8 @@ def require_features_of_edges(config: Config, dataset: str, edge_features: int) 
     algorithm = load(describe(name, config.algorithm.options))
     with code_of(algorithm, "models"):
         described = [str(model["name"]) for model in algorithm.models().values() if model is not None]
-    readers = [model for model in (*(spec.name for spec in config.models()), *described) if model in NEED_EDGES]
+    every = (*(spec.name for spec in config.models()), *described)
+    readers = [model for model in every if needs_edges(model, backbone(model, True, config.task))]
     if readers and not edge_features:
         if config.data.edge_features == "drop":
             raise ShoalError(

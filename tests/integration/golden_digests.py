@@ -56,7 +56,7 @@ OF_GRAPHS = (
     "local", "global", "fedavg", "lg_fedavg", "fedproto", "fedtgp", "feddistill", "fml", "fedkd", *AVERAGING, "fedgen",
     "fedpg",
 )  # fmt: skip
-SMALL_GRAPHS, SEVERAL_LABELS = "small-graphs", "several-labels"
+SMALL_GRAPHS, SEVERAL_LABELS, OF_KINDS = "small-graphs", "several-labels", "of-kinds"
 FEW, MOST = {"participation": {"ratio": 0.34}}, {"participation": {"ratio": 0.67}}
 
 Keys = dict[str, Any]
@@ -92,6 +92,11 @@ def write_graph(folder: Path) -> Path:
     # Items without a label are in no part.
     parts = np.where(np.isnan(several).all(1), 0, split).astype(np.int8)
     np.savez(folder.with_name(f"{SEVERAL_LABELS}.npz"), **{**arrays, "y": several, "split": parts})
+    # Every edge is of one of three kinds, or of two at once, each way.
+    kinds = np.eye(3, dtype=np.float32)[rng.integers(3, size=(2, edges.shape[1]))].max(0)
+    first = np.unique(edges[0] * nodes + edges[1], return_index=True)[1]
+    of_kinds = {**arrays, "edge_index": edges[:, first], "edge_attr": kinds[first]}
+    np.savez(folder.with_name(f"{OF_KINDS}.npz"), **of_kinds)
     _write_small_graphs(folder.with_name(SMALL_GRAPHS))
     return folder
 
@@ -192,6 +197,15 @@ def matrix() -> dict[str, Keys]:
         "target": {"kind": "regression", "scale": "client"},
         "algorithm": {"name": "moon"},
     }
+    kinds = {"data": {"path": OF_KINDS}}
+    runs["edge features gine"] = {**kinds, "model": {"name": "gine", "hidden": 8}, **MOST}
+    runs["edge features gat drawn"] = {
+        **kinds, "model": {"name": "gat", "hidden": 8, "heads": 2, "fanouts": [2, 3]}, "train": batches,
+    }  # fmt: skip
+    runs["edge features transformer"] = {
+        "data": {"path": OF_KINDS, "inductive": True, **masked}, "model": {"name": "transformer", "hidden": 8},
+    }  # fmt: skip
+    runs["edge kinds rgcn"] = {**kinds, "model": {"name": "rgcn", "hidden": 8}, "algorithm": {"name": "scaffold"}}
     runs["target multilabel gcn"] = {"target": "multilabel", "model": COUPLED, "algorithm": {"name": "scaffold"}}
     runs |= {f"graphs {name}": {"task": "graph", **changes} for name, changes in _runs_of_graphs()}
     runs |= {name: {"model": SENT_BY_PARTS, "train": {"epochs": 1}, **changes} for name, changes in _runs_of_features()}
@@ -318,10 +332,14 @@ def config_of(name: str, changes: Mapping[str, Any], graph: Path, **more: Any) -
     task = plain.get("task", "node")
     if task == "graph":
         plain["data"]["path"] = str(graph.with_name(SMALL_GRAPHS))
+    of_kinds = plain["data"]["path"] == OF_KINDS
+    if of_kinds:
+        plain["data"]["path"] = str(graph.with_name(f"{OF_KINDS}.npz"))
     if plain.get("target") == "multilabel":
         plain["data"]["path"] = str(graph.with_name(f"{SEVERAL_LABELS}.npz"))
     kind = "masked" if "sparsity" in plain["data"] else plain["data"].get("dtype", "float32")
     kind += f"-{target}" if isinstance(target := plain.get("target", ""), str) else "-numbers"
+    kind += "-kinds" if of_kinds else ""
     plain["data"]["store"] = str(graph.parent / f"store-of-{task}s-{kind}-{layout}")
     return parse_config(plain, name)
 

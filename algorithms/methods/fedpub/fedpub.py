@@ -271,7 +271,7 @@ def _inputs(model: ClientModel, seed: int, r: float) -> Inputs:
     starts, columns, features = proxy_graph(seed, data.features)
     x_NF = torch.from_numpy(features).to(data.device)
     if coupled is not None:
-        operator = operator_over(coupled.operator, starts, columns).to(data.device)
+        operator = operator_over(coupled.operator, starts, columns, zero_features=True).to(data.device)
         return Neighbourhood(x_NF, (operator,) * coupled.depth)
     smoothing = smoothing_over(starts, columns, r).to(data.device)
     hops = [x_NF]

@@ -50,7 +50,7 @@ class EdgeGAT(GAT):
         """Sums messages, `[n_l, H D]`, weighted by the attention vectors of all heads, those of edges included."""
         assert isinstance(operator, EdgeMatrix)
         matrix, heads = operator.with_loops, of_edges.att_edge.shape[1]
-        message_MHD = message_MF.view(len(message_MF), heads, -1)
+        message_MHD = message_MF.view(len(message_MF), heads, message_MF.shape[1] // heads)
         receiver_NH = (message_MHD[: len(matrix)] * vectors.att_dst).sum(-1)
         sender_MH = (message_MHD * vectors.att_src).sum(-1)
         # <a_e, W_e e> of a head is the product of e and one row: no edge has a message of its own.

@@ -23,7 +23,7 @@ def softmax_of_entries(matrix: EdgeMatrix, score_EH: Tensor) -> Tensor:
 def sum_weighted(matrix: EdgeMatrix, weight_EH: Tensor, message_EF: Tensor) -> Tensor:
     """Sums messages `[E, H D]`, those of a head by its weights, over the senders of every node, `[N, H D]`."""
     entries, heads = weight_EH.shape
-    weighted_EHD = weight_EH[..., None] * message_EF.view(entries, heads, -1)
+    weighted_EHD = weight_EH[..., None] * message_EF.view(entries, heads, message_EF.shape[1] // heads)
     return matrix.summing @ weighted_EHD.flatten(1)
 
 

@@ -44,6 +44,6 @@ class EdgeTransformer(Transformer):
         of_edges_EF = transform(operator.features(self.edge_features), conv.lin_edge.weight)
         key_EF, value_EF = (operator.senders @ part + of_edges_EF for part in (key, value))
         query_EF = operator.receivers @ query[:receivers]
-        product_EHD = (query_EF * key_EF).view(len(key_EF), heads, -1)
+        product_EHD = (query_EF * key_EF).view(len(key_EF), heads, key_EF.shape[1] // heads)
         weight_EH = softmax_of_entries(operator, product_EHD.sum(-1) / math.sqrt(product_EHD.shape[-1]))
         return of_node[:receivers] + sum_weighted(operator, weight_EH, value_EF)

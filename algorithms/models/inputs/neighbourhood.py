@@ -230,11 +230,16 @@ def operator_over(
     indices: np.ndarray,
     symmetric: bool = True,
     weight: np.ndarray | None = None,
+    zero_features: bool = False,
 ) -> SparseMatrix:
     """Builds the matrix of all nodes of a graph without loops; with its transpose, if it is `symmetric`.
 
     Where not, a node's degree is the number of its senders. `weight` has the entries of A, float32 `[E]`, else ones.
+    Where layers read features of edges, these are zero by `zero_features`. Raises ValueError: nothing says what they
+    are.
     """
+    if operator == "edges" and zero_features:
+        return EdgeMatrix(operator_over("sum", indptr, indices, symmetric, weight).csr, None)
     if operator == "edges":
         raise ValueError("a graph that a method makes has no features of edges; set data.edge_features to drop")
     nodes, degree = len(indptr) - 1, degrees(indptr, weight)

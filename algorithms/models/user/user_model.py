@@ -14,12 +14,13 @@ from torch.nn.parameter import UninitializedParameter
 from shoal.algorithms.models.items.plain_graphs import graphs_of_rows
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.head import Head, Output
+from shoal.storage.graph.edge_matrix import EdgeMatrix
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix
 from shoal.storage.user_code.user_code import UserCode
 
 KEY, READOUT_KEY = "model.name", "model.readout"
 # The engine passes these to a constructor that asks for them by name.
-PASSED = ("features", "hops", "dropout")
+PASSED = ("features", "hops", "dropout", "edge_features")
 
 
 class Backbone(nn.Module):
@@ -33,13 +34,15 @@ class Backbone(nn.Module):
             def forward(self, x, edge_index):
                 return self.conv(x, edge_index).relu()
 
-    A constructor takes `features` (F), and if it likes `hops` (K) and `dropout` (`train.dropout`); its keyword-only
-    parameters, each with a type and a default, are the options of `model` in a config.
+    A constructor takes `features` (F), and if it likes `hops` (K), `dropout` (`train.dropout`) and `edge_features` (D,
+    the features of an edge); its keyword-only parameters, each with a type and a default, are the options of `model` in
+    a config.
 
     `forward` gives the embeddings of all N nodes of a client, float32 `[N, width]`. With `reads = "edges"` it is called
     as `forward(x, edge_index)`: features `[N, F]` and edges int64 `[2, E]`, both directions of each, without loops; a
     `forward(x, edge_index, edge_weight)` is also given what edges weigh, float32 `[E]`, ones where they have no
-    weights, while another one is refused where they have. With `reads = "hops"` it is called as `forward(hops)`: K + 1
+    weights, while another one is refused where they have; one that takes `edge_attr`, too, their features, float32
+    `[E, D]`, and is refused where they have none. With `reads = "hops"` it is called as `forward(hops)`: K + 1
     tensors `[n, F]`, row by row, for any n rows.
 
     Parameters alone are sent and averaged: a normalisation by running statistics is refused.
@@ -68,9 +71,11 @@ def user_model(code: UserCode) -> type[nn.Module]:
         received = "x, edge_index" if cls.reads == "edges" else "hops"
         raise code.fault(KEY, f"{cls.__name__} has no forward(self, {received})")
     options = _options(code, cls)
-    weighs = "edge_weight" in inspect.signature(cls.forward).parameters
+    takes = inspect.signature(cls.forward).parameters
     base = UserCoupled if cls.reads == "edges" else UserDecoupled
-    wrapper = type(cls.__name__, (base,), {"code": code, "made": cls, "weighs_edges": weighs, "__doc__": cls.__doc__})
+    of_edges = {"operator": "edges"} if "edge_attr" in takes and base is UserCoupled else {}
+    told = {"weighs_edges": "edge_weight" in takes, **of_edges}
+    wrapper = type(cls.__name__, (base,), {"code": code, "made": cls, "__doc__": cls.__doc__, **told})
     wrapper.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return wrapper
 
@@ -97,11 +102,15 @@ class _UserModel(nn.Module):
     code: ClassVar[UserCode]
     made: ClassVar[type[Backbone]]
 
-    def __init__(self, features: int, classes: int, hops: int, dropout: float, **options: Any) -> None:
+    def __init__(
+        self, features: int, classes: int, hops: int, dropout: float, edge_features: int = 0, **options: Any
+    ) -> None:
         """Draws parameters from torch's default generator; a ShoalError names the line where the code fails."""
         nn.Module.__init__(self)
         asked = inspect.signature(self.made).parameters
+        self.edge_features = edge_features
         received: dict[str, Any] = {"features": features, "hops": hops, "dropout": dropout}
+        received["edge_features"] = edge_features
         chosen = {name: value for name, value in received.items() if name in asked}
         self._make: Callable[[], Backbone] = lambda: self.made(**chosen, **options)
         with self.code.at_work(KEY), torch.random.fork_rng(devices=[]):
@@ -133,10 +142,10 @@ class _UserModel(nn.Module):
         _copy_parameters(fresh, self.inner)
         self.head.reset_parameters()
 
-    def embed_rows(self, *received: Any, rows: int) -> Tensor:
+    def embed_rows(self, *received: Any, rows: int, **named: Any) -> Tensor:
         """Runs the user's code, float32 `[rows, H]`; a ShoalError names the line of something else."""
         with self.code.at_work(KEY):
-            z_NH = self.inner(*received)
+            z_NH = self.inner(*received, **named)
         return _require_rows(z_NH, [rows, self.inner.width], self.code, KEY, f"{self.made.__name__}.forward")
 
 
@@ -157,15 +166,20 @@ class UserCoupled(_UserModel, Coupled):
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         x = x_NF.to_dense() if isinstance(x_NF, FeatureMatrix) else x_NF.float()
-        weights = (operators[0].parts()[2],) if self.weighs_edges else ()
-        return self.embed_rows(x, _edge_index(operators[0]), *weights, rows=len(x))
+        matrix = operators[0]
+        given = {"edge_weight": matrix.parts()[2]} if self.weighs_edges else {}
+        if isinstance(matrix, EdgeMatrix):
+            given["edge_attr"] = matrix.features(self.edge_features)
+        return self.embed_rows(x, _edge_index(matrix), rows=len(x), **given)
 
 
 class UserDecoupled(_UserModel):
     """A user's model that reads rows of the hops."""
 
-    def __init__(self, features: int, classes: int, hops: int, dropout: float, **options: Any) -> None:
-        super().__init__(features, classes, hops, dropout, **options)
+    def __init__(
+        self, features: int, classes: int, hops: int, dropout: float, edge_features: int = 0, **options: Any
+    ) -> None:
+        super().__init__(features, classes, hops, dropout, edge_features, **options)
         self.inputs = tuple(range(hops + 1))
 
     def forward(self, hops: Sequence[Features]) -> Output:

@@ -79,7 +79,7 @@ def load_heco(name: str, options: DataSource) -> Graph:
         source, target = (network.kinds[letter][0] for letter in letters)
         with reading(files[f"{letters}.txt"], AGAIN):
             relations[source, called, target] = np.loadtxt(files[f"{letters}.txt"], dtype=np.int64, ndmin=2).T
-    places = {relation: str(files[f"{letters}.txt"]) for relation, letters in zip(relations, network.relations)}
+    places = {relation: files[f"{letters}.txt"] for relation, letters in zip(relations, network.relations)}
     arrays = join_kinds(kinds, relations, places)
     labelled, count = network.kinds[network.labelled]
     with reading(files[LABELS], AGAIN):

@@ -22,7 +22,7 @@ Relation = tuple[str, str, str]
 
 
 def join_kinds(
-    kinds: Mapping[str, NodeKind], relations: Mapping[Relation, np.ndarray], where: Mapping[Relation, str]
+    kinds: Mapping[str, NodeKind], relations: Mapping[Relation, np.ndarray], where: Mapping[Relation, object]
 ) -> dict[str, Any]:
     """Joins kinds of nodes and of edges to arrays of `graph_from_arrays`; nodes of the first kind come first.
 
@@ -77,7 +77,7 @@ def _is_given_back(source: str, target: str, relations: Sequence[Relation] | Map
     return any((start, end) == (target, source) for start, _, end in relations)
 
 
-def _require_ends(ends: np.ndarray, sources: int, targets: int, where: str) -> None:
+def _require_ends(ends: np.ndarray, sources: int, targets: int, where: object) -> None:
     if ends.ndim != 2 or len(ends) != 2 or ends.dtype.kind not in "iu":
         raise ShoalError(where, f"must be integers of shape [2, E], found {ends.dtype} {list(ends.shape)}")
     for row, nodes in zip(ends, (sources, targets)):

@@ -96,9 +96,9 @@ KINDS: list[tuple[str, list[Any]]] = [
         [0.0, 1.1, NAN, True, "1"],
     ),
     (
-        "data.dtype data.layout data.split data.edge_weights data.cross_edges partition.method partition.balance "
-        "propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule train.optimizer "
-        "train.opt_state communication.upload attack.kind aggregation.kind privacy.unit privacy.where "
+        "data.dtype data.layout data.split data.edge_weights data.edge_features data.cross_edges partition.method "
+        "partition.balance propagation.dtype propagation.rows propagation.keep model.init heterogeneity.rule "
+        "train.optimizer train.opt_state communication.upload attack.kind aggregation.kind privacy.unit privacy.where "
         "privacy.mechanism secure.kind target.kind target.scale participation.draw participation.selection "
         "schedule.name schedule.staleness "
         "engine.backend engine.trainer engine.device engine.precision "

@@ -88,7 +88,8 @@ WRONG: dict[str, list[str]] = {
         seed=1 task=edge data.dataset=cora data.split=per_client data.split_seed=3 data.fractions=[0.3,0.3,0.4]
         data.dtype=float16 data.layout=sparse data.row_normalize=true data.features.kind=degree
         data.sparsity.features=0.5 data.sparsity.edges=0.5 data.sparsity.labels=0.5 data.inductive=true
-        data.edge_weights=drop data.cross_edges=hops data.newcomers=0.25 partition.method=random partition.clients=5
+        data.edge_weights=drop data.edge_features=drop data.cross_edges=hops data.newcomers=0.25
+        partition.method=random partition.clients=5
         partition.seed=2 partition.imbalance=1.1 partition.domains=[a] propagation.hops=2 propagation.r=0
         propagation.dtype=float16 propagation.rows=train propagation.max_degree=2 model.init=each model.pretrained=TRACE
         heterogeneity.rule=blocks heterogeneity.embedding=4 train.optimizer=sgd train.opt_state=reset

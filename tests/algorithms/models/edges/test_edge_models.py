@@ -194,3 +194,13 @@ def test_who_reads_features_of_edges_is_said() -> None:
     assert describe_edge_features(1, ["gine"]) == "1 feature of edges, read by gine"
     says = "13 features of edges, not read by gcn; gat, gine, rgcn, transformer read them"
     assert describe_edge_features(13, ["gcn", "gine"]) == says
+
+
+@every_model
+def test_a_client_without_edges_or_features_of_any_answers(name: str, make_view: MakeView) -> None:
+    for nodes in (0, 2):
+        x = np.ones((nodes, FEATURES), np.float32)
+        view = make_view(nodes, [], [0] * nodes, [], CLASSES, x)
+        out = make(name)(all_nodes(view, "edges", 2)).logits_NC
+        assert (tuple(out.shape), bool(out.isfinite().all())) == ((nodes, CLASSES), True)
+        out.sum().backward()

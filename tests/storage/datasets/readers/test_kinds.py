@@ -1,0 +1,166 @@
+"""Graphs with kinds of nodes and edges: one graph with a block of features a kind and a column a relation."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from support.errors import refused
+from torch_geometric.data import HeteroData
+
+from shoal.storage.adapters import from_pyg
+from shoal.storage.datasets.registry import fingerprint, load, published_contents
+from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.errors import Unread
+
+PAPERS, AUTHORS, VENUES = torch.tensor([[1.0, 2], [3, 4], [5, 6]]), torch.tensor([[7.0], [8]]), 1
+
+
+def papers() -> HeteroData:
+    """Papers with classes and two features, authors with one, a venue with none; an author also reviews a paper."""
+    data = HeteroData()
+    data["paper"].x, data["paper"].y = PAPERS, torch.tensor([0, 1, -1])
+    data["author"].x = AUTHORS
+    data["venue"].num_nodes = VENUES
+    data["author", "writes", "paper"].edge_index = torch.tensor([[0, 0, 1], [0, 1, 2]])
+    data["author", "reviews", "paper"].edge_index = torch.tensor([[0], [1]])
+    data["paper", "cites", "paper"].edge_index = torch.tensor([[0, 2], [1, 1]])
+    data["paper", "at", "venue"].edge_index = torch.tensor([[0, 1], [0, 0]])
+    data["venue", "has", "paper"].edge_index = torch.tensor([[0, 0], [0, 1]])
+    return data
+
+
+def test_kinds_are_one_graph() -> None:
+    graph = from_pyg(papers())
+    # Papers 0 to 2, authors 3 and 4, the venue 5.
+    assert graph.x.toarray().tolist() == [
+        [1, 2, 0, 1, 0, 0],
+        [3, 4, 0, 1, 0, 0],
+        [5, 6, 0, 1, 0, 0],
+        [0, 0, 7, 0, 1, 0],
+        [0, 0, 8, 0, 1, 0],
+        [0, 0, 0, 0, 0, 1],
+    ]
+    names = ["paper[0]", "paper[1]", "author[0]", "kind paper", "kind author", "kind venue"]
+    assert graph.vocabulary.tolist() == names  # type: ignore[union-attr]
+    assert (graph.y.tolist(), graph.classes) == ([0, 1, -1, -1, -1, -1], 2)
+    assert graph.edge_names == (
+        "author writes paper",
+        "paper writes author, the other way",
+        "author reviews paper",
+        "paper reviews author, the other way",
+        "paper cites paper",
+        "paper at venue",
+        "venue has paper",
+    )
+    rows = np.repeat(np.arange(6), np.diff(graph.indptr))
+    kinds = {(int(i), int(j)): np.flatnonzero(row).tolist() for i, j, row in zip(rows, graph.indices, graph.edge_attr)}  # type: ignore[arg-type]
+    # By receiver and sender; what is cited hears by the same relation as what cites.
+    assert kinds == {
+        (0, 1): [4], (1, 0): [4], (1, 2): [4], (2, 1): [4],
+        (0, 3): [0], (3, 0): [1], (1, 3): [0, 2], (3, 1): [1, 3], (2, 4): [0], (4, 2): [1],
+        (5, 0): [5], (0, 5): [6], (5, 1): [5], (1, 5): [6],
+    }  # fmt: skip
+
+
+def test_masks_and_targets_are_those_of_the_labelled_kind() -> None:
+    masks = {"train_mask": [True, False, False], "test_mask": [False, True, False]}
+    data = papers()
+    for name, mask in masks.items():
+        data["paper"][name] = torch.tensor(mask)
+    graph = from_pyg(data)
+    assert graph.split.tolist() == [1, 3, 0, 0, 0, 0]  # type: ignore[union-attr]
+    data["paper"].y = torch.tensor([[0.5], [2.0], [float("nan")]])
+    graph = from_pyg(data, target="regression")
+    assert np.isnan(graph.target[2:]).all()  # type: ignore[index]
+    assert graph.target[:2, 0].tolist() == [0.5, 2]  # type: ignore[index]
+
+
+def test_what_kinds_cannot_be() -> None:
+    wrong = papers()
+    wrong["author"].y = torch.zeros(2)
+    with refused("data.y", says="one kind of nodes has labels, found paper and author"):
+        from_pyg(wrong)
+    wrong = papers()
+    wrong["paper", "cites", "paper"].edge_index = torch.tensor([[0, 3], [1, 1]])
+    with refused("data['paper', 'cites', 'paper'].edge_index", says="names node 3, but the 3 nodes of its kind"):
+        from_pyg(wrong)
+    wrong["paper", "cites", "paper"].edge_index = torch.tensor([[0.0], [1.0]])
+    with refused("data['paper', 'cites', 'paper'].edge_index", says="must be integers of shape [2, E]"):
+        from_pyg(wrong)
+    wrong = papers()
+    del wrong["paper", "at", "venue"].edge_index
+    wrong["paper", "at", "venue"].edge_weight = torch.ones(2)
+    with refused("data['paper', 'at', 'venue'].edge_weight", says="would be lost"):
+        from_pyg(wrong)
+    wrong = papers()
+    wrong["venue"].client = torch.zeros(1)
+    with refused("data['venue'].client", says="would be lost"):
+        from_pyg(wrong)
+    told = papers()
+    told["paper", "cites", "paper"].edge_attr = torch.ones(2, 3)
+    with pytest.warns(Unread, match="kinds of edges are read, and no more"):
+        assert from_pyg(told).edge_features == 7
+    none = HeteroData()
+    none["paper"].x, none["paper"].y = PAPERS, torch.tensor([0, 1, 0])
+    assert (from_pyg(none).edge_features, from_pyg(none).entries) == (0, 0)
+
+
+def write_acm(root: Path, **more: np.ndarray) -> DataSource:
+    """Files of ACM in their layout and sizes: few edges, features of one column."""
+    folder = root / "heco/acm"
+    folder.mkdir(parents=True)
+    arrays = {
+        "labels": np.arange(4019) % 3 * 1.0, "train_60": np.arange(180), "val_60": np.arange(200, 1200),
+        "test_60": np.arange(2000, 3000), **more,
+    }  # fmt: skip
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    for letter, nodes in (("p", 4019), ("a", 7167)):
+        sp.save_npz(folder / f"{letter}_feat.npz", sp.csr_matrix(np.ones((nodes, 1))))
+    np.savetxt(folder / "pa.txt", [[0, 1], [4018, 7166]], fmt="%d")
+    np.savetxt(folder / "ps.txt", [[0, 59]], fmt="%d")
+    return DataSource("heco-acm", root=str(root))
+
+
+def test_acm_in_the_files_of_heco(tmp_path: Path, offline: None) -> None:
+    source = write_acm(tmp_path)
+    graph = load(source)
+    assert (graph.nodes, graph.entries, graph.classes, graph.features) == (11246, 6, 3, 1 + 1 + 3)
+    by, about = ("paper by author", "author by paper"), ("paper about subject", "subject about paper")
+    names = [name for one, other in (by, about) for name in (one, f"{other}, the other way")]
+    assert list(graph.edge_names or ()) == names
+    assert np.bincount(graph.split).tolist() == [11246 - 2180, 180, 1000, 1000]  # type: ignore[arg-type]
+    assert (graph.y[:4019] >= 0).all()
+    assert (graph.y[4019:] == -1).all()
+    assert len(published_contents(source)) == 8
+    dropped = DataSource("heco-acm", root=str(tmp_path), edge_features="drop")
+    assert load(dropped).edge_attr is None
+    assert fingerprint(source) != fingerprint(dropped)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("labels.npy", np.zeros(5), "expected 4019 labels, got [5]"),
+        ("pa.txt", None, "names node 4019, but the 4019 nodes of its kind count from 0"),
+        ("ps.txt", None, "cannot be read"),
+    ],
+)
+def test_damaged_files_of_heco(file: str, content: np.ndarray | None, says: str, tmp_path: Path, offline: None) -> None:
+    source = write_acm(tmp_path)
+    path = tmp_path / "heco/acm" / file
+    if content is not None:
+        np.save(path, content)
+    else:
+        path.write_text("4019 0\n" if file == "pa.txt" else "0 far\n")
+    with refused(path, says=says):
+        load(source)
+
+
+def test_published_kinds(published_root: Any) -> None:
+    graph = load(DataSource("heco-dblp", root=published_root("heco/dblp/labels.npy")))
+    assert (graph.nodes, graph.entries, graph.classes, graph.features) == (26128, 239566, 4, 4231 + 334 + 4)
+    assert graph.edge_attr.sum() == 2 * (19645 + 14328 + 85810)  # type: ignore[union-attr]
