@@ -10,6 +10,7 @@ import torch
 from torch_geometric.data import Data
 
 from shoal.storage.datasets.domains import join_domains
+from shoal.storage.datasets.user.hetero_data import is_hetero_data
 from shoal.storage.datasets.user.incoming import label_values, to_array
 from shoal.storage.datasets.user.pyg_data import READ, graph_of_data, require_tensors, take_out
 from shoal.storage.datasets.user.unread import require_read
@@ -46,6 +47,8 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
     for number, data in enumerate(graphs):
         client = f"client {number}"
         for graph in data if isinstance(data, list | tuple) else (data,):
+            if is_hetero_data(graph):
+                raise ShoalError(client, "is a HeteroData, of which one is taken alone; give clients by `assignment`")
             if isinstance(graph, Data):
                 require_tensors(graph, client)
                 names = {key: f"{client}.{key}" for key in graph.to_dict()} | names
@@ -57,6 +60,9 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
         first = parts[0] if parts else part
         if part.features != first.features:
             raise ShoalError(f"{client}.x", f"expected {first.features} features, as client 0 has, got {part.features}")
+        if part.edge_features != first.edge_features:
+            expected = f"expected {first.edge_features} features an edge, as client 0 has"
+            raise ShoalError(f"{client}.edge_attr", f"{expected}, got {part.edge_features}; without edges [0, D]")
         if (part.split is None) != (first.split is None):
             fault = "has no masks, and client 0 has some" if part.split is None else "has masks, and client 0 has none"
             raise ShoalError(client, f"{fault}; give all clients masks, or none")

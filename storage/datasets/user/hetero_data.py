@@ -13,7 +13,7 @@ from shoal.storage.errors import ShoalError, Unread
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.target_names import CLASSIFICATION, Target
 
-OF_NODES = ("x", "y", "num_nodes", *MASKS)
+OF_NODES = ("x", "y", "num_nodes", "assignment", *MASKS)
 OF_EDGES = ("edge_index", "adj_t", "edge_attr")
 
 
@@ -73,5 +73,19 @@ def graph_of_kinds(
         mask = getattr(data[kind], key, None)
         if mask is not None:
             values[key] = values_of_kind(to_array(mask, f"{called}[{kind!r}].{key}"), kind, kinds, False)
+    values["assignment"] = _assignment(data, kinds, called)
     places = {key: f"{called}[{kind!r}].{key}" for key in OF_NODES}
     return graph_of(name, values, {**dict.fromkeys(values, called), **places}, own, target)
+
+
+def _assignment(data: Any, kinds: dict[str, NodeKind], called: str) -> np.ndarray | None:
+    """Returns the client of every node; None: no kind says it. Raises ShoalError: not all kinds do."""
+    given = {kind: getattr(data[kind], "assignment", None) for kind in kinds}
+    missing = [kind for kind, values in given.items() if values is None]
+    if len(missing) == len(given):
+        return None
+    if missing:
+        raise ShoalError(
+            f"{called}[{missing[0]!r}]", "has no assignment, and other kinds have; give the client of every node"
+        )
+    return np.concatenate([to_array(values, f"{called}[{kind!r}].assignment") for kind, values in given.items()])

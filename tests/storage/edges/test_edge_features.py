@@ -9,9 +9,10 @@ import pytest
 import torch
 from support.errors import refused
 from support.induced_parts import part_of
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from shoal.storage.adapters import from_pyg, to_pyg
+from shoal.storage.adapters.clients import from_clients
 from shoal.storage.datasets.domains import join_domains
 from shoal.storage.datasets.registry import load
 from shoal.storage.datasets.sources.source import DataSource
@@ -172,6 +173,22 @@ def test_graphs_of_a_list_have_features_of_one_width() -> None:
     of_rows = {"x": torch.ones(4, 1), "y": torch.tensor([0, 1, 0, 1])}
     with refused("data.edge_attr", says="in another order than adj_t"):
         from_pyg(Data(**of_rows, adj_t=adjacency, edge_attr=torch.ones(2, 1)))
+
+
+def test_graphs_of_clients_have_the_same_features_of_edges() -> None:
+    def data(width: int, edges: int = 1) -> Data:
+        ends = torch.tensor([[0], [1]])[:, :edges]
+        return Data(
+            x=torch.ones(2, 1), edge_index=ends, y=torch.tensor([0, 1]), edge_attr=torch.full((edges, width), 3.0)
+        )
+
+    assert entries_of(from_clients([data(1), data(1, 0), data(1)])) == {
+        (a + first, b + first): [3.0] for first in (0, 4) for a, b in ((0, 1), (1, 0))
+    }
+    with refused("client 1.edge_attr", says="expected 1 features an edge, as client 0 has, got 2"):
+        from_clients([data(1), data(2)])
+    with refused("client 0", says="is a HeteroData"):
+        from_clients([HeteroData()])
 
 
 def test_graphs_of_one_federation_have_the_same_features_of_edges() -> None:

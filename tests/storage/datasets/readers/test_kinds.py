@@ -78,6 +78,16 @@ def test_masks_and_targets_are_those_of_the_labelled_kind() -> None:
     assert graph.target[:2, 0].tolist() == [0.5, 2]  # type: ignore[index]
 
 
+def test_every_kind_says_whose_its_nodes_are() -> None:
+    data = papers()
+    for kind, clients in (("paper", [0, 0, 1]), ("author", [1, 0])):
+        data[kind].assignment = torch.tensor(clients)
+    with refused("data['venue']", says="has no assignment, and other kinds have"):
+        from_pyg(data)
+    data["venue"].assignment = torch.tensor([1])
+    assert from_pyg(data).assignment.tolist() == [0, 0, 1, 1, 0, 1]  # type: ignore[union-attr]
+
+
 def test_what_kinds_cannot_be() -> None:
     wrong = papers()
     wrong["author"].y = torch.zeros(2)
