@@ -37,11 +37,11 @@ RUN is a folder, an address, or a name that `shoal list` shows. `--json` prints 
 EXPLAINED = ("CONFIG", "[KEY.SUB=VALUE]...", "--json")
 KEYS = """# Config keys
 
-A config is a YAML file. Every key but `name`, `data.dataset` and `algorithm` has a default; unknown keys are refused,
-and keys off their default that have no effect with what else is chosen, as `partition.alpha` with METIS. Where an
-override takes the effect of a key in the file, that one is left out with a line. `shoal explain KEY` says the same,
-and explains options of methods, models, datasets, partitioners and callbacks, which stand beside their name
-([catalogue](catalogue.md)).
+A config is a YAML file. Each key is listed with its default and, as far as these do not show, what else it can be. Every
+key but `name`, `data.dataset` and `algorithm` has a default; unknown keys are refused, and keys off their default that
+have no effect with what else is chosen, as `partition.alpha` with METIS. Where an override takes the effect of a key in
+the file, that one is left out with a line. `shoal explain KEY` says the same, and explains options of methods, models,
+datasets, partitioners and callbacks, which stand beside their name ([catalogue](catalogue.md)).
 
 A word alone stands for a section with a `name`, `kind` or `method`: `attack=sign_flip` is `attack.kind=sign_flip`.
 Its options hold in any order, `attack=sign_flip attack.share=0.4`, and those of the file stay where the new kind has
@@ -60,7 +60,7 @@ beside it, as in `algorithm: {name: fedgta, eps: 0.7}`; `shoal explain NAME` pri
 ## Methods
 
 `algorithm.name`; [methods](methods.md) says what each does. Messages of a client and round are in numbers of 4 bytes
-unless it says bytes. Tasks are of nodes, edges (pairs) and graphs.
+unless it says bytes. Tasks are node, edge (pairs) and graph.
 
 | name | method | up | down | tasks |
 |---|---|---|---|---|
@@ -90,9 +90,9 @@ def catalogue() -> str:
     for name, method in methods.items():
         up, down = map(formula, sent[name])
         paper = re.search(r"\(([A-Z][^()]*(?:\(\d+\))?[^()]*\b(?:19|20)\d\d\b|arXiv [\d.]+)", method.__doc__ or "")
-        tasks = ", ".join(task for task in ("node", "edge", "graph") if task in method.supports)
+        tasks = [task for task in ("node", "edge", "graph") if task in method.supports]
         title = f"{display_name(name)}{f' ({paper[1]})' if paper else ''}"
-        lines.append(f"| `{name}` | {title} | {up} | {down} | {tasks} |")
+        lines.append(f"| `{name}` | {title} | {up} | {down} | {', '.join(tasks) if len(tasks) < 3 else 'all'} |")
     several = [name for name, method in methods.items() if method.client_models == "heterogeneous"]
     unweighted = [name for name, method in methods.items() if "weighted" not in method.supports]
     lines += [
@@ -124,7 +124,9 @@ def listed(names: Iterable[str]) -> str:
 def formula(words: str) -> str:
     """What a message has in it, its sums and products as formulas."""
     number = r"\(*(?:\d*[A-Z](?:_\w)?|\d+|[kmnqe])\)*"
-    return re.sub(rf"(?<!\w){number}(?:(?: [-+])? {number})*(?![\w])", lambda found: f"${found[0]}$", words)
+    return re.sub(
+        rf"(?<!\w){number}(?:(?: [-+])? {number})*(?![\w])", lambda found: f"${found[0].replace(' ', '')}$", words
+    )
 
 
 def commands() -> str:
@@ -136,7 +138,7 @@ def commands() -> str:
         lines += ["", f"## shoal {name}", "", f"`{usage(name, command)}`: {text(command.help)}"]
         shown = [each for each in command.params if each.help and each.name != "help" and called(each) not in EXPLAINED]
         if rows := [row(each, hints[name]) for each in shown]:
-            lines += ["", "| argument or option, default | meaning |", "|---|---|", *rows]
+            lines += ["", *rows]
     return "\n".join(lines) + "\n"
 
 
@@ -144,8 +146,8 @@ def keys() -> str:
     """The keys at the top and of every section with their defaults and meanings."""
     lines = [KEYS.rstrip("\n")]
     for section, several in groupby(config_keys(), lambda key: key.name.partition(".")[0] if "." in key.name else ""):
-        lines += ["", f"## {section or 'At the top'}", "", "| key | default, other values | meaning |", "|---|---|---|"]
-        lines += [f"| `{key.name}` | {values_of(key)} | {text(key.meaning)} |" for key in several]
+        lines += ["", f"## {section or 'At the top'}", ""]
+        lines += [f"- `{key.name}` ({values_of(key)}): {text(key.meaning)}" for key in several]
     return "\n".join(lines) + "\n"
 
 
@@ -167,7 +169,7 @@ def values_of(key: Key) -> str:
 
 
 def short(values: str) -> str:
-    """The values of a key in signs, as a table has room for them."""
+    """The values of a key in signs."""
     signs = {"whole number": "integer", "true or false": "boolean", " at least ": " ≥ ", " at most ": " ≤ "}
     signs |= {" above ": " > ", " below ": " < ", " and ≤": ", ≤", " and <": ", <", "mapping with": "with"}
     for words, sign in signs.items():
@@ -189,7 +191,7 @@ def usage(name: str, command: Any) -> str:
 
 
 def row(parameter: Any, hints: dict[str, Any]) -> str:
-    """A line of the table of a command, with the values of a closed set."""
+    """A line of the list of a command, with the values of a closed set."""
     value = parameter.default
     default = (
         f" {value}"
@@ -199,7 +201,7 @@ def row(parameter: Any, hints: dict[str, Any]) -> str:
     hint = hints[parameter.name]
     closed = [words for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for words in get_args(kind)]
     values = f"{', '.join(f'`{word}`' for word in closed)}: " if closed else ""
-    return f"| `{called(parameter)}{default}` | {values}{text(parameter.help)} |"
+    return f"- `{called(parameter)}{default}`: {values}{text(parameter.help)}"
 
 
 def called(parameter: Any) -> str:
