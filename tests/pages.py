@@ -37,11 +37,11 @@ RUN is a folder, an address, or a name that `shoal list` shows. `--json` prints 
 EXPLAINED = ("CONFIG", "[KEY.SUB=VALUE]...", "--json")
 KEYS = """# Config keys
 
-A config is a YAML file. Each key is listed with its default and, as far as these do not show, what else it can be. Every
-key but `name`, `data.dataset` and `algorithm` has a default; unknown keys are refused, and keys off their default that
-have no effect with what else is chosen, as `partition.alpha` with METIS. Where an override takes the effect of a key in
-the file, that one is left out with a line. `shoal explain KEY` says the same, and explains options of methods, models,
-datasets, partitioners and callbacks, which stand beside their name ([catalogue](catalogue.md)).
+A config is a YAML file. Each key is listed with its default and, as far as these do not show, what else it can be.
+Every key but `name`, `data.dataset` and `algorithm` has a default; unknown keys are refused, and keys off their default
+that have no effect with what else is chosen, as `partition.alpha` with METIS. Where an override takes the effect of a
+key in the file, that one is left out with a line. `shoal explain KEY` says the same, and explains options of methods,
+models, datasets, partitioners and callbacks, which stand beside their name ([catalogue](catalogue.md)).
 
 A word alone stands for a section with a `name`, `kind` or `method`: `attack=sign_flip` is `attack.kind=sign_flip`.
 Its options hold in any order, `attack=sign_flip attack.share=0.4`, and those of the file stay where the new kind has
