@@ -3,6 +3,7 @@
 import csv
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
@@ -60,10 +61,10 @@ beside it, as in `algorithm: {name: fedgta, eps: 0.7}`; `shoal explain NAME` pri
 ## Methods
 
 `algorithm.name`; [methods](methods.md) says what each does. Messages of a client and round are in numbers of 4 bytes
-unless it says bytes. Tasks are node, edge (pairs) and graph.
+unless it says bytes.
 
-| name | method | up | down | tasks |
-|---|---|---|---|---|
+| method | up | down |
+|---|---|---|
 """
 LETTERS = """
 $P$: parameters; $P_h = C (H + 1)$ of a linear classifier, $P_f = P - P_h$ below it, $P_G$ of a generator, $P_c$ of
@@ -86,17 +87,20 @@ def catalogue() -> str:
     with SENT.open(newline="") as file:
         sent = {row["method"]: row["formula_up_and_down"].split(" / ") for row in csv.DictReader(file)}
     methods = {name: type(load(describe(name, {}))) for name in METHODS}
-    lines = [CATALOGUE.rstrip("\n")]
+    lines, tasks = [CATALOGUE.rstrip("\n")], defaultdict[tuple[str, ...], list[str]](list)
     for name, method in methods.items():
         up, down = map(formula, sent[name])
         paper = re.search(r"\(([A-Z][^()]*(?:\(\d+\))?[^()]*\b(?:19|20)\d\d\b|arXiv [\d.]+)", method.__doc__ or "")
-        tasks = [task for task in ("node", "edge", "graph") if task in method.supports]
+        tasks[tuple(task for task in ("node", "edge", "graph") if task in method.supports)].append(name)
         title = f"{display_name(name)}{f' ({paper[1]})' if paper else ''}"
-        lines.append(f"| `{name}` | {title} | {up} | {down} | {', '.join(tasks) if len(tasks) < 3 else 'all'} |")
+        lines.append(f"| `{name}` {title} | {up} | {down} |")
+    some = [f"{listed(names)} are {' and '.join(of)}" for of, names in tasks.items() if len(of) < 3]
     several = [name for name, method in methods.items() if method.client_models == "heterogeneous"]
     unweighted = [name for name, method in methods.items() if "weighted" not in method.supports]
     lines += [
         LETTERS,
+        f"Tasks of {'; of '.join(some)}; of the other methods node, edge and graph.",
+        "",
         f"A list of models is taken by {listed(several)}; the other methods take one model for all clients. "
         f"[Edge weights](formats.md#weights-of-edges) are refused by {listed(unweighted)}.",
         SECURE,

@@ -79,6 +79,16 @@ def test_commands_run(here: Path, shoal: Callable[..., None], changed: Callable[
         shoal(*words)
 
 
+def test_pages_are_short() -> None:
+    """Words of guides, outside of code, and of all pages; a table whose rows nobody reads through is a CSV file."""
+    menu = (ROOT / "mkdocs.yml").read_text()
+    guides = re.findall(r": (\S+\.md)", menu.split("  - Guides:\n")[1].split("\n  - ")[0])
+    texts = {str(path.relative_to(DOCS)): path.read_text() for path in DOCS.rglob("*.md")}
+    assert len(guides) > 10
+    assert sum(len(re.sub(r"(?s)```.*?```", "", texts[guide]).split()) for guide in guides) <= 12_000
+    assert sum(len(text.split()) for text in texts.values()) <= 45_000
+
+
 def test_guide_for_agents_runs(here: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     """Every command of it, the example of a method as it stands, and the program; every folder is there."""
     text = (ROOT / "AGENTS.md").read_text()
