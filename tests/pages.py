@@ -99,7 +99,7 @@ def catalogue() -> str:
     unweighted = [name for name, method in methods.items() if "weighted" not in method.supports]
     lines += [
         LETTERS,
-        f"Tasks of {'; of '.join(some)}; of the other methods node, edge and graph.",
+        f"Tasks of {'; of '.join(some)}; of all others node, edge and graph.",
         "",
         f"A list of models is taken by {listed(several)}; the other methods take one model for all clients. "
         f"[Edge weights](formats.md#weights-of-edges) are refused by {listed(unweighted)}.",
