@@ -11,6 +11,7 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args
@@ -19,11 +20,12 @@ import jsonschema
 import pytest
 import ray
 import yaml
+from formulas import draw
 from pages import DOCS, PAGES
 from picture import GALLERY, WIDTH, take
 from PIL import Image
 from rooms import ORDER
-from support.browser import BROWSER
+from support.browser import BROWSER, browser
 from support.small_runs import shortened, small_run
 
 from shoal.algorithms.methods.registry.load import describe, load
@@ -75,6 +77,16 @@ def test_commands_run(here: Path, shoal: Callable[..., None], changed: Callable[
         name, *words = shlex.split(changed(command))
         assert name == "shoal"
         shoal(*words)
+
+
+def test_pages_are_short() -> None:
+    """Words of guides, outside of code, and of all pages; a table whose rows nobody reads through is a CSV file."""
+    menu = (ROOT / "mkdocs.yml").read_text()
+    guides = re.findall(r": (\S+\.md)", menu.split("  - Guides:\n")[1].split("\n  - ")[0])
+    texts = {str(path.relative_to(DOCS)): path.read_text() for path in DOCS.rglob("*.md")}
+    assert len(guides) > 10
+    assert sum(len(re.sub(r"(?s)```.*?```", "", texts[guide]).split()) for guide in guides) <= 12_000
+    assert sum(len(text.split()) for text in texts.values()) <= 45_000
 
 
 def test_guide_for_agents_runs(here: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,6 +257,41 @@ def test_formulas_are_set_as_formulas() -> None:
     for document in (ROOT / "docs").rglob("*.md"):
         prose = re.sub(r"(?s)```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$", "", document.read_text())
         assert not plain.findall(prose), document.name
+
+
+of_the_site = pytest.mark.skipif(not (find_spec("mkdocs") and find_spec("latex2mathml")), reason="see `make docs`")
+
+
+@of_the_site
+def test_formula_becomes_mathml() -> None:
+    row = r"<mfrac><mrow><mn>1</mn></mrow><mrow><mi>m</mi></mrow></mfrac><msub><mi>w</mi><mi>i</mi></msub>"
+    assert row in draw(r"\frac{1}{m} w_i", alone=True)
+    for unknown in (r"\nothing x", r"\mathcal L"):
+        with pytest.raises(AssertionError, match="latex2mathml"):
+            draw(unknown, alone=False)
+
+
+@of_the_site
+def test_site_draws_formulas_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    """As `make docs` builds it, without the pictures of the gallery."""
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config as load_site
+
+    hook = str(ROOT / "tests" / "formulas.py")
+    build(load_site(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"), hooks=[hook], strict=True))
+    drawn = 0
+    for page in (tmp_path / "site").rglob("*.html"):
+        text = page.read_text()
+        assert not re.findall(r"""<(?:script|img|iframe)[^>]* src=["']?https?:|<link[^>]* href=["']?https?:""", text)
+        assert 'class="arithmatex">\\' not in text, page
+        drawn += text.count("<math")
+    assert drawn > 100
+    assert not any("http" in path.read_text() for path in (tmp_path / "site" / "assets").glob("site.*"))
+    if BROWSER is not None:
+        with browser(tmp_path / "profile") as window:
+            window.open(tmp_path / "site" / "methods" / "index.html", 1280)
+            assert len(window.requests) > 3
+            assert all(address.startswith(("file:", "data:")) for address in window.requests)
 
 
 @pytest.mark.slow

@@ -207,5 +207,17 @@ def test_tables_sort_and_print_shows_all(page: tuple[Page, Path]) -> None:
     assert opened.value("document.querySelectorAll('section > details:not([open])').length") == 0
 
 
+@needs_a_browser
+def test_a_table_has_its_head_on_every_printed_page(page: tuple[Page, Path]) -> None:
+    """Chromium repeats no head with boxes of its own in it; nothing is wider than a page of A4 between its margins."""
+    opened, written = page
+    opened.ask("Emulation.setEmulatedMedia", media="print")
+    opened.open(written, 718)
+    shown = "[...document.querySelectorAll('th button')].map(one => getComputedStyle(one).display)"
+    assert set(opened.value(shown)) == {"contents"}
+    assert opened.value(FAULTS) == []
+    opened.ask("Emulation.setEmulatedMedia", media="")
+
+
 def test_dark_colours_are_as_many() -> None:
     assert len(DARK) == len(COLOURS) == len(set(DARK)) == len(set(COLOURS))
