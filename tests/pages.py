@@ -13,7 +13,7 @@ import typer
 
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS, display_name
-from shoal.algorithms.models.names import OF_GRAPHS, PROMPTS, READ_HOPS, READ_NO_HOPS
+from shoal.algorithms.models.names import NEED_EDGES, OF_GRAPHS, PROMPTS, READ_HOPS, READ_NO_HOPS
 from shoal.cli.cli import app
 from shoal.cli.explain import ABOUT_SCORES
 from shoal.engine.config.key_reference import Key, config_keys, kind_of
@@ -108,7 +108,8 @@ def catalogue() -> str:
         "",
         f"`model.name`, [described](models.md) with options, heads and prompts: {listed(READ_HOPS)} read hops, "
         f"propagated once; `mlp` features; {listed(sorted(READ_NO_HOPS.keys() - {'mlp'}))} the graph, in each step; "
-        f"{listed(OF_GRAPHS)} small graphs and structure codes. `model.prompt`: {listed(PROMPTS)}. `model.readout`: "
+        f"{listed(NEED_EDGES)} features of edges, too; {listed(OF_GRAPHS)} small graphs and structure codes. "
+        f"`model.prompt`: {listed(PROMPTS)}. `model.readout`: "
         "`mean`, `sum`, `max`, `attention`.",
         "",
         "## Datasets and partitions",
