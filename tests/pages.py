@@ -18,7 +18,6 @@ from shoal.cli.cli import app
 from shoal.cli.explain import ABOUT_SCORES
 from shoal.engine.config.key_reference import Key, config_keys, kind_of
 from shoal.partition.methods.options import Methods
-from shoal.storage.options.dataset_names import DATASETS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SENT = DOCS / "results" / "data" / "costs-by-method.csv"
@@ -114,8 +113,7 @@ def catalogue() -> str:
         "",
         "## Datasets and partitions",
         "",
-        f"`data.dataset`, [described](formats.md#datasets) with their files: {listed(DATASETS)}, and classes of PyG as "
-        "`pyg:CLASS/NAME`.",
+        "`data.dataset`: [all, with their files](formats.md#datasets).",
         "",
         f"`partition.method`, [described](data.md#partition): {listed(get_args(Methods))}.",
     ]

@@ -235,7 +235,12 @@ def test_the_cluster_on_demand_has_the_form_that_ray_asks_for() -> None:
 
 def test_catalogue_is_complete_and_lists_methods_by_models_and_weights() -> None:
     catalogue = (ROOT / "docs" / "catalogue.md").read_text()
-    for name in (*DATASETS, *METHODS, *BACKBONES, *OF_GRAPHS, *PROMPTS, *get_args(Methods)):
+    datasets = (ROOT / "docs" / "formats.md").read_text()
+    for name in DATASETS:
+        # `twitch-de` `-en`: the name, or its end.
+        ends = [name, *(name[place:] for place, letter in enumerate(name) if letter == "-")]
+        assert any(f"`{end}`" in datasets for end in ends), name
+    for name in (*METHODS, *BACKBONES, *OF_GRAPHS, *PROMPTS, *get_args(Methods)):
         assert f"`{name}`" in catalogue, name
     lists, one, weights = (catalogue.index(words) for words in ("A list of models", "the other methods", "refused by"))
     end = catalogue.index("`secure` refuses")
