@@ -28,7 +28,7 @@ OPTIONAL = {
     "optuna": "search of options, shoal sweep --search (pip install --editable '.[search]')",
     "tenseal": "secure=homomorphic (pip install --editable '.[homomorphic]')",
     "torch-sparse": "SparseTensor in and out; no build for this torch exists, compile it from source",
-    "dgl": "DGLGraph in and out; no build for this torch exists, compile it from source",
+    "dgl": "DGLGraph in and out (pip install --editable '.[dgl]')",
 }
 # Drivers of GPUs have these files: NVIDIA's, Windows' below Linux, and AMD's.
 DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")

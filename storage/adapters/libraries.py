@@ -19,6 +19,11 @@ from shoal.storage.shards.shard import Shard
 from shoal.storage.shards.split import Split, to_codes
 
 X, Y = "feat", "label"
+# Both ship code that is compiled for a version of torch.
+WAYS_OUT = {
+    "dgl": "dgl 1.1.3 works beside this torch, 2.x does not: pip install 'shoal[dgl]'",
+    "torch_sparse": "no build for this torch: pip install --no-build-isolation torch-scatter torch-sparse compiles it",
+}
 WEIGHTS = ("weight", "w")
 # Features of edges, as of nodes.
 EDGE_FEATURES = X
@@ -83,8 +88,8 @@ def library(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise ShoalError(name, f"{what} needs it, and it cannot be imported ({reason}); see `shoal doctor`") from error
+        reason, way_out = " ".join(str(error).split()), WAYS_OUT[name]
+        raise ShoalError(name, f"{what} needs it, and it cannot be imported ({reason}); {way_out}") from error
 
 
 def _csr(x: Any) -> Tensor:
