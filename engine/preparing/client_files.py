@@ -45,7 +45,7 @@ class ShardSource:
         label: Label of every node, `[nodes]`.
         memory: Bytes to gather clients in.
         pairs_of: Makes the pairs of a client from its number and its graph; None: items are no pairs.
-        target: Targets of every node, float32 `[nodes, T]`; None: classes are predicted.
+        target: Targets of every item, float32 `[items, T]`; None: classes are predicted.
     """
 
     path: Path
@@ -66,10 +66,10 @@ def shards_bytes(graph: Graph, layout: Layout, dtype: str, pairs: bool) -> int:
     Splits, and the overhead of files, are not counted.
     """
     a_node = 16 if graph.graph_of is None else 24
-    a_node += 0 if graph.target is None else 4 * graph.classes
+    of_targets = 0 if graph.target is None else 4 * graph.classes * graph.items
     an_entry = 4 + (OF_PAIR if pairs else 0) + (0 if graph.edge_weight is None else 4)
     an_entry += 4 * graph.edge_features
-    return stored_bytes(graph.x, layout, dtype) + a_node * graph.nodes + an_entry * graph.entries
+    return stored_bytes(graph.x, layout, dtype) + a_node * graph.nodes + an_entry * graph.entries + of_targets
 
 
 def write_shards(source: ShardSource, packs: Sequence[range]) -> Iterator[FileRecord]:
@@ -203,7 +203,7 @@ def _moments(pack: Pack, shards: Sequence[Shard]) -> np.ndarray | None:
     if shards[0].target is None:
         return None
     train = [pack.batch(number).column("rows")[0].values.to_numpy() for number in range(len(pack))]
-    targets = (shard.item_target[rows] for shard, rows in zip(shards, train) if shard.item_target is not None)
+    targets = (shard.target[rows] for shard, rows in zip(shards, train) if shard.target is not None)
     return np.sum([moments_of(target_nT) for target_nT in targets], axis=0)
 
 

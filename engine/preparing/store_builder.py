@@ -180,7 +180,7 @@ class StoreBuilder(StoreSteps):
             data,
             room.memory,
             self._pairs(graph),
-            None if graph.target is None else graph.of_nodes(graph.target),
+            graph.target,
         )
         groups = memory.groups(missing, room.memory, room.groups)
         self.make_files("shards", shard_path, count, here, write_shards, source, groups, room.memory)

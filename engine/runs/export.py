@@ -279,5 +279,5 @@ def _describe_items(store: Store, split: str, number: int, **same: int) -> dict[
         columns["node" if shard.graph is None else "graph"] = shard.item
     else:
         columns["source"], columns["target"] = shard.node[shard.pairs.ends].T
-    label = shard.item_label if shard.item_target is None else column_of(shard.item_target)
+    label = shard.item_label if shard.target is None else column_of(shard.target)
     return {**columns, "label": label, "part": to_codes(store.split(split, number), shard.items)}

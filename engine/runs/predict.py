@@ -244,7 +244,7 @@ def _scale_of(opened: Reopened, client: int, by_server: bool) -> Scale | None:
     job, store = opened.job, opened.store
     if by_server:
         return job.scale
-    return scale_of(job.scale, store.shard(client).item_target, store.split(job.split, client).train)
+    return scale_of(job.scale, store.shard(client).target, store.split(job.split, client).train)
 
 
 def _visit(opened: Reopened, view: View, client: int, by_server: bool) -> Visit:

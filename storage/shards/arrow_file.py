@@ -283,6 +283,10 @@ class MappedFile:
         column = self._column(name, pa.types.is_list)
         return self._offsets(column), self._array(column.values)
 
+    def has_lists(self, name: str) -> bool:
+        """Whether a column is one of lists of any lengths."""
+        return pa.types.is_list(self._column(name, lambda kind: True).type)
+
     def lists_of_rows(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Reads a column of lists of rows of one length: offsets int32 `[N + 1]` and values `[E, D]`."""
         column = self._column(

@@ -60,7 +60,7 @@ def check_edge_attr(attr: np.ndarray | None, edge_features: int, report: Report)
 
 
 def check_targets(target: np.ndarray | None, label: np.ndarray, targets: int, report: Report) -> None:
-    """Reports targets of rows that are missing, or should not be there, are infinite, or do not fit the labels."""
+    """Reports targets of items that are missing, or should not be there, are infinite, or do not fit the labels."""
     if (target is not None) != bool(targets):
         report("it has no targets" if targets else "it has targets")
     elif target is not None and target.shape != (len(label), targets):

@@ -51,8 +51,8 @@ class Shard:
         graph: Global number of the graph of every row, int64 `[N]`, not descending; None: items are nodes, or pairs.
         pairs: Pairs of rows, where these have labels; None: items are nodes, or graphs.
         edge_weight: Weight of every entry of `indices`, float32 `[E]`; None: edges have none, and count 1.
-        target: What is predicted of every row, or of its graph, where that is no class, float32 `[N, T]`; NaN: missing.
-            Labels are then 0 for rows with any. None: classes are predicted.
+        target: What is predicted of every item where that is no class, float32 `[items, T]`; NaN: missing. Labels are
+            then 0 for items with any. None: classes are predicted.
         edge_attr: Features of every entry of `indices`, float32 `[E, D]`; None: edges have none.
     """
 
@@ -115,13 +115,6 @@ class Shard:
             return self.pairs.label.astype(np.int32)
         return self.label if self.graph is None else self.label[self.graph_ptr[:-1]]
 
-    @property
-    def item_target(self) -> np.ndarray | None:
-        """Targets of every item, float32 `[items, T]`, NaN where one is missing; None: classes are predicted."""
-        if self.target is None or self.graph is None:
-            return self.target
-        return self.target[self.graph_ptr[:-1]]
-
 
 def write_shard(path: Path, *args: Any, **kwargs: Any) -> FileRecord:
     """Writes one client's shard to a file of its own; arguments and errors of `shard_columns`."""
@@ -151,7 +144,7 @@ def shard_columns(
         graph_of: Graph of every node of the dataset, `[nodes]`, ascending, where labels are of graphs.
         pairs: Pairs of rows, where these have labels; the edges of `part` are then those that are not held out.
         edge_weight: Weights of the edges of `part`, float32 `[E]`, where they have any.
-        target: Targets of every node of the whole graph, `[nodes, T]`, where these are no classes.
+        target: Targets of every item of the dataset, `[items, T]`, where these are no classes.
         edge_attr: Features of the edges of `part`, float32 `[E, D]`, where they have any.
     """
     if len(part.indices) >= MAX_ENTRIES:
@@ -170,13 +163,17 @@ def shard_columns(
             "data.dtype",
             f"float16 ends at {np.finfo(np.float16).max:g}, but client {client} has a larger feature; use float32",
         )
-    of_rows = None if target is None else target[part.node]
+    of_rows = None if target is None or graph_of is not None else target[part.node]
     columns = graph_columns(part, label[part.node], x, edge_weight, of_rows, edge_attr)
     if graph_of is not None:
         graph = graph_of[part.node].astype(np.int64)
         # Breadth-first order goes from one component to the next by their smallest nodes, and so graph by graph.
         assert not (graph[1:] < graph[:-1]).any()
         columns["graph"] = pa.array(graph)
+        if target is not None:
+            # The first row of a graph has its targets.
+            first = first_rows(graph)[:-1]
+            columns["target"] = _rows_in_lists(np.searchsorted(first, np.arange(len(graph) + 1)), target[graph[first]])
     if pairs is not None:
         values = {"partner": pairs.partner, "label": pairs.label, "part": pairs.part}
         structs = pa.StructArray.from_arrays([pa.array(column) for column in values.values()], names=list(values))
@@ -234,9 +231,14 @@ def edge_attr_column(indptr: np.ndarray, edge_attr: np.ndarray | None) -> dict[s
     """Makes the column of the features of edges, D numbers an edge; none where edges have none."""
     if edge_attr is None:
         return {}
-    flat = pa.array(np.ascontiguousarray(edge_attr, dtype=np.float32).ravel())
-    of_edges = pa.FixedSizeListArray.from_arrays(flat, edge_attr.shape[1])
-    return {"edge_attr": pa.ListArray.from_arrays(pa.array(indptr.astype(np.int32)), of_edges)}
+    return {"edge_attr": _rows_in_lists(indptr, edge_attr)}
+
+
+def _rows_in_lists(starts: np.ndarray, values_ED: np.ndarray) -> pa.ListArray:
+    """Makes a column of lists of rows, `[N]`, from where each list starts, `[N + 1]`, and rows float32 `[E, D]`."""
+    flat = pa.array(np.ascontiguousarray(values_ED, dtype=np.float32).ravel())
+    rows = pa.FixedSizeListArray.from_arrays(flat, values_ED.shape[1])
+    return pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), rows)
 
 
 def edge_attr_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
@@ -297,7 +299,9 @@ def bounds_of(shard: Shard, limits: Limits) -> list[str]:
     elif shard.pairs is not None and not faults:
         check_pairs(shard.pairs, shard.indptr, shard.indices, faults.append)
     check_weights(shard.edge_weight, limits.weighted, faults.append)
-    check_targets(shard.target, shard.label, limits.targets, faults.append)
+    check_targets(
+        shard.target, shard.item_label if shard.target is not None else shard.label, limits.targets, faults.append
+    )
     check_edge_attr(shard.edge_attr, limits.edge_features, faults.append)
     check_rows("x", shard.x, shard.nodes, limits.features, faults.append)
     if isinstance(shard.x, CsrRows) != (limits.layout == "sparse"):
@@ -313,11 +317,25 @@ def _map(path: Path, client: int, record: FileRecord | None, opened: Packs) -> S
     graph = file.primitive("graph") if "graph" in file.names else None
     pairs = Pairs(*file.structs("pairs")) if "pairs" in file.names else None
     x, weight, edge_attr = file.features("x"), weights_of(file, indptr), edge_attr_of(file, indptr)
-    target = file.features("target") if "target" in file.names else None
-    if isinstance(target, CsrRows):
-        raise ShoalError(path, f"its targets are sparse; {REMAKE}")
+    target = _targets_of(file, graph)
     node, label = file.primitive("node"), file.primitive("label")
     return Shard(client, node, label, indptr, indices, x, graph, pairs, weight, target, edge_attr)
+
+
+def _targets_of(file: MappedFile, graph: np.ndarray | None) -> np.ndarray | None:
+    """Reads targets, float32 `[items, T]`; None: there are none. Raises ShoalError: they do not fit the graphs."""
+    if "target" not in file.names:
+        return None
+    if graph is None:
+        return file.matrix("target")
+    first = first_rows(graph)[:-1]
+    if not file.has_lists("target"):
+        # Stores from before had the targets of a graph at each of its rows.
+        return file.matrix("target")[first]
+    starts, target = file.lists_of_rows("target")
+    if len(target) != len(first) or not np.array_equal(np.flatnonzero(np.diff(starts)), first):
+        raise ShoalError(file.path, f"the targets do not fit the graphs; {REMAKE}")
+    return target
 
 
 def open_hops(

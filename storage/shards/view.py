@@ -113,7 +113,7 @@ class View:
         # These are the hops in the map.
         self._hops = [_features(rows) for rows in (shard.x, *(hops if isinstance(hops, Sequence) else ()))]
         self.graph_ptr = None if shard.graph is None else torch.from_numpy(shard.graph_ptr).to(device)
-        self.scale = scale_of(scale, shard.item_target, split.train)
+        self.scale = scale_of(scale, shard.target, split.train)
         self._row = shard.first_row_of(int(split.train[0])) if len(split.train) else 0
         self._samples: dict[int, bytes] = {}
         self._used: set[Hashable] = set()
@@ -291,7 +291,7 @@ class View:
         return hop if copy is None else copy
 
     def _item_label(self) -> np.ndarray:
-        if (target_NT := self._shard.item_target) is not None:
+        if (target_NT := self._shard.target) is not None:
             return target_NT
         label = self._shard.item_label
         if self._flipped:

@@ -21,7 +21,7 @@ from shoal.storage.shards import arrow_file
 from shoal.storage.shards.arrow_file import fixed_rows
 from shoal.storage.shards.bounds import Limits
 from shoal.storage.shards.hops import training_graph
-from shoal.storage.shards.shard import Shard, bounds_of, open_shard, write_shard
+from shoal.storage.shards.shard import Shard, bounds_of, open_shard, shard_columns, write_shard
 from shoal.storage.shards.split import Split
 from shoal.storage.shards.view import Cache, View
 
@@ -70,6 +70,28 @@ def test_what_no_shard_holds(tmp_path: Path) -> None:
 
 # Graphs of 3, 1 and 2 nodes; the first is an edge and a node apart, the second has no label.
 GRAPHS, LABELS = np.array([0, 0, 0, 1, 2, 2]), np.array([1, -1, 0])
+
+
+def test_targets_of_graphs_lie_once_a_graph(tmp_path: Path) -> None:
+    indptr, indices, _ = clean_edges(np.array([[0, 4], [2, 5]]), 6, "test")
+    kept = kept_entries(indptr, indices, np.zeros(6, dtype=np.int32))
+    part = next(induce(indptr, indices, np.zeros(6, dtype=np.int32), kept, [0]))
+    x, target = np.ones((6, 1), np.float32), np.array([[1, 2], [np.nan, np.nan], [3, np.nan]], dtype=np.float32)
+    limits = Limits(nodes=6, features=1, classes=2, graphs=3, targets=2)
+    label = np.array([0, 0, 0, -1, 0, 0])
+    record = write_shard(tmp_path / "a", 0, part, label, x, GRAPHS, target=target)
+    np.testing.assert_array_equal(open_shard(tmp_path / "a", 0, record, limits).target, target)
+    # Six rows have three times two numbers.
+    (column,) = arrow_file.MappedFile(tmp_path / "a", "shard").lists_of_rows("target")[1:]
+    assert column.size == 6
+    # A store from before, with the targets of its graph at each row.
+    columns = shard_columns(0, part, label, x, GRAPHS)
+    arrow_file.write(tmp_path / "b", "shard", {**columns, "target": fixed_rows(target[GRAPHS[part.node]])})
+    np.testing.assert_array_equal(open_shard(tmp_path / "b", 0, None, limits).target, target)
+    wrong = pa.ListArray.from_arrays(pa.array([0, 0, 1, 2, 3, 3, 3], pa.int32()), fixed_rows(target))
+    arrow_file.write(tmp_path / "c", "shard", {**columns, "target": wrong})
+    with refused(tmp_path / "c", says="the targets do not fit the graphs"):
+        open_shard(tmp_path / "c", 0)
 
 
 def test_a_shard_of_graphs(tmp_path: Path) -> None:
