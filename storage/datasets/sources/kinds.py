@@ -9,6 +9,9 @@ import scipy.sparse as sp
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_features import merge_relations
 
+# Nodes of a kind without features have a column each, of kinds with at most so many nodes.
+MOST_TOLD_APART = 1 << 16
+
 
 class NodeKind(NamedTuple):
     """Nodes of one kind: how many, and their features `[nodes, F]`, dense or sparse; None: they have none."""
@@ -27,7 +30,8 @@ def join_kinds(
     """Joins kinds of nodes and of edges to arrays of `graph_from_arrays`; nodes of the first kind come first.
 
     Features of every kind have columns of their own, in which nodes of other kinds are zero, and behind these stands a
-    column a kind, of ones at its nodes: a linear layer has weights of its own for each kind. Every relation is a column
+    column a kind, of ones at its nodes: a linear layer has weights of its own for each kind. Nodes of a kind without
+    features have one each, a column a node, up to `MOST_TOLD_APART` of them. Every relation is a column
     of `edge_attr`, of ones at its edges, `[E, R]`; one that joins two kinds, and whose other way is not given, has one
     more for that. Two nodes that are joined by several relations have one edge with each of them.
 
@@ -35,10 +39,7 @@ def join_kinds(
     """
     names = list(kinds)
     first = dict(zip(names, np.cumsum([0, *(kind.nodes for kind in kinds.values())]).tolist()))
-    blocks = [
-        sp.csr_array((kind.nodes, 0), dtype=np.float32) if kind.x is None else sp.csr_array(kind.x, dtype=np.float32)
-        for kind in kinds.values()
-    ]
+    blocks = [_features(kind) for kind in kinds.values()]
     of_kinds = sp.csr_array(sp.block_diag([np.ones((kind.nodes, 1), np.float32) for kind in kinds.values()]))
     x = sp.csr_array(sp.hstack([sp.block_diag(blocks), of_kinds], format="csr"), dtype=np.float32)
     columns = [f"{name}[{k}]" for name, block in zip(names, blocks) for k in range(block.shape[1])]
@@ -60,6 +61,15 @@ def join_kinds(
         "vocabulary": np.array([*columns, *(f"kind {name}" for name in names)]),
         **({"edge_attr": attr, "edge_names": np.array(list(pairs))} if pairs else {}),
     }
+
+
+def _features(kind: NodeKind) -> sp.csr_array:
+    """Returns the features of the nodes of a kind, sparse float32 `[nodes, F]`: its own, or what tells them apart."""
+    if kind.x is not None:
+        return sp.csr_array(kind.x, dtype=np.float32)
+    if kind.nodes > MOST_TOLD_APART:
+        return sp.csr_array((kind.nodes, 0), dtype=np.float32)
+    return sp.csr_array(sp.eye_array(kind.nodes, dtype=np.float32))
 
 
 def values_of_kind(values: Any, kind: str, kinds: Mapping[str, NodeKind], missing: Any) -> np.ndarray:

@@ -12,6 +12,7 @@ from torch_geometric.data import HeteroData
 
 from shoal.storage.adapters import from_pyg
 from shoal.storage.datasets.registry import fingerprint, load, published_contents
+from shoal.storage.datasets.sources import kinds
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.errors import Unread
 
@@ -36,14 +37,15 @@ def test_kinds_are_one_graph() -> None:
     graph = from_pyg(papers())
     # Papers 0 to 2, authors 3 and 4, the venue 5.
     assert graph.x.toarray().tolist() == [
-        [1, 2, 0, 1, 0, 0],
-        [3, 4, 0, 1, 0, 0],
-        [5, 6, 0, 1, 0, 0],
-        [0, 0, 7, 0, 1, 0],
-        [0, 0, 8, 0, 1, 0],
-        [0, 0, 0, 0, 0, 1],
+        [1, 2, 0, 0, 1, 0, 0],
+        [3, 4, 0, 0, 1, 0, 0],
+        [5, 6, 0, 0, 1, 0, 0],
+        [0, 0, 7, 0, 0, 1, 0],
+        [0, 0, 8, 0, 0, 1, 0],
+        # The venue has no features, and a column of its own.
+        [0, 0, 0, 1, 0, 0, 1],
     ]
-    names = ["paper[0]", "paper[1]", "author[0]", "kind paper", "kind author", "kind venue"]
+    names = ["paper[0]", "paper[1]", "author[0]", "venue[0]", "kind paper", "kind author", "kind venue"]
     assert graph.vocabulary.tolist() == names  # type: ignore[union-attr]
     assert (graph.y.tolist(), graph.classes) == ([0, 1, -1, -1, -1, -1], 2)
     assert graph.edge_names == (
@@ -56,13 +58,21 @@ def test_kinds_are_one_graph() -> None:
         "venue has paper",
     )
     rows = np.repeat(np.arange(6), np.diff(graph.indptr))
-    kinds = {(int(i), int(j)): np.flatnonzero(row).tolist() for i, j, row in zip(rows, graph.indices, graph.edge_attr)}  # type: ignore[arg-type]
+    found = {(int(i), int(j)): np.flatnonzero(row).tolist() for i, j, row in zip(rows, graph.indices, graph.edge_attr)}  # type: ignore[arg-type]
     # By receiver and sender; what is cited hears by the same relation as what cites.
-    assert kinds == {
+    assert found == {
         (0, 1): [4], (1, 0): [4], (1, 2): [4], (2, 1): [4],
         (0, 3): [0], (3, 0): [1], (1, 3): [0, 2], (3, 1): [1, 3], (2, 4): [0], (4, 2): [1],
         (5, 0): [5], (0, 5): [6], (5, 1): [5], (1, 5): [6],
     }  # fmt: skip
+
+
+def test_very_many_nodes_without_features_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "MOST_TOLD_APART", 1)
+    data = papers()
+    del data["author"].x
+    data["author"].num_nodes = 2
+    assert from_pyg(data).vocabulary.tolist()[2:] == ["venue[0]", "kind paper", "kind author", "kind venue"]  # type: ignore[union-attr]
 
 
 def test_masks_and_targets_are_those_of_the_labelled_kind() -> None:
@@ -138,7 +148,7 @@ def write_acm(root: Path, **more: np.ndarray) -> DataSource:
 def test_acm_in_the_files_of_heco(tmp_path: Path, offline: None) -> None:
     source = write_acm(tmp_path)
     graph = load(source)
-    assert (graph.nodes, graph.entries, graph.classes, graph.features) == (11246, 6, 3, 1 + 1 + 3)
+    assert (graph.nodes, graph.entries, graph.classes, graph.features) == (11246, 6, 3, 1 + 1 + 60 + 3)
     by, about = ("paper by author", "author by paper"), ("paper about subject", "subject about paper")
     names = [name for one, other in (by, about) for name in (one, f"{other}, the other way")]
     assert list(graph.edge_names or ()) == names
@@ -172,5 +182,5 @@ def test_damaged_files_of_heco(file: str, content: np.ndarray | None, says: str,
 
 def test_published_kinds(published_root: Any) -> None:
     graph = load(DataSource("heco-dblp", root=published_root("heco/dblp/labels.npy")))
-    assert (graph.nodes, graph.entries, graph.classes, graph.features) == (26128, 239566, 4, 4231 + 334 + 4)
+    assert (graph.nodes, graph.entries, graph.classes, graph.features) == (26128, 239566, 4, 4231 + 334 + 20 + 7723 + 4)
     assert graph.edge_attr.sum() == 2 * (19645 + 14328 + 85810)  # type: ignore[union-attr]
