@@ -107,8 +107,8 @@ def catalogue() -> str:
         "",
         "## Datasets and partitions",
         "",
-        f"`data.dataset`, [described](formats.md#datasets) with their files: {listed(DATASETS)}, and classes of PyG as "
-        "`pyg:CLASS/NAME`.",
+        f"`data.dataset`, [described](formats.md#datasets) with their files: {listed(DATASETS)}, any dataset of TU as "
+        "`tu:NAME`, and classes of PyG as `pyg:CLASS/NAME`.",
         "",
         f"`partition.method`, [described](data.md#partition): {listed(get_args(Methods))}.",
     ]

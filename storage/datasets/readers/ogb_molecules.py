@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal.storage.datasets.sources.atoms import ATOM_FEATURES, column_names, one_hot
 from shoal.storage.datasets.sources.download import fetch_published
-from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource
+from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, data_root, find_folder
 from shoal.storage.datasets.sources.streams import column_count, csv_blocks
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.from_arrays import graph_from_arrays
@@ -35,9 +35,15 @@ BLOCK_BYTES = 1 << 24
 MOST = 1 << 31
 
 
-def paths(name: str) -> list[Path]:
+def folders(name: str) -> list[Path]:
+    """Lists the folders below the data root in which a dataset is looked for, as OGB's library calls them."""
+    folder = name.replace("-", "_")
+    return [Path(folder), Path("ogb", folder)]
+
+
+def paths(options: DataSource) -> list[Path]:
     """Lists the published files that are read of a dataset, below the data root."""
-    folder = Path(name.replace("-", "_"))
+    folder = find_folder(data_root(options.root), folders(options.key), "raw")
     raw = [folder / "raw" / f"{part}.csv.gz" for part in RAW]
     return raw + [folder / "split/scaffold" / f"{part}.csv.gz" for part in SPLIT.values()]
 
@@ -52,7 +58,10 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
     by scaffolds.
     """
     archive = {**ARCHIVES, **OF_NUMBERS, **OF_LABELS}[name]
-    files = fetch_published(options, paths(name), lambda file: f"{URL}/{archive}.zip", nested=True)
+    published = paths(options)
+    folder = published[0].parent.parent
+    looked = [other for other in folders(name) if other != folder]
+    files = fetch_published(options, published, lambda file: f"{URL}/{archive}.zip", folder, looked, ["ogb"])
     raw, parts = dict(zip(RAW, files)), dict(zip(SPLIT, files[len(RAW) :]))
     atoms = _table(raw[ATOMS], np.int64, len(ATOM_FEATURES), "the features of an atom")
     pairs = _table(raw[EDGES], np.int64, 2, "the ends of a bond")
@@ -148,7 +157,7 @@ def _codes(files: dict[int, Path], graphs: int) -> np.ndarray:
 
 
 DATASETS = tuple(
-    DatasetSpec(name, load_ogb_molecules, paths(name), "graph", target=target)
+    DatasetSpec(name, load_ogb_molecules, paths, "graph", target=target)
     for names, target in ((ARCHIVES, CLASSIFICATION), (OF_NUMBERS, REGRESSION), (OF_LABELS, MULTILABEL))
     for name in names
 )
