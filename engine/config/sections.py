@@ -230,7 +230,7 @@ class EvaluationConfig:
             under the ROC curve, and `average_precision`, of more than two classes means of each against the others; and
             functions of your own, `my_file.py:ECE`. Where no classes are predicted (`target`), and by default there, of
             regression `r2`, and `rmse`, `mae`, `mse`; of several labels their means `label_roc_auc`,
-            `label_average_precision`, `label_f1`.
+            `label_average_precision`, `label_f1`; of clusters `nmi`, and `ari`, `cluster_accuracy`.
     """
 
     every: Positive = 5
