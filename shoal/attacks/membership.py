@@ -97,8 +97,8 @@ def membership(run: Path) -> Memberships:
     Raises ShoalError: the run is not finished or its last checkpoint is gone, or no client has both training and test
     items of one class.
     """
-    PastRun(run).require_classes("membership inference")
     opened, signals = reopen(run, None), dict[int, tuple[np.ndarray, ...]]()
+    PastRun(run).require_classes("membership inference")
     with progress("attack", opened.store.clients, "clients") as step:
         for client in range(opened.store.clients):
             # A client that never took part has no model that saw its items.
