@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.engine.config.sections import ACCURACY, AVERAGE_PRECISION, ROC_AUC
+from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import Reopened, reopen, visits_of
 from shoal.engine.scores.counts import (
     PARTS,
@@ -60,6 +61,8 @@ class EvaluatorReader:
 
         Raises ShoalError: the dataset is none of OGB, ogb is not installed, or as `reopen`.
         """
+        # A run that is not whole is refused whatever it is on.
+        read_summary(past.path)
         evaluator, name = _evaluator_of(past), str(past.config.data.dataset)
         opened, rows = reopen(past.path, self.best), []
         for scope, scores_of_part in _predict(opened).items():
