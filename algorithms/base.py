@@ -230,6 +230,16 @@ def takes_targets(method: Algorithm | type[Algorithm]) -> bool:
     return TARGETS in method.supports and (declared or fits_cross_entropy(method))
 
 
+def takes_clusters(method: Algorithm | type[Algorithm]) -> bool:
+    """Whether clients can train without labels: on a loss that is put in the place of that of labels.
+
+    It trains no classifier, so that a method that takes models apart there, or predicts otherwise, cannot.
+    """
+    if method.reads_embedding or overrides(method, "predict"):
+        return False
+    return takes_targets(method) and fits_cross_entropy(method)
+
+
 def trains_plainly(method: Algorithm | type[Algorithm]) -> bool:
     """Whether clients train by `trainer.fit` on cross-entropy alone."""
     return fits_cross_entropy(method) and not overrides(method, "pull")

@@ -191,6 +191,8 @@ class Run:
                 - `label` int32, the true class, -1 for none; `part` text, `train`, `val` or `test`, null for none
                 - `deployed` int32, the class that the client's deployed model predicts; `global` int32, that of the
                   server's model, where there is one. With `best` that scope alone.
+                - with `target: clustering` instead `deployed_cluster` and `global_cluster`, int32, numbers of clusters
+                  of the client's items
                 - with `probabilities`: `deployed_probability` and `global_probability`, float32 `[C]`, the
                   softmax of the method's scores by class; the largest is that of the predicted class
                 - where classes have names: `label_name`, `deployed_name` and `global_name`, text (categories)

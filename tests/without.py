@@ -65,6 +65,7 @@ FEATURES = {
     "compression": _stage("compression", "communication.upload=int8"),
     "cross_edges": Feature(("engine/preparing/cross_edges",), (SECTIONS,), "run quickstart data.cross_edges=hops"),
     "digests": _stage("digests", "run.keep_digests=true"),
+    "evaluator": _around("evaluator", "read RUN ogb"),
     "hostile": _stage("hostile", "attack=sign_flip"),
     "influence": _around("influence", "read RUN influence"),
     "newcomers": Feature(("engine/newcomers",), (SECTIONS,), "run quickstart data.newcomers=0.3"),

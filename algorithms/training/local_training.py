@@ -20,6 +20,7 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import Formulas, fits_plainly
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix, require_stored
+from shoal.storage.options.target_names import CLUSTERING
 
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
 Gradient = Callable[[Inputs, Tensor], Tensor]
@@ -120,6 +121,11 @@ class LocalTrainer:
         if not client.info.train:
             return float("nan")
         trained = client.models[model]
+        if client.data.target == CLUSTERING:
+            # Other targets load none of it.
+            from shoal.algorithms.training.unlabelled import make_unlabelled_loss
+
+            loss = make_unlabelled_loss(trained)
         # Items of a method's own, as an augmented graph, are read in other ways than formulas know.
         of_model = model == MODEL and trained.items is None
         plain = of_model and loss is None and term is None

@@ -13,6 +13,7 @@ from shoal.engine.sections.sections import SECTIONS
 from shoal.engine.sections.words import word_or_own
 from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.sources.source import EdgeFeatures, EdgeWeights
+from shoal.storage.options.dataset_names import usual_name
 from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.types import (
@@ -81,8 +82,10 @@ ONE_GRAPH, SEVERAL_GRAPHS = "one graph", "list of graphs"
 MOST_GRAPHS = 1000
 OneOrSeveral = Discriminator(lambda value: SEVERAL_GRAPHS if isinstance(value, list | tuple) else ONE_GRAPH)
 Several = Field(min_length=2, max_length=MOST_GRAPHS)
+DatasetName = Annotated[Name, AfterValidator(usual_name)]
 Names = Annotated[
-    Annotated[Name, Tag(ONE_GRAPH)] | Annotated[tuple[Name, ...], Several, Tag(SEVERAL_GRAPHS)], OneOrSeveral
+    Annotated[DatasetName, Tag(ONE_GRAPH)] | Annotated[tuple[DatasetName, ...], Several, Tag(SEVERAL_GRAPHS)],
+    OneOrSeveral,
 ]
 Paths = Annotated[
     Annotated[FilePath, Tag(ONE_GRAPH)] | Annotated[tuple[FilePath, ...], Several, Tag(SEVERAL_GRAPHS)], OneOrSeveral
@@ -165,7 +168,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
             and at most 40 % full, else dense. Models sum sparse features in another order, which changes the last
             bits.
         row_normalize: Scale the features of every node to sum to one.
-        options: Options of generated datasets (`sbm`, `sbm-graphs`, `digits`), and of reading those of TU.
+        options: Options of generated datasets (`sbm`, `sbm-graphs`, `digits`), and of reading those of TU and PyG.
         features: Where features come from, the dataset's own or made of edges or drawn; a kind alone stands for it.
         sparsity: Shares of features, edges and training labels that clients lack.
         synthetic: Take the synthetic twin of the dataset, at `options.scale`, which `dataset` then names.
@@ -230,7 +233,7 @@ class EvaluationConfig:
             under the ROC curve, and `average_precision`, of more than two classes means of each against the others; and
             functions of your own, `my_file.py:ECE`. Where no classes are predicted (`target`), and by default there, of
             regression `r2`, and `rmse`, `mae`, `mse`; of several labels their means `label_roc_auc`,
-            `label_average_precision`, `label_f1`.
+            `label_average_precision`, `label_f1`; of clusters `nmi`, and `ari`, `cluster_accuracy`.
     """
 
     every: Positive = 5

@@ -30,7 +30,7 @@ from shoal.engine.sections.sections import SECTIONS, find_bounding, options_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.targets import Scale
 from shoal.storage.options.propagation import PropagationOptions, propagation_of
-from shoal.storage.options.target_names import CLASSIFICATION
+from shoal.storage.options.target_names import CLASSIFICATION, CLUSTERING, Target
 from shoal.storage.shards.view import CPU, Cache, Change, View
 from shoal.storage.store.store import Store
 from shoal.storage.user_code.user_code import UserCode
@@ -88,6 +88,7 @@ class Job:
         pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
         texts: Of files of the user's own that models are in, by name.
         scale: Mean and spread by which training sees numbers that are predicted, see `View`.
+        clusters: Items are clustered: all of them train, without labels, which score clusters alone.
     """
 
     id: str
@@ -119,6 +120,7 @@ class Job:
     texts: Mapping[str, UserCode] = field(default_factory=dict)
     remote: "Remote | None" = None
     scale: Scale | None = None
+    clusters: bool = False
 
     @property
     def method_name(self) -> str:
@@ -218,7 +220,7 @@ class Job:
         `device` is the type of a host's device; None: that of the job.
         """
         clients = Clients(self.infos(self.open_training(store)), store.manifest.features, self.in_round)
-        of_classes = self.clipped_rows is None and store.manifest.target == CLASSIFICATION
+        of_classes = self.clipped_rows is None and self.target_of(store) == CLASSIFICATION
         path = self.compute.trainer if of_classes else AUTOGRAD
         return trainers_of(path, device or self.compute.device, algorithm, models, self.train, clients)
 
@@ -270,9 +272,15 @@ class Job:
             edges = store.all_edges(propagation.name, client)
         cross = None if propagation is None else propagation.boundaries
         boundary = None if cross is None else partial(store.boundary, cross, client)
-        classes, target = store.manifest.classes, store.manifest.target
+        classes, target = store.manifest.classes, self.target_of(store)
+        if self.clusters:
+            split = replace(split, train=np.arange(shard.items, dtype=np.int32))
         seen = (classes, cache, device, propagation, edges, flipped, boundary, target, self.scale)
         return View(name, shard, split, hops, *seen)
+
+    def target_of(self, store: Store) -> Target:
+        """Returns what is predicted of the items of a store."""
+        return CLUSTERING if self.clusters else store.manifest.target
 
     def infos(self, store: Store) -> ClientTable:
         """Reads the sizes of all clients."""
@@ -283,6 +291,8 @@ class Job:
         copies, clients = manifest.copies.get(self.split), manifest.clients
         predicted = {name: clients.columns[name] for name in ("graphs", "pairs") if name in clients.columns}
         train = manifest.splits[self.split].counts[:, 0]
+        if self.clusters:
+            train = predicted.get("graphs", clients.count("nodes"))
         sizes: dict[str, Any] = {"client": np.arange(len(clients)), "nodes": clients.count("nodes"), "train": train}
         columns = sizes | predicted | {"model": self.model_of, "domain": domain}
         return ClientTable(columns, manifest.classes, None if copies is None else copies.most)
@@ -377,6 +387,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         pretrained=read_pretrained(config.models(), config.memory_limit()),
         texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},
         scale=_scale(config, store),
+        clusters=(target := options_of(config, "targets")) is not None and target.clusters,
     )
 
 

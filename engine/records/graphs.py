@@ -65,7 +65,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
         edge_weights=data.edge_weights,
         edge_features=data.edge_features,
         labels=config.task != "edge",
-        target=CLASSIFICATION if target is None else target.kind,
+        target=CLASSIFICATION if target is None else target.of_data,
         beside=tuple(file for file in (data.split_file, config.partition.file, *files_of(config).values()) if file),
         **options,
     )

@@ -29,7 +29,7 @@ from shoal.engine.screen.progress import progress
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.options.split_codes import UNASSIGNED
-from shoal.storage.options.target_names import CLASSIFICATION, MULTILABEL, Target
+from shoal.storage.options.target_names import CLASSIFICATION, CLUSTERING, MULTILABEL, Target
 from shoal.storage.shards.split import to_codes
 from shoal.storage.store.store import Store
 
@@ -211,6 +211,9 @@ def _predict_scope(
         scores_NC = scores_of(algorithm, client, visit.received, "all", len(client.data.label))[: client.info.items]
     except ShoalError as error:
         raise ShoalError(who, *error.args, detail=error.detail) from error
+    if client.data.target == CLUSTERING:
+        # No cluster is a class, whose name it would get.
+        return {f"{scope}_cluster": scores_NC.argmax(1).int().cpu().numpy()}
     if client.data.target != CLASSIFICATION:
         return {scope: column_of(stated_values(scores_NC, client.data.target))}
     columns = {scope: scores_NC.argmax(1).int().cpu().numpy()}

@@ -19,6 +19,7 @@ from shoal.engine.records.graphs import sources
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.runs.export import Reopened, reopen, stated_values
 from shoal.engine.scores.counts import scores_of
+from shoal.engine.sections.sections import options_of
 from shoal.storage.datasets.features.features import check_finite, made_features, row_normalized
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.user.files import load_files
@@ -97,6 +98,8 @@ def open_graph(run: Path, graph: Any, best: str | None, called: str = GRAPH, ask
         ShoalError: As `export`, or the graph cannot be read, or has another number of features than the run's.
     """
     config = load_config(run)
+    if (target := options_of(config, "targets")) is not None and target.clusters:
+        raise ShoalError("target", "clustering numbers clusters of a client's items anew; see shoal export for those")
     if config.task != "node":
         raise ShoalError("task", f"{config.task}, and only nodes of another graph are predicted; see shoal export")
     opened = reopen(run, best)

@@ -14,7 +14,7 @@ from shoal.algorithms.method_errors import ProtocolError, describe, kind, raise_
 from shoal.engine.config.sections import ACCURACY, CHOSEN_BY, F1, OF_FEATURES, RANKINGS, ROC_AUC, metric_key
 from shoal.engine.scores.table import ScoreTable
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.target_names import CLASSIFICATION
+from shoal.storage.options.target_names import CLUSTERING, OF_CLASSES
 from shoal.storage.shards.view import View
 
 
@@ -103,7 +103,7 @@ def values_of(metric: str, support_BC: np.ndarray, kept_BC: np.ndarray) -> np.nd
 
     `support_BC` counts the rows of classes, `kept_BC` is what its `Measure` gave, both int64.
     """
-    if metric in OF_FEATURES:
+    if metric in OF_FEATURES and not OF_FEATURES[metric].signed:
         value_BC = kept_BC.copy().view(np.float64)
         if OF_FEATURES[metric].of_parts:
             part_BC, whole_BC = split_parts(kept_BC)
@@ -193,16 +193,18 @@ def score(
 
     Behind these three kinds is one for each of the `measures`. The predicted class and the label of every row, `[2, N]`
     by part, are put into `predicted`. Where no classes are predicted, rows of a class are those that have the target,
-    none is said to be predicted, and `predicted` gets scores and targets, float32 `[2, N, C]`.
+    none is said to be predicted, and `predicted` gets scores and targets, float32 `[2, N, C]`. Nor is one of clusters.
     """
     counts = np.zeros((2, KINDS + len(measures), client.info.classes), dtype=np.int64)
     for part, name in enumerate(PARTS):
         rows = getattr(client.data, name)
         if len(rows):
             scores, label = scores_in_form(algorithm, client, received, name, len(rows)), class_label(client.data, name)
-            if client.data.target == CLASSIFICATION:
+            if client.data.target in OF_CLASSES:
                 class_N = winners(scores, name)
-                counts[part, :KINDS] = count_rows(label, class_N, client.info.classes)
+                # No cluster is the cluster of a class.
+                kinds = slice(SUPPORT, PREDICTED if client.data.target == CLUSTERING else KINDS)
+                counts[part, kinds] = count_rows(label, class_N, client.info.classes)[kinds]
             else:
                 if not torch.isfinite(scores).all():
                     raise ShoalError(f"predictions of {name!r} are NaN or infinite; a smaller train.lr may help")
@@ -210,7 +212,7 @@ def score(
                 counts[part, SUPPORT] = given_NC.sum(0).cpu().numpy()
             for place, measure in enumerate(measures.values(), KINDS):
                 counts[part, place] = measure(scores, label)
-            if predicted is not None and client.data.target != CLASSIFICATION:
+            if predicted is not None and client.data.target not in OF_CLASSES:
                 predicted[name] = torch.stack([scores.detach().float(), label.float()]).cpu().numpy()
             elif predicted is not None:
                 narrow = torch.int16 if client.info.classes < 2**15 else torch.int32
@@ -247,7 +249,13 @@ def winners(scores_NC: torch.Tensor, part: str) -> torch.Tensor:
 
 
 def scores_in_form(algorithm: Algorithm, client: Client, received: Received, part: str, rows: int) -> torch.Tensor:
-    """Returns the scores of every row as `scores_of`, which may be NaN or infinite here."""
+    """Returns the scores of every row as `scores_of`, which may be NaN or infinite here; of clusters a one for each."""
+    if client.data.target == CLUSTERING:
+        # Other targets do without scikit-learn.
+        from shoal.algorithms.losses.clusters import cluster_items
+
+        clusters_NC = cluster_items(client)
+        return clusters_NC if part == "all" else clusters_NC[getattr(client.data, part)]
     expected = [rows, client.info.classes]
     try:
         scores = algorithm.predict(client, received, part)

@@ -18,12 +18,14 @@ class Metric(NamedTuple):
         in_units: It is in units of the data, and less is better, so that it chooses no rounds; others are shares.
         of_parts: It is 1 minus a part of a whole, which are what is kept of scores; its means over clients are those of
             weighted sums of parts and of wholes, since one client with a small whole would outweigh all others.
+        signed: It is one number, which may be negative, kept as a user's metric is (`kept_of_own`), and none a column.
     """
 
     name: str
     title: str
     in_units: bool = False
     of_parts: bool = False
+    signed: bool = False
 
 
 @dataclass(frozen=True)

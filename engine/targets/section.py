@@ -7,7 +7,7 @@ from pydantic.dataclasses import dataclass
 
 from shoal.engine.sections.rules import Rule, one_of
 from shoal.engine.sections.section import Metric, Section
-from shoal.storage.options.target_names import CLASSIFICATION, MULTILABEL, REGRESSION, Target
+from shoal.storage.options.target_names import CLASSIFICATION, CLUSTERING, MULTILABEL, REGRESSION, Target
 from shoal.storage.options.types import CLOSED, WithShortForm
 
 if TYPE_CHECKING:
@@ -22,12 +22,23 @@ class TargetOptions(WithShortForm):
     Attributes:
         kind: `classification`: one class an item. `regression`: y are numbers, one or several an item. `multilabel`: y
             are labels 0 or 1, a column a label. NaN is a target that is missing, and has no part in loss and scores.
+            `clustering`: items are clustered, as many clusters as there are classes; y are classes that score them.
         scale: Mean and spread by which training sees the numbers of a regression, of training items alone: those of the
             `federation`, which sums of counts, numbers and squares tell; of each `client`; or `none`, as they are.
     """
 
     kind: Target = CLASSIFICATION
     scale: Literal["federation", "client", "none"] = "federation"
+
+    @property
+    def clusters(self) -> bool:
+        """Whether labels have no part in training."""
+        return self.kind == CLUSTERING
+
+    @property
+    def of_data(self) -> Target:
+        """Kind of the labels in the data."""
+        return CLASSIFICATION if self.clusters else self.kind
 
     def of_views(self, federation: "Scale | None", hides: bool) -> "Scale | None":
         """Returns the scale by which clients see numbers, from that of the federation.
@@ -52,8 +63,17 @@ LABELS = (
     Metric("label_average_precision", "average precision of labels"),
     Metric("label_f1", "F1 of labels"),
 )
+CLUSTERS = (
+    Metric("nmi", "NMI", signed=True),
+    Metric("ari", "ARI", signed=True),
+    Metric("cluster_accuracy", "accuracy of clusters", signed=True),
+)
 # The first of these chooses rounds where a config names no metrics.
-METRICS = {REGRESSION: ("r2", "rmse", "mae"), MULTILABEL: tuple(metric.name for metric in LABELS)}
+METRICS = {
+    REGRESSION: ("r2", "rmse", "mae"),
+    MULTILABEL: tuple(metric.name for metric in LABELS),
+    CLUSTERING: tuple(metric.name for metric in CLUSTERS),
+}
 
 
 def usual_metrics(values: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -80,7 +100,7 @@ TARGET = Section(
     ),
     checks_method="shoal.engine.targets.targets:require_method",
     says="shoal.engine.targets.targets:describe_run",
-    measures=(*NUMBERS, *LABELS),
+    measures=(*NUMBERS, *LABELS, *CLUSTERS),
     make_measure="shoal.engine.targets.measures:make_measure",
     usual_metrics=usual_metrics,
     called="targets",

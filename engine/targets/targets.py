@@ -2,14 +2,18 @@
 
 from collections.abc import Sequence
 
-from shoal.algorithms.base import Algorithm, takes_targets
-from shoal.algorithms.methods.registry.load import methods_for_targets
+from shoal.algorithms.base import Algorithm, takes_clusters, takes_targets
+from shoal.algorithms.client import FlatModel
+from shoal.algorithms.methods.registry.load import methods_for_clusters, methods_for_targets
+from shoal.algorithms.models.build import backbone, build
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.names import BACKBONES
 from shoal.engine.config.config import Config
 from shoal.engine.config.sections import OF_FEATURES
 from shoal.engine.sections.sections import options_of
-from shoal.engine.targets.section import LABELS, NUMBERS, TARGET
+from shoal.engine.targets.section import CLUSTERS, LABELS, NUMBERS, TARGET
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.target_names import MULTILABEL, REGRESSION
+from shoal.storage.options.target_names import CLUSTERING, MULTILABEL, REGRESSION
 from shoal.storage.options.types import is_own
 
 METRIC_KEY = "evaluation.metrics"
@@ -19,14 +23,16 @@ def require_method(config: Config, algorithm: Algorithm) -> None:
     """Refuses what needs classes: a method with a loss or messages of these, their metrics, trainers, clients by class,
     gradients of rows, and several graphs; and a scale of numbers that privacy of clients does not hide.
     """
+    kind, metrics = TARGET.of(config).kind, config.evaluation.metrics
+    if kind == CLUSTERING:
+        require_without_labels(config, algorithm)
     if not takes_targets(algorithm):
         raise ShoalError(
             "algorithm.name",
             f"{config.algorithm.name} is for classes, found target {TARGET.of(config).kind}; "
             f"take a method on parameters ({', '.join(methods_for_targets(config.task))})",
         )
-    kind, metrics = TARGET.of(config).kind, config.evaluation.metrics
-    fitting = [metric.name for metric in (NUMBERS if kind == REGRESSION else LABELS)]
+    fitting = [metric.name for metric in {REGRESSION: NUMBERS, MULTILABEL: LABELS, CLUSTERING: CLUSTERS}[kind]]
     for name in metrics:
         if name not in fitting and not is_own(name):
             raise ShoalError(METRIC_KEY, f"{name} is not for target {kind}; take some of {', '.join(fitting)}")
@@ -35,14 +41,19 @@ def require_method(config: Config, algorithm: Algorithm) -> None:
             METRIC_KEY,
             f"the first one chooses rounds by its largest value, and {metrics[0]} cannot; begin with {fitting[0]}",
         )
-    if config.partition.method == "dirichlet":
+    if config.partition.method == "dirichlet" and kind != CLUSTERING:
         raise ShoalError("partition.method", f"dirichlet divides by classes, found target {kind}; take another method")
     if not isinstance(config.data.dataset, str):
         raise ShoalError("data.dataset", f"several graphs are for classes, found target {kind}; join them to one")
     if config.engine.trainer in ("batched", "analytic"):
         raise ShoalError("engine.trainer", f"{config.engine.trainer} is for classes, found target {kind}; set auto")
     privacy = options_of(config, "privacy")
-    if privacy is not None and privacy.unit == "client" and TARGET.of(config).scale == "federation":
+    if (
+        privacy is not None
+        and privacy.unit == "client"
+        and kind == REGRESSION
+        and TARGET.of(config).scale == "federation"
+    ):
         raise ShoalError(
             "target.scale",
             "federation tells sums of the numbers of all clients, which no noise hides; set client or none",
@@ -51,9 +62,41 @@ def require_method(config: Config, algorithm: Algorithm) -> None:
         raise ShoalError("privacy.unit", f"node clips gradients of classes, found target {kind}; take client")
 
 
+def require_without_labels(config: Config, algorithm: Algorithm) -> None:
+    """Refuses what needs labels in training: methods with these, masked ones, rows by label; and models that have no
+    layer before the classifier, or of graphs no messages.
+    """
+    if not takes_clusters(algorithm):
+        raise ShoalError(
+            "algorithm.name",
+            f"{config.algorithm.name} reads labels or takes models apart at the classifier, which clustering does not "
+            f"train; take one of {', '.join(methods_for_clusters(config.task))}",
+        )
+    if config.data.sparsity.labels:
+        raise ShoalError("data.sparsity.labels", "masks labels of training, and clustering reads none; set it to 0")
+    for key in ("rows", "keep"):
+        if getattr(config.propagation, key) == "labelled":
+            raise ShoalError(f"propagation.{key}", "labelled leaves out items that clustering trains on; set all")
+    for spec in config.models():
+        if config.task == "graph" and not issubclass(backbone(spec.name, task="graph"), Coupled):
+            coupled = ", ".join(name for name in sorted(BACKBONES) if issubclass(backbone(name), Coupled))
+            raise ShoalError(
+                "model.name", f"{spec.name} reads no altered graphs, which clustering compares; take one of {coupled}"
+            )
+        model = build(spec.name, 2, 2, config.kernel().hops, 0.0, spec.options, task=config.task)
+        if not FlatModel(model).has_body:
+            raise ShoalError(
+                "model.layers",
+                f"clustering trains embeddings, and {spec.name} has no layer before its classifier; take 2 layers",
+            )
+
+
 def describe_run(config: Config, parameters: Sequence[int], rounds: int) -> dict[str, str]:
     """Returns what is predicted, and by which scale training sees numbers."""
     target = TARGET.of(config)
+    if target.kind == CLUSTERING:
+        learned = "views of graphs (GraphCL)" if config.task == "graph" else "edges (graph auto-encoder)"
+        return {"target": f"clusters of each client's items by k-means; models learn {learned}, and see no label"}
     if target.kind == MULTILABEL:
         return {"target": "several labels an item, each by binary cross-entropy"}
     seen = {

@@ -70,6 +70,7 @@ def inversion(run: Path, number: int, client: int | None = None) -> TextTable:
     steps of the run's model, method or options.
     """
     past = PastRun(run).of_round(number)
+    past.require_classes("inversion")
     sizes, train = past.job.infos(past.job.open_training(past.store)), past.job.train.in_round(number)
     trained = {i: sizes[i].train for i in past.cohort(number) if sizes[i].train}
     if client is None and trained:

@@ -98,6 +98,7 @@ def membership(run: Path) -> Memberships:
     items of one class.
     """
     opened, signals = reopen(run, None), dict[int, tuple[np.ndarray, ...]]()
+    PastRun(run).require_classes("membership inference")
     with progress("attack", opened.store.clients, "clients") as step:
         for client in range(opened.store.clients):
             # A client that never took part has no model that saw its items.

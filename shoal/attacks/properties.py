@@ -48,6 +48,7 @@ def properties(run: Path, number: int) -> tuple[TextTable, TextTable]:
     have more of it than the median client. Raises ShoalError: as `seen_round`, or nothing tells classes.
     """
     past = PastRun(run).of_round(number)
+    past.require_classes("inference of classes")
     cohort = past.cohort(number)
     seen = seen_round(past, number, cohort)
     true, guesses = dict[int, np.ndarray](), dict[tuple[str, str], dict[int, Guess]]()

@@ -21,7 +21,7 @@ REQUIRED = (
     "tensorboard", "jinja2", "matplotlib", "psutil", "xxhash",
 )  # fmt: skip
 OPTIONAL = {
-    "ogb": "download of OGB graphs and its official Evaluator (pip install --editable '.[ogb]')",
+    "ogb": "scores by OGB's official Evaluator, shoal read RUN ogb (pip install --editable '.[ogb]')",
     "pandas": "data frames of runs in a program (pip install --editable '.[notebook]')",
     "mlflow-skinny": "callback mlflow (pip install --editable '.[mlflow]')",
     "wandb": "callback wandb (pip install --editable '.[wandb]')",

@@ -17,6 +17,7 @@ from shoal.cli.names import (
     describe_method,
     describe_model,
     describe_partitioner,
+    describe_published,
 )
 from shoal.engine.callbacks.calls import CALLBACKS
 from shoal.engine.config.config import SHIPPED
@@ -34,7 +35,7 @@ from shoal.engine.config.key_reference import (
     sections,
 )
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.dataset_names import DATASETS
+from shoal.storage.options.dataset_names import DATASETS, OGB, PYG, TU, require_dataset, usual_name
 from shoal.storage.suggestions import did_you_mean, did_you_mean_name
 
 SCORES, RECOMMENDED = "scores", "recommended"
@@ -84,7 +85,7 @@ def explanation(asked: str | None) -> list[str]:
     """Returns lines about a key or another name. Raises ShoalError: nothing has the name; names what was meant."""
     keys = {key.name: key for key in config_keys()}
     name = (asked or "").partition("=")[0].strip()
-    name = "algorithm" if name == "algorithm.name" else name
+    name = usual_name("algorithm" if name == "algorithm.name" else name)
     if name.lower() in (*METHODS, *BACKBONES, *OF_GRAPHS, *DATASETS):
         name = name.lower()
     section, _, option = name.partition(".")
@@ -108,6 +109,8 @@ def explanation(asked: str | None) -> list[str]:
         return list(_describe_class("model", name, options_of_model(name).values()))
     if name in DATASETS:
         return list(_describe_dataset(name))
+    if name.startswith((TU, PYG, OGB)):
+        return list(_describe_published(name))
     if name in PARTITIONERS:
         return list(_describe_partitioner(name, keys))
     if (config := SHIPPED / f"{name}.yaml").is_file():
@@ -161,6 +164,17 @@ def _describe_dataset(name: str) -> Iterator[str]:
     yield from _wrap(f"data.dataset={name}: {describe_dataset(name)}; docs/formats.md says more")
     options = options_of_datasets()
     yield from _list_keys(options[f"data.options.{option}"] for option in record(name).options)
+
+
+def _describe_published(name: str) -> Iterator[str]:
+    """Yields where files of a published dataset are looked for, and its options. Raises ShoalError: it has no form."""
+    require_dataset(name)
+    yield from _wrap(f"data.dataset={name}: {describe_published(name)}; docs/formats.md says more")
+    if name.startswith(TU):
+        options = options_of_datasets()
+        yield from _list_keys(options[f"data.options.{option}"] for option in ("node_attributes", "degree_cap"))
+    else:
+        yield from _wrap("data.options are arguments of the class; root is a folder below the data root.", 4)
 
 
 def _describe_partitioner(name: str, keys: Mapping[str, Key]) -> Iterator[str]:

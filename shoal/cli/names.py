@@ -46,6 +46,18 @@ def describe_dataset(name: str) -> str:
     return f"{what}; its files are {'not here yet' if missing_files(source) else 'here'}"
 
 
+def describe_published(name: str) -> str:
+    """Says where the files of `tu:NAME` or `pyg:CLASS/NAME` are looked for, and whether they are on this machine."""
+    from shoal.storage.datasets.registry import labels_ahead, missing_files
+    from shoal.storage.datasets.sources.source import DataSource, data_root
+
+    source = DataSource(name)
+    what = "graphs with labels" if labels_ahead(source) == "graph" else "a dataset of PyG"
+    if missing := missing_files(source):
+        return f"{what}; its files are not here yet: {missing[0]} and others, downloaded when it is used"
+    return f"{what}; its files are below {data_root(None)}, or it is made when it is used"
+
+
 def describe_partitioner(name: str) -> str:
     """Says in a sentence what a partition method does."""
     from shoal.partition.partitioning import METHODS as FUNCTIONS
@@ -95,7 +107,7 @@ KINDS: dict[str, tuple[Iterable[str], Callable[[str], str]]] = {
 }
 # What else a key takes than these names.
 WRITTEN = {
-    "datasets": "data.dataset=NAME, pyg:CLASS/NAME, or my_file.py:MyDataset",
+    "datasets": "data.dataset=NAME, tu:NAME, ogb:NAME, pyg:CLASS/NAME, or my_file.py:MyDataset",
     "methods": "algorithm=NAME, or my_file.py:MyMethod",
     "models": "model=NAME, or my_file.py:MyModel",
     "partitioners": "partition=NAME, or my_file.py:MyPartitioner",

@@ -2,9 +2,10 @@
 
 from shoal.attacks.feature import ATTACKS
 from shoal.clock.feature import CLOCK
+from shoal.evaluator.feature import EVALUATOR
 from shoal.features.feature import Feature
 from shoal.influence.feature import INFLUENCE
 from shoal.search.feature import SEARCH
 
 # Their sections of a page have this order.
-FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS)
+FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS, EVALUATOR)

@@ -67,6 +67,7 @@ def influence(path: Path, clients: Sequence[int] = (), scope: str | None = None)
         why = "is a fork of another run" if finished(path) else "is not finished"
         raise ShoalError(path, f"{why}; influence is of a finished run that began with its first round")
     past = PastRun(path)
+    past.require_classes("influence")
     if options_of(past.config, "cross_edges") is not None:
         raise ShoalError(path, "data.cross_edges", "hops of others hold sums of a client's nodes; take a run with drop")
     number, first = past.store.clients, first_visits(past)

@@ -32,6 +32,7 @@ from shoal.past.reader import Reading
 from shoal.past.recording import Recorder, Recording
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.target_names import CLASSIFICATION
 from shoal.tables.text_table import TextTable
 
 # Predictions are counted in these parts of a client's data. A table shows at most `MOST_STEPS` steps, and a line names
@@ -164,8 +165,12 @@ def _run_in_debugger(method: Algorithm, hook: str, *arguments: Any) -> Any:
 
 
 def _confusion(visit: Visit, when: str) -> Confusion:
-    """Counts the client's items by part, class and predicted class; empty where the method predicts nothing yet."""
+    """Counts the client's items by part, class and predicted class; empty where the method predicts nothing yet, or no
+    classes.
+    """
     client, counts_of = visit.scored, {}
+    if client.data.target != CLASSIFICATION:
+        return {}
     try:
         received = visit.received_to_score()
         for part in PARTS:

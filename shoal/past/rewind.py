@@ -21,7 +21,7 @@ from shoal.engine.rounds.costs import unwatched
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import usable
 from shoal.engine.screen.progress import say
-from shoal.engine.sections.sections import why_skipped
+from shoal.engine.sections.sections import options_of, why_skipped
 from shoal.past.origin import find_origin
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
@@ -99,6 +99,16 @@ class PastRun:
         self.require_round(number)
         if why := why_skipped(self.config, self.lines[number - 1]):
             raise ShoalError(self.path, "--round", f"round {number} was skipped: {why}; take another")
+
+    def require_classes(self, what: str) -> None:
+        """Raises ShoalError: `what` counts rightly predicted classes, and the run predicts no classes."""
+        target = options_of(self.config, "targets")
+        if target is not None:
+            raise ShoalError(
+                self.path,
+                "target",
+                f"{what} is of predicted classes, found target {target.kind}; take a run on classes",
+            )
 
     def cohort(self, number: int) -> list[int]:
         """Returns the clients that were asked in a round, ascending; those that failed, too."""

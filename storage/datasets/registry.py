@@ -11,7 +11,7 @@ from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
 from shoal.storage.graph.graph import Graph
-from shoal.storage.options.dataset_names import DATASETS, INDUCED, PYG, require_dataset
+from shoal.storage.options.dataset_names import DATASETS, INDUCED, PYG, TU, require_dataset
 from shoal.storage.options.target_names import CLASSIFICATION
 from shoal.storage.options.types import is_own
 
@@ -176,6 +176,10 @@ def _spec(options: DataSource) -> DatasetSpec:
         from shoal.storage.datasets.readers.pyg import PYG_DATASET
 
         return PYG_DATASET
+    if options.key.startswith(TU):
+        from shoal.storage.datasets.readers.tu import describe_any
+
+        return describe_any(options)
     if is_own(options.dataset):
         from shoal.storage.datasets.user.user_dataset import USER_DATASET
 

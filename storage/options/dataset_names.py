@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
-from shoal.storage.suggestions import did_you_mean_name, plain_name
+from shoal.storage.suggestions import did_you_mean, did_you_mean_name, plain_name
 
 # Datasets stand by the module below `storage/datasets` that has their records, which is loaded when one of them is
 # named. These are read into memory as a whole; features of other datasets are drawn, or stay on disk.
@@ -58,9 +58,32 @@ OTHER_NAMES = {
     **{name.removeprefix("ogbn-"): name for name in TWINS},
     **{"amazoncomputer": "computers", "amazonphotos": "photo", "msacademicphy": "physics", "film": "actor"},
 }
+# Published collections by their own names: graphs of TUDataset, `tu:MUTAG`, and of OGB, `ogb:arxiv`.
+TU, OGB = "tu:", "ogb:"
+TU_NAME = re.compile(TU + r"([A-Za-z][\w.+-]*)")
+OF_TU = dict(READ_INTO_MEMORY)["readers.tu"]
+OF_OGB = tuple(name for name in DATASETS if name.startswith("ogb"))
+# Datasets of OGB that are not read, by what they have.
+OTHERS_OF_OGB = {
+    **dict.fromkeys(("ogbn-mag", "ogbl-biokg", "ogbl-wikikg2"), "several kinds of nodes or edges"),
+    **dict.fromkeys(("ogbn-proteins", "ogbg-ppa", "ogbl-vessel"), "features of edges or places, and none of nodes"),
+    **dict.fromkeys(("ogbl-ppa", "ogbl-collab", "ogbl-ddi", "ogbl-citation2"), "a split of edges with negatives"),
+    "ogbg-code2": "sequences of words to predict",
+}
 # A dataset class of torch_geometric, and the `name` that its constructor takes: `pyg:Planetoid/Cora`.
 PYG = "pyg:"
 PYG_NAME = re.compile(PYG + r"([A-Za-z]\w*)(?:/([\w.-]+))?")
+
+
+def usual_name(name: str) -> str:
+    """Returns our name of a dataset of OGB or TU, `ogbn-arxiv` of `ogb:arxiv`; keeps any other name."""
+    prefix, _, title = name.partition(":")
+    title = title.lower()
+    if f"{prefix.lower()}:" == TU:
+        return title if title in OF_TU else f"{TU}{name.partition(':')[2]}"
+    if f"{prefix.lower()}:" == OGB:
+        return next((ours for ours in OF_OGB if title in (ours, ours.partition("-")[2])), f"{OGB}{title}")
+    return name
 
 
 def has_user_options(name: str) -> bool:
@@ -70,13 +93,29 @@ def has_user_options(name: str) -> bool:
 
 def require_dataset(name: str) -> None:
     """Raises a ShoalError for a name of no dataset; files and classes are looked up when they are read."""
+    name = usual_name(name)
     lower = name.lower()
+    if name.startswith(OGB):
+        _refuse_of_ogb(name.removeprefix(OGB))
+    if name.startswith(TU):
+        if not TU_NAME.fullmatch(name):
+            raise ShoalError("data.dataset", f"expected tu:NAME as TUDataset has it, as tu:MUTAG, got {name!r}")
+        return
     if name.startswith(PYG) and not PYG_NAME.fullmatch(name):
         raise ShoalError("data.dataset", f"expected pyg:CLASS or pyg:CLASS/NAME, as pyg:Planetoid/Cora, got {name!r}")
     if lower not in DATASETS and not has_user_options(name):
-        names = f"{', '.join(DATASETS)}, pyg:CLASS/NAME, or my_file.py:MyDataset"
+        names = f"{', '.join(DATASETS)}, tu:NAME, ogb:NAME, pyg:CLASS/NAME, or my_file.py:MyDataset"
         meant = did_you_mean_name(lower, DATASETS, OTHER_NAMES)
         raise ShoalError("data.dataset", f"{meant}unknown dataset '{name}'; known are {names}")
+
+
+def _refuse_of_ogb(title: str) -> None:
+    """Refuses a dataset of OGB that is not read."""
+    for name, has in OTHERS_OF_OGB.items():
+        if title in (name, name.partition("-")[2]):
+            raise ShoalError("data.dataset", f"{name} has {has}, which is not read; known are {', '.join(OF_OGB)}")
+    meant = did_you_mean(title, [*OF_OGB, *(name.partition("-")[2] for name in OF_OGB)])
+    raise ShoalError("data.dataset", f"{meant}OGB has no dataset '{title}' that is read; known are {', '.join(OF_OGB)}")
 
 
 def may_be_sparse(dataset: object, path: object) -> bool:
@@ -86,6 +125,6 @@ def may_be_sparse(dataset: object, path: object) -> bool:
     """
     if isinstance(dataset, list | tuple):
         return True
-    name = str(dataset).lower()
+    name = usual_name(str(dataset)).lower()
     mapped = name == "files" and isinstance(path, str) and (Path(path).expanduser() / "x.npy").is_file()
-    return (name in IN_MEMORY and not mapped) or has_user_options(str(dataset))
+    return (name in IN_MEMORY and not mapped) or name.startswith(TU) or has_user_options(str(dataset))

@@ -14,7 +14,7 @@ from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, ranges
 from shoal.storage.graph.targets import Scale, scale_of
 from shoal.storage.options.propagation import PropagationOptions
-from shoal.storage.options.target_names import CLASSIFICATION, MULTILABEL, Target
+from shoal.storage.options.target_names import CLASSIFICATION, CLUSTERING, MULTILABEL, OF_CLASSES, Target
 from shoal.storage.shards.cache import SMALL, Cache, apart, write_count, writes
 from shoal.storage.shards.shard import AllEdges, Shard
 from shoal.storage.shards.split import Split
@@ -309,7 +309,10 @@ class View:
 
     @cached_property
     def train_label(self) -> Tensor:
-        """Label of every training item, as of `label`; numbers have mean 0 and spread 1 by `scale`."""
+        """Label of every training item, as of `label`; numbers have mean 0 and spread 1 by `scale`.
+
+        With `target: clustering` training has no labels, and these are the numbers of the items.
+        """
         chosen = self.train.cpu()
         return self._build(lambda: self._training_labels_here(chosen).to(self.device))
 
@@ -317,11 +320,13 @@ class View:
         """Makes the labels of some items, or all, on the processor."""
         label = torch.from_numpy(self._item_label())
         label = label if items is None else label.index_select(0, items)
-        if self.target == CLASSIFICATION:
+        if self.target in OF_CLASSES:
             return label.long()
         return label.nan_to_num(-1).to(torch.int8) if self.target == MULTILABEL else label
 
     def _training_labels_here(self, items: Tensor) -> Tensor:
+        if self.target == CLUSTERING:
+            return items.clone()
         label = self._labels_here(items)
         return label if self.scale is None else self.scale.standardized(label)
 

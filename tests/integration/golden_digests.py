@@ -207,6 +207,13 @@ def matrix() -> dict[str, Keys]:
     }  # fmt: skip
     runs["edge kinds rgcn"] = {**kinds, "model": {"name": "rgcn", "hidden": 8}, "algorithm": {"name": "scaffold"}}
     runs["target multilabel gcn"] = {"target": "multilabel", "model": COUPLED, "algorithm": {"name": "scaffold"}}
+    runs["target clustering gcn"] = {"target": "clustering", "model": COUPLED, **MOST}
+    runs["target clustering in batches"] = {
+        "target": "clustering",
+        "model": {"name": "sgc", "layers": 2, "hidden": 8},
+        "train": {"epochs": 2, "batch_size": 4},
+        "algorithm": {"name": "scaffold"},
+    }
     runs |= {f"graphs {name}": {"task": "graph", **changes} for name, changes in _runs_of_graphs()}
     runs |= {name: {"model": SENT_BY_PARTS, "train": {"epochs": 1}, **changes} for name, changes in _runs_of_features()}
     return runs | _runs_of_pairs()
@@ -274,6 +281,7 @@ def _runs_of_features() -> Iterator[tuple[str, Keys]]:
 def _runs_of_graphs() -> Iterator[tuple[str, Keys]]:
     """Of small graphs, which are predicted."""
     yield "gcfl_plus gcn", {"algorithm": GCFL_PLUS, "model": COUPLED}
+    yield "target clustering gin", {"target": "clustering", "model": {"name": "gin", "hidden": 8}}
     yield "target regression gin", {"target": "regression", "model": {"name": "gin", "hidden": 8}}
     yield "fedavg prompted", {"model": {**COUPLED, "prompt": "gpf_plus"}}
     batches = {"train": {"epochs": 2, "batch_size": 3}}

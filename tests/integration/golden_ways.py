@@ -20,13 +20,14 @@ ON_HOSTS = (
     "fedavg inductive gcn", "fedpg attention", "fggp participation 0.3", "adafgl gcn",
     "uploads int8", "attack scaled, int8, norm_bound", "masks", "privacy at client", "privacy node",
     "availability periodic", "newcomers fedproto", "cross edges one_hop", "target multilabel gcn",
+    "target clustering gcn",
 )  # fmt: skip
 # A round of many messages, and rounds that end before all uploads have come.
 KILLED = (f"{SPLIT}per_client_avg", "schedule fedbuff")
 # What a method, or what acts beside it, would keep outside its state is lost.
 RESUMED = (
     "fedavg participation 0.3", "fedgta participation 0.3", "fedtgp gamlp", "fedgkc several models",
-    "target regression gcn",
+    "target regression gcn", "target clustering in batches",
     "graphs fedavg max sage", "edges fedavg sage", "gcfl_plus gamlp", "fedpub gcn", "fedgl gcn", "fgssl gcn",
     "adafgl gamlp", "graphs fedstar star", f"{SPLIT}round_accumulate",
     "uploads topk", "attack sign_flip, masks", "privacy client, adaptive clip", "privacy client, banded",

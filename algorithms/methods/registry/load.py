@@ -7,7 +7,16 @@ import inspect
 from collections.abc import Iterator, Mapping, Set
 from typing import Any, get_args
 
-from shoal.algorithms.base import NEWCOMERS, TARGETS, TASKS, WEIGHTED, Algorithm, ClientModels, takes_targets
+from shoal.algorithms.base import (
+    NEWCOMERS,
+    TARGETS,
+    TASKS,
+    WEIGHTED,
+    Algorithm,
+    ClientModels,
+    takes_clusters,
+    takes_targets,
+)
 from shoal.algorithms.method_errors import code_of, file_of, line_of
 from shoal.algorithms.methods.registry.names import METHODS, require_method_name
 from shoal.storage.errors import ShoalError
@@ -144,6 +153,11 @@ def methods_for(task: str) -> list[str]:
 def methods_for_targets(task: str) -> list[str]:
     """Lists our methods for a task whose labels may be numbers, or several an item."""
     return [name for name in methods_for(task) if takes_targets(_our_class(name))]
+
+
+def methods_for_clusters(task: str) -> list[str]:
+    """Lists our methods for a task that train without labels."""
+    return [name for name in methods_for(task) if takes_clusters(_our_class(name))]
 
 
 def _our_class(name: str) -> type[Algorithm]:

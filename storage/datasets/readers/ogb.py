@@ -5,7 +5,7 @@ kept next to the files, to be mapped and used again until a file changes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.storage.datasets.sources.derived import DerivedChecksums, open_derived, synthetic_identity
 from shoal.storage.datasets.sources.download import fetch_published
-from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root, derived_root
+from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root, derived_root, find_folder
 from shoal.storage.datasets.sources.streams import NpzMember, column_count, csv_blocks, number_in
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write
@@ -78,7 +78,7 @@ def load_ogb(name: str, options: DataSource) -> Graph:
     `[N, F]` as `feature_dtype` says. Files that are missing are downloaded, except the 57 GB of ogbn-papers100m. Files
     that `write_ogb_layout` wrote give a synthetic graph with the name of the twin.
     """
-    spec = PUBLISHED[name]
+    spec = _published(options)
     identity = _twin_in_place(options)
     files = _files(options, spec, identity)
     dtype = np.dtype(_feature_dtype(options))
@@ -105,9 +105,16 @@ def load_ogb(name: str, options: DataSource) -> Graph:
     return Graph(name, indptr, indices, x, y, spec.classes, split=split, cleaning=cleaning, synthetic=synthetic)
 
 
+def _published(options: DataSource) -> Published:
+    """Returns the published form of a graph, with its folder, that of OGB's library, in the data root or in `ogb`."""
+    published = PUBLISHED[options.key]
+    folder = find_folder(data_root(options.root), [Path(published.folder), Path("ogb", published.folder)], "raw")
+    return replace(published, folder=str(folder))
+
+
 def _twin_in_place(options: DataSource) -> dict[str, Any] | None:
     """Returns the identity of the twin in the folder of the original; None if the files are the original's."""
-    return synthetic_identity(data_root(options.root) / PUBLISHED[options.key].folder)
+    return synthetic_identity(data_root(options.root) / _published(options).folder)
 
 
 def _feature_dtype(options: DataSource) -> str:
@@ -131,7 +138,9 @@ def _files(options: DataSource, known: Published, identity: dict[str, Any] | Non
     """Returns files by what they hold; all are there."""
     root, address = data_root(options.root), f"{URL}/{known.archive}"
     if not known.binary and identity is None:
-        fetch_published(options, list(raw_files(known).values()), lambda file: address, nested=True)
+        tree, base = Path(known.folder), PUBLISHED[options.key].folder
+        looked = [folder for folder in (Path(base), Path("ogb", base)) if folder != tree]
+        fetch_published(options, list(raw_files(known).values()), lambda file: address, tree, looked, ["ogb"])
     files = {part: root / file for part, file in raw_files(known).items()}
     missing = next((path for path in files.values() if not path.is_file()), None)
     if missing is not None and identity is not None:
@@ -258,11 +267,11 @@ DATASETS = tuple(
     DatasetSpec(
         name,
         load_ogb,
-        list(raw_files(known).values()),
+        lambda options: list(raw_files(_published(options)).values()),
         classes=lambda options: PUBLISHED[options.key].classes,
         content=_content,
         options=("feature_dtype", "scratch"),
         finite=True,
     )
-    for name, known in PUBLISHED.items()
+    for name in PUBLISHED
 )

@@ -6,7 +6,6 @@ Chem. Sci. 2018).
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from shoal.storage.datasets.sources.atoms import (
     one_hot_bonds,
 )
 from shoal.storage.datasets.sources.download import fetch_published
-from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource
+from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, data_root, find_folder
 from shoal.storage.datasets.sources.streams import column_count, csv_blocks
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.from_arrays import graph_from_arrays
@@ -45,9 +44,15 @@ BLOCK_BYTES = 1 << 24
 MOST = 1 << 31
 
 
-def paths(name: str, options: DataSource) -> list[Path]:
+def folders(name: str) -> list[Path]:
+    """Lists the folders below the data root in which a dataset is looked for, as OGB's library calls them."""
+    folder = name.replace("-", "_")
+    return [Path(folder), Path("ogb", folder)]
+
+
+def paths(options: DataSource) -> list[Path]:
     """Lists the published files that are read of a dataset, below the data root."""
-    folder = Path(name.replace("-", "_"))
+    folder = find_folder(data_root(options.root), folders(options.key), "raw")
     raw = [folder / "raw" / f"{part}.csv.gz" for part in _raw(options)]
     return raw + [folder / "split/scaffold" / f"{part}.csv.gz" for part in SPLIT.values()]
 
@@ -66,10 +71,10 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
     is the published one, by scaffolds.
     """
     archive = {**ARCHIVES, **OF_NUMBERS, **OF_LABELS}[name]
-    files, named = (
-        fetch_published(options, paths(name, options), lambda file: f"{URL}/{archive}.zip", nested=True),
-        _raw(options),
-    )
+    published, named = paths(options), _raw(options)
+    folder = published[0].parent.parent
+    looked = [other for other in folders(name) if other != folder]
+    files = fetch_published(options, published, lambda file: f"{URL}/{archive}.zip", folder, looked, ["ogb"])
     raw, parts = dict(zip(named, files)), dict(zip(SPLIT, files[len(named) :]))
     atoms = _table(raw[ATOMS], np.int64, len(ATOM_FEATURES), "the features of an atom")
     pairs = _table(raw[EDGES], np.int64, 2, "the ends of a bond")
@@ -173,7 +178,7 @@ DATASETS = tuple(
     DatasetSpec(
         name,
         load_ogb_molecules,
-        partial(paths, name),
+        paths,
         "graph",
         # Stores from before bonds had features lack them.
         content=lambda options: {"bonds": "kept"} if options.edge_features == "keep" else {},

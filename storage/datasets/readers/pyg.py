@@ -1,10 +1,14 @@
 """Datasets that torch_geometric reads: `pyg:CLASS/NAME`, and those of ours whose files its classes parse.
 
-PyG downloads and writes nothing here: raw files are read where they are, and what it makes of them is kept in memory.
+Raw files are read where they are, and what PyG makes of them is kept in memory. Files of `pyg:` that are missing are
+downloaded as their class does it, as a whole or not at all.
 """
 
 import inspect
 import json
+import os
+import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from shoal.storage.datasets.features.features import compact
-from shoal.storage.datasets.sources.download import fetch_published
+from shoal.storage.datasets.sources.download import PATIENCE_SECONDS, fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, data_root, reading
 from shoal.storage.datasets.user.user_dataset import checked_options
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import load_npy, open_npz
 from shoal.storage.graph.graph import Graph
-from shoal.storage.options.dataset_names import PYG_NAME
+from shoal.storage.options.dataset_names import DATASETS as OURS
+from shoal.storage.options.dataset_names import OTHER_NAMES, PYG_NAME
 from shoal.storage.suggestions import did_you_mean_name
 
 # Parameters of PyG's constructors that `data.options` does not set.
@@ -34,11 +39,18 @@ class _RawFiles(Exception):
     """Carries the paths of a dataset's raw files out of its constructor."""
 
 
-def _open(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None = None, listed: bool = False) -> Any:
+def _open(
+    cls: Any,
+    arguments: Mapping[str, Any],
+    files: Sequence[str] | None = None,
+    listed: bool = False,
+    fetch: bool = False,
+) -> Any:
     """Opens a dataset of PyG over raw files that are there, `files` or those that the class needs.
 
-    Nothing is downloaded, or written beside them. `listed` raises `_RawFiles` with their paths, and reads none. Raises
-    FileNotFoundError with the path of one that is missing; damaged ones raise whatever PyG does.
+    Nothing is written beside them. `listed` raises `_RawFiles` with their paths, and reads none. `fetch` downloads them
+    where one is missing. Raises FileNotFoundError with the path of one that is missing, and why it cannot be
+    downloaded; damaged ones raise whatever PyG does.
     """
     with tempfile.TemporaryDirectory(prefix="shoal-pyg-") as folder:
 
@@ -54,9 +66,11 @@ def _open(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None = 
                     return
                 if listed:
                     raise _RawFiles(paths)
-                for path in paths:
-                    if not path.exists():
-                        raise FileNotFoundError(path)
+                if not all(path.exists() for path in paths):
+                    reason = _fetch(self, super().download) if fetch else ""
+                    for path in paths:
+                        if not path.exists():
+                            raise FileNotFoundError(path, reason)
 
             def _process(self) -> None:
                 self.log = False
@@ -65,6 +79,29 @@ def _open(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None = 
         if files is not None:
             Opened.raw_file_names = list(files)
         return Opened(**arguments)
+
+
+def _fetch(dataset: Any, download: Callable[[], None]) -> str:
+    """Downloads raw files of a dataset of PyG, and moves them to their place when all are there; else says why not."""
+    place, root = Path(dataset.raw_dir), dataset.root
+    above = next(folder for folder in place.parents if folder.is_dir())
+    patience = socket.getdefaulttimeout()
+    try:
+        with tempfile.TemporaryDirectory(prefix=".shoal-pyg-", dir=above) as folder:
+            dataset.root = folder
+            socket.setdefaulttimeout(PATIENCE_SECONDS)
+            os.makedirs(dataset.raw_dir)
+            download()
+            place.mkdir(parents=True, exist_ok=True)
+            for file in Path(dataset.raw_dir).iterdir():
+                if not (place / file.name).exists():
+                    shutil.move(file, place / file.name)
+    except Exception as error:
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    finally:
+        socket.setdefaulttimeout(patience)
+        dataset.root = root
+    return "the download has no such file"
 
 
 def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
@@ -110,8 +147,11 @@ def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
     assert match is not None
     title, name = match.groups()
     if title not in known.__all__:
+        meant = did_you_mean_name(title, known.__all__) or did_you_mean_name(title, OURS, OTHER_NAMES)
         raise ShoalError(
-            "data.dataset", f"{did_you_mean_name(title, known.__all__)}torch_geometric.datasets has no class {title}"
+            "data.dataset",
+            f"{meant}torch_geometric.datasets has no class {title}; write pyg:CLASS/NAME, as pyg:Planetoid/Cora, or "
+            f"tu:{title} for TUDataset",
         )
     cls = getattr(known, title)
     parameters = inspect.signature(cls).parameters
@@ -120,30 +160,55 @@ def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
         raise ShoalError("data.dataset", f"expected {form}, got {options.dataset!r}")
     chosen = dict(options.user_options)
     arguments: dict[str, Any] = {} if name is None else {"name": name}
-    if "root" in parameters:
-        folder = chosen.pop("root", title.lower())
-        if not isinstance(folder, str) or Path(folder).is_absolute() or ".." in Path(folder).parts:
-            raise ShoalError("data.options.root", f"expected a folder below the data root, got {folder!r}")
-        arguments["root"] = str(data_root(options.root) / folder)
+    folder = chosen.pop("root", None) if "root" in parameters else None
+    if folder is not None and (not isinstance(folder, str) or Path(folder).is_absolute() or ".." in Path(folder).parts):
+        raise ShoalError("data.options.root", f"expected a folder below the data root, got {folder!r}")
     hints = {key: parameter.annotation for key, parameter in parameters.items() if key not in OF_PYG}
-    return cls, arguments | checked_options(chosen, hints, title)
+    arguments |= checked_options(chosen, hints, title)
+    if "root" in parameters:
+        top = data_root(options.root)
+        roots = [str(top / below) for below in ([folder] if folder is not None else _folders(title, name))]
+        with_files = (root for root in roots if len(roots) > 1 and _are_there(cls, arguments | {"root": root}))
+        arguments["root"] = next(with_files, roots[0])
+    return cls, arguments
+
+
+def _folders(title: str, name: str | None) -> list[str]:
+    """Lists the folders below the data root in which files of a class may lie; with NAME the root itself, too."""
+    of_collection = ["tu"] if title == "TUDataset" else []
+    return [title.lower(), *of_collection, title, *([""] if name is not None else [])]
+
+
+def _are_there(cls: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether all raw files of a class are in its folder."""
+    with suppress(Exception):
+        try:
+            _open(cls, arguments, listed=True)
+        except _RawFiles as found:
+            return all(path.exists() for path in found.args[0])
+    return False
 
 
 def load_pyg(name: str, options: DataSource) -> Graph:
-    """Loads a dataset class of `torch_geometric.datasets`, over raw files that are there.
+    """Loads a dataset class of `torch_geometric.datasets`, over raw files that are there, or are downloaded.
 
     `data.options` are keyword arguments of its constructor; `root` is a folder below the data root, by default the
-    name of the class in lower case. Its graphs have one kind of nodes and one class each.
+    name of the class in lower case, or one of `_folders` that has the files. Its graphs have one kind of nodes and one
+    class each.
     """
     cls, arguments = _constructor(options)
     try:
         with reading(name, f"see torch_geometric.datasets.{cls.__name__} for what it reads"):
-            dataset = _open(cls, arguments)
+            dataset = _open(cls, arguments, fetch=True)
     except ShoalError as error:
         if isinstance(error.__cause__, FileNotFoundError) and isinstance(error.__cause__.args[0], Path):
+            path, reason = error.__cause__.args
+            *_, title = PYG_NAME.fullmatch(options.dataset).groups()  # type: ignore[union-attr]
+            others = [folder or "the data root" for folder in _folders(cls.__name__, title)[1:]]
+            looked = "" if "root" in options.user_options else f", nor below {', '.join(others)}"
             raise ShoalError(
-                error.__cause__.args[0],
-                f"not found; {name} reads files that are there: put them there, or set "
+                path,
+                f"not found{looked}, and {name} cannot be downloaded ({reason}); put its raw files there, or set "
                 "data.root, or data.options.root to their folder below it",
             ) from error
         raise

@@ -1,5 +1,6 @@
-"""Datasets of many small graphs, each with one label, as the TU collection publishes them."""
+"""Datasets of many small graphs, each with one label or numbers, as the TU collection publishes them."""
 
+import warnings
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,14 @@ import scipy.sparse as sp
 from pyarrow import csv as arrow_csv
 
 from shoal.storage.datasets.sources.download import fetch_published
-from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, data_root, reading
-from shoal.storage.errors import ShoalError
+from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, data_root, find_folder, reading
+from shoal.storage.errors import ShoalError, Unread
 from shoal.storage.files.bounded_npy import MOST_OF_A_BYTE, require_free
 from shoal.storage.files.reading import open_plain
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
+from shoal.storage.options.dataset_names import TU
+from shoal.storage.options.target_names import CLASSIFICATION, REGRESSION
 
 # Bytes of memory for each byte of a text: the text twice, and a number of eight bytes for every two.
 OF_A_BYTE = 6
@@ -72,55 +75,87 @@ EDGES, GRAPHS, LABELS = "A", "graph_indicator", "graph_labels"
 # Files with labels and attributes of nodes.
 OF_NODE, ATTRIBUTES = "node_labels", "node_attributes"
 OF_NODES = {"nci1": (OF_NODE,), "proteins": (OF_NODE, ATTRIBUTES)}
+# Numbers of every graph, for `target: regression`; what is known of edges, which is not read.
+NUMBERS, OF_EDGES = "graph_attributes", ("edge_labels", "edge_attributes")
 MOST_LABELS = 1 << 16
+# The folders of the collection below the data root, ours and that of PyG's class; the root itself is the last.
+COLLECTION = ("tu", "tudataset", "TUDataset", "")
+
+
+def _title(options: DataSource) -> str:
+    """Returns the name that TU has for a dataset, and for its files."""
+    return NAMES.get(options.key, options.key.removeprefix(TU))
+
+
+def folders(options: DataSource) -> list[Path]:
+    """Lists the folders below the data root in which files of a dataset are looked for, as PyG or TU lay them out."""
+    title = _title(options)
+    return [Path(top, title, inner) for top in COLLECTION for inner in ("raw", "")]
 
 
 def paths(options: DataSource) -> list[Path]:
     """Lists the published files of a dataset below the data root; the text of DGCNN's authors if only that is there."""
-    name, root = options.key, data_root(options.root)
-    theirs = NAMES[name]
-    folder = Path("tu") / theirs / "raw"
-    files = [folder / f"{theirs}_{part}.txt" for part in (EDGES, GRAPHS, LABELS, *OF_NODES.get(name, ()))]
-    text = Path("tu_text") / f"{theirs}.zip"
+    title, root = _title(options), data_root(options.root)
+    folder = find_folder(root, folders(options), f"{title}_{EDGES}.txt")
+    of_nodes = OF_NODES.get(options.key, ())
+    if options.key not in NAMES:
+        # Only the files tell what is known of nodes.
+        of_nodes = tuple(part for part in (OF_NODE, ATTRIBUTES) if (root / folder / f"{title}_{part}.txt").is_file())
+    of_graphs = NUMBERS if options.target == REGRESSION else LABELS
+    files = [folder / f"{title}_{part}.txt" for part in (EDGES, GRAPHS, of_graphs, *of_nodes)]
+    text = Path("tu_text") / f"{title}.zip"
     return [text] if not (root / files[0]).is_file() and (root / text).is_file() else files
 
 
-def _option(name: str) -> str | None:
-    """Names the option that changes a dataset, if there is one."""
+def _options(name: str) -> tuple[str, ...]:
+    """Names the options that may change a dataset."""
+    if name not in NAMES:
+        return ("node_attributes", "degree_cap")
     if name not in OF_NODES:
-        return "degree_cap"
-    return "node_attributes" if len(OF_NODES[name]) > 1 else None
+        return ("degree_cap",)
+    return ("node_attributes",) if len(OF_NODES[name]) > 1 else ()
 
 
 def _content(options: DataSource) -> dict[str, Any]:
-    """Returns the option that changes a dataset, where it is set."""
-    option = _option(options.key)
-    return {option: getattr(options, option)} if option and getattr(options, option) else {}
+    """Returns the options that change a dataset, where they are set."""
+    return {option: value for option in _options(options.key) if (value := getattr(options, option))}
 
 
 def load_tu(name: str, options: DataSource) -> Graph:
-    """Loads graphs with one label each: molecules (nci1), proteins, circles of actors (imdb-binary), authors (collab).
+    """Loads graphs with one label each: molecules (nci1), proteins, circles of actors (imdb-binary), authors (collab);
+    or any other dataset of the collection, `tu:MUTAG`, with numbers of graphs where `options.target` is `regression`.
 
-    x are the labels of nodes, one-hot, as in PyG's TUDataset, and before them with `options.node_attributes` their
-    measured attributes; where nodes have neither, their degrees, one-hot. Columns have names, by which datasets are
-    joined: labels of nodes of two datasets are not the same, degrees are. Source: Morris et al., "TUDataset: A
-    Collection of Benchmark Datasets for Learning with Graphs", 2020.
+    x are the labels of nodes, one-hot, as in PyG's TUDataset, and before them with `options.node_attributes`, or where
+    there are no labels, their measured attributes; where nodes have neither, their degrees, one-hot. Labels and
+    attributes of edges are left out, and a warning says so. Columns have names, by which datasets are joined: labels of
+    nodes of two datasets are not the same, degrees are. Source: Morris et al., "TUDataset: A Collection of Benchmark
+    Datasets for Learning with Graphs", 2020.
     """
-    files = paths(options)
+    files, title, name = paths(options), _title(options), options.name
     if files[0].suffix == ".zip":
         text = data_root(options.root) / files[0]
         with reading(text, "put the file back as it was published"):
-            edges, graph, y = read_dgcnn_text(text, f"{NAMES[name]}/{NAMES[name]}.txt")
+            edges, graph, y = read_dgcnn_text(text, f"{title}/{title}.txt")
         arrays = {"edge_index": edges, "graph": graph, "y": y}
         return _graph(name, options, arrays, {}, dict.fromkeys((EDGES, GRAPHS, LABELS), str(text)))
-    paths_of = fetch_published(options, files, lambda file: f"{URL}/{NAMES[name]}.zip")
-    where = {file.stem.removeprefix(f"{NAMES[name]}_"): str(file) for file in paths_of}
+    others = [folder for folder in folders(options) if folder != files[0].parent]
+    fetch_published(
+        options, files, lambda file: f"{URL}/{title}.zip", looked=others, archives=[top for top in COLLECTION if top]
+    )
+    root = data_root(options.root)
+    where = {file.stem.removeprefix(f"{title}_"): str(root / file) for file in paths(options)}
+    of_edges = (root / files[0].parent / f"{title}_{part}.txt" for part in OF_EDGES)
+    left_out = [path.name for path in of_edges if path.is_file()]
+    if left_out:
+        warnings.warn(
+            Unread(f"dataset '{name}': what is known of edges is not read: {', '.join(left_out)}"), stacklevel=2
+        )
     columns: dict[str, np.ndarray] = {}
     for part, file in where.items():
         with reading(file, AGAIN):
-            columns[part] = _columns(file, whole=part != ATTRIBUTES)
+            columns[part] = _columns(file, whole=part not in (ATTRIBUTES, NUMBERS))
     arrays = {"edge_index": columns.pop(EDGES).T - 1, "graph": columns.pop(GRAPHS)[:, 0] - 1}
-    arrays["y"] = columns.pop(LABELS)[:, 0]
+    arrays["y"] = columns.pop(NUMBERS) if options.target == REGRESSION else columns.pop(LABELS)[:, 0]
     return _graph(name, options, arrays, columns, where)
 
 
@@ -131,18 +166,19 @@ def _graph(
     for part, rows in of_nodes.items():
         if len(rows) != len(arrays["graph"]):
             raise ShoalError(where[part], f"{len(rows)} rows for {len(arrays['graph'])} nodes; {AGAIN}")
-    parts = [_one_hot(of_nodes[OF_NODE], f"{name} label")] if of_nodes else []
-    if options.node_attributes and ATTRIBUTES in of_nodes:
+    parts = [_one_hot(of_nodes[OF_NODE], f"{name} label")] if OF_NODE in of_nodes else []
+    if ATTRIBUTES in of_nodes and (options.node_attributes or not parts):
         attributes = of_nodes[ATTRIBUTES]
         parts.insert(0, (sp.csr_array(attributes), [f"{name} attribute {k}" for k in range(attributes.shape[1])]))
-    arrays["y"] = np.unique(arrays["y"], return_inverse=True)[1]
+    if options.target != REGRESSION:
+        arrays["y"] = np.unique(arrays["y"], return_inverse=True)[1]
     if parts:
         arrays["x"] = sp.hstack([x for x, _ in parts], format="csr", dtype=np.float32)
         arrays["vocabulary"] = np.array([column for _, names in parts for column in names])
     else:
         arrays["x"] = sp.csr_array((len(arrays["graph"]), 1), dtype=np.float32)
-    places = {"edge_index": where[EDGES], "graph": where[GRAPHS], "y": where[LABELS]}
-    made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **places})
+    places = {"edge_index": where[EDGES], "graph": where[GRAPHS], "y": where.get(LABELS) or where[NUMBERS]}
+    made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **places}, target=options.target)
     if parts:
         return made
     degree, cap = np.diff(made.indptr), options.degree_cap
@@ -178,7 +214,12 @@ def _columns(path: str, whole: bool) -> np.ndarray:
     return numbers if whole else numbers.astype(np.float32)
 
 
-DATASETS = tuple(
-    DatasetSpec(name, load_tu, paths, "graph", content=_content, options=tuple(filter(None, [_option(name)])))
-    for name in NAMES
-)
+DATASETS = tuple(DatasetSpec(name, load_tu, paths, "graph", content=_content, options=_options(name)) for name in NAMES)
+
+
+def describe_any(options: DataSource) -> DatasetSpec:
+    """Makes the record of any dataset of the collection, `tu:NAME`; its files tell whether it has what is asked for."""
+    target = REGRESSION if options.target == REGRESSION else CLASSIFICATION
+    return DatasetSpec(
+        options.key, load_tu, paths, "graph", content=_content, options=_options(options.key), target=target
+    )

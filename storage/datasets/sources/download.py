@@ -20,27 +20,43 @@ PATIENCE_SECONDS = 20.0
 
 
 def fetch_published(
-    options: DataSource, files: Sequence[Path], url: Callable[[str], str], nested: bool = False
+    options: DataSource,
+    files: Sequence[Path],
+    url: Callable[[str], str],
+    tree: Path | None = None,
+    looked: Sequence[Path] = (),
+    archives: Sequence[str] = (),
 ) -> list[Path]:
     """Downloads a dataset's files that are not there, and returns the paths of all, below the data root.
 
-    `url` is the address of a file by name; that of a .zip is unpacked, all its files into the folder of the file, or,
-    if the .zip is `nested`, its one folder into the first one below the data root. A ShoalError says that a download
-    failed or sent nothing for `PATIENCE_SECONDS`.
+    Args:
+        url: Address of a file by name. A .zip is unpacked: all its files into the folder of the file, or its one folder
+            as `tree`, a folder below the data root.
+        looked: Folders in which files of the dataset may lie, too, and do not.
+        archives: Folders below the data root, beside itself, in which that .zip may lie as published.
+
+    Raises:
+        ShoalError: A download failed or sent nothing for `PATIENCE_SECONDS`; names file, folders and address.
     """
     root = data_root(options.root)
     for file in files:
         path, address = root / file, url(file.name)
         if path.is_file():
             continue
+        into = None if tree is None else root / tree
         try:
-            _download(address, path, root / file.parts[0] if nested else None)
+            if (archive := _archive_here(address, [root, *(root / folder for folder in archives)])) is not None:
+                _unpack(archive, path.parent, into)
+                _require_unpacked(path)
+            else:
+                _download(address, path, into)
         except (OSError, HTTPException, zipfile.BadZipFile) as error:
             reason = " ".join(str(error).split())
+            others = _describe_looked(root, looked)
             raise ShoalError(
                 path,
-                f"not found, and {address} cannot be downloaded ({reason}); put the raw files of "
-                f"dataset '{options.key}' there, or set data.root or SHOAL_DATA to a folder that has them",
+                f"not found{others}, and {address} cannot be downloaded ({reason}); put the raw "
+                f"files of dataset '{options.key}' there, or set data.root or SHOAL_DATA to a folder that has them",
             ) from error
     return [root / file for file in files]
 
@@ -55,8 +71,22 @@ def _download(url: str, path: Path, tree: Path | None) -> None:
             _unpack(part, path.parent, tree)
         else:
             part.replace(path)
+    _require_unpacked(path)
+
+
+def _require_unpacked(path: Path) -> None:
     if not path.is_file():
         raise OSError(f"it has no {path.name}")
+
+
+def _archive_here(address: str, folders: Sequence[Path]) -> Path | None:
+    """Finds a published .zip that somebody put into one of some folders."""
+    name = address.rpartition("/")[2]
+    return next((folder / name for folder in folders if name.endswith(".zip") and (folder / name).is_file()), None)
+
+
+def _describe_looked(root: Path, looked: Sequence[Path]) -> str:
+    return f", nor in {', '.join(str(folder) for folder in looked)} of {root}" if looked else ""
 
 
 def _unpack(archive: Path, folder: Path, tree: Path | None) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from shoal.storage.datasets.features.feature_options import DATASET_FEATURES, MadeFeatures
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.dataset_names import PYG, has_user_options
+from shoal.storage.options.dataset_names import PYG, TU, has_user_options, usual_name
 from shoal.storage.options.target_names import CLASSIFICATION, Target
 from shoal.storage.options.types import FilePath, Flag, Number, Whole, is_own
 
@@ -50,8 +50,8 @@ class DataSource:
         signal: Norm of what a class adds to features, in standard deviations of the noise of one; `sbm` and twins.
             None: 1, or the twin's.
         seed: Of everything random in generated graphs.
-        node_attributes: Take the measured attributes of nodes beside their labels; graphs of TUDataset only, as the
-            next one.
+        node_attributes: Take the measured attributes of nodes beside their labels, without which they are always taken;
+            graphs of TUDataset only, as the next one.
         degree_cap: Nodes of this degree and above have one column, where degrees stand for features that are missing;
             None: every degree has its own.
         graphs: Number of graphs G; dataset `sbm-graphs` only, which has the options of `sbm`, too, but no blocks.
@@ -133,13 +133,14 @@ class DataSource:
             return self.dataset.removeprefix(PYG).replace("/", "-")
         if is_own(self.dataset):
             return self.dataset.rpartition(":")[2]
-        name = self.dataset.lower()
+        name = self.key.removeprefix(TU)
         return Path(self.path).expanduser().resolve().stem if name == "files" and self.path else name
 
     @property
     def key(self) -> str:
         """Name of the dataset as the registry has it."""
-        return self.dataset if has_user_options(self.dataset) else self.dataset.lower()
+        name = usual_name(self.dataset)
+        return name if has_user_options(name) or name.startswith(TU) else name.lower()
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,14 @@ class DatasetSpec:
 def data_root(root: str | None) -> Path:
     """Returns the absolute folder of published files: `root`, else SHOAL_DATA, else `~/.cache/shoal`."""
     return Path(root or os.environ.get("SHOAL_DATA") or "~/.cache/shoal").expanduser().resolve()
+
+
+def find_folder(root: Path, folders: Sequence[Path], part: str) -> Path:
+    """Finds the first of several folders below `root` that has a file or folder `part`; the first of all if none has.
+
+    Files of a collection lie in a folder of its name or in the data root, as PyG or as its own archive lays them out.
+    """
+    return next((folder for folder in folders if (root / folder / part).exists()), folders[0])
 
 
 def derived_root(options: DataSource) -> Path:

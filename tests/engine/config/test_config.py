@@ -65,6 +65,14 @@ def test_a_config_written_out_is_read_back(file: Path, tmp_path: Path) -> None:
     assert config.memory_limit() == config.engine.memory_limit == 2**30
 
 
+def test_names_of_collections_are_ours() -> None:
+    for name, ours in (("ogb:arxiv", "ogbn-arxiv"), ("tu:NCI1", "nci1"), ("tu:MUTAG", "tu:MUTAG")):
+        plain = {"name": "a", "data": {"dataset": name}, "algorithm": "fedavg"}
+        assert parse_config(plain, "x.yaml").data.dataset == ours
+    with refused("data.dataset", says="expected tu:NAME as TUDataset has it"):
+        require_names(parse_config({"name": "a", "data": {"dataset": "tu:../x"}, "algorithm": "fedavg"}, "x.yaml"))
+
+
 def test_the_twin_of_a_dataset_that_is_not_at_hand(file: Path) -> None:
     products = PLAIN | {"data": {"dataset": "OGBN-products", "options": {"scale": 0.1}}}
     twin = parse_config({**products, "data": {**products["data"], "synthetic": True}}, "here")

@@ -96,6 +96,8 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("stages", [{"name": "mine.py:Mine"}], "data.newcomers", 0.5, 0.0),
     ("target.scale", "client", "target.kind", "multilabel", "regression"),
     ("target.kind", "regression", "task", "edge", "graph"),
+    ("target.kind", "clustering", "task", "edge", "node"),
+    ("target.scale", "client", "target.kind", "clustering", "regression"),
     ("attack.kind", "scaled", "target.kind", "regression", "classification"),
     ("data.newcomers", 0.2, "target.kind", "multilabel", "classification"),
     ("communication.ratio", 0.1, "communication.upload", "int8", "topk"),

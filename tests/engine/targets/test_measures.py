@@ -1,6 +1,7 @@
 """Metrics of targets are scikit-learn's, target by target, on what is given."""
 
 from collections.abc import Callable
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from sklearn import metrics
 
 from shoal.engine.scores.counts import values_of
 from shoal.engine.targets.measures import make_measure
-from shoal.engine.targets.section import LABELS, NUMBERS
+from shoal.engine.targets.section import CLUSTERS, LABELS, NUMBERS
 
 OF_NUMBERS = {
     "r2": metrics.r2_score,
@@ -69,5 +70,39 @@ def test_what_is_not_defined_has_no_part() -> None:
     assert np.isnan(value("r2", np.ones((2, 1), np.float32), torch.full((2, 1), 2.0)))
 
 
+def assigned(y: np.ndarray, said: np.ndarray) -> float:
+    """Accuracy by the best of all ways to give clusters to classes."""
+    return max(float(np.mean(np.array(names)[said] == y)) for names in permutations(range(5)))
+
+
+OF_CLUSTERS = {
+    "nmi": metrics.normalized_mutual_info_score,
+    "ari": metrics.adjusted_rand_score,
+    "cluster_accuracy": assigned,
+}
+
+
+def value_of_clusters(metric: str, said: np.ndarray, y: np.ndarray) -> float:
+    kept = make_measure(metric)(torch.eye(5)[torch.from_numpy(said)], torch.from_numpy(y))
+    assert (kept >= 0).all()
+    return float(values_of(metric, np.bincount(y, minlength=5)[None], kept[None])[0])
+
+
+@pytest.mark.parametrize("metric", OF_CLUSTERS)
+@pytest.mark.parametrize("kept", [0.0, 0.6, 1.0])
+def test_metrics_of_clusters(metric: str, kept: float) -> None:
+    rng = np.random.default_rng(3)
+    for items in (1, 2, 7, 200):
+        y = rng.integers(5, size=items)
+        said = np.where(rng.random(items) < kept, (y + 1) % 5, rng.integers(5, size=items))
+        for a, b in ((said, y), (np.zeros_like(y), y), (said, np.zeros_like(y))):
+            assert value_of_clusters(metric, a, b) == pytest.approx(OF_CLUSTERS[metric](b, a), abs=1e-9)
+
+
+def test_ari_may_be_negative() -> None:
+    y, said = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
+    assert value_of_clusters("ari", said, y) == pytest.approx(-0.5)
+
+
 def test_every_metric_is_compared() -> None:
-    assert [metric.name for metric in (*NUMBERS, *LABELS)] == [*OF_NUMBERS, *OF_LABELS]
+    assert [metric.name for metric in (*NUMBERS, *LABELS, *CLUSTERS)] == [*OF_NUMBERS, *OF_LABELS, *OF_CLUSTERS]

@@ -57,6 +57,15 @@ def test_examples_are_accepted_and_change_their_key() -> None:
         ("data.options.scale", ["data.options.scale: number; default 1.0"]),
         ("scores", [ABOUT_SCORES.replace("`", "").splitlines()[0]]),
         ("algorithm", ["algorithm: name, or mapping with name; no default"]),
+        (
+            "tu:MUTAG",
+            ["data.options.node_attributes (false): Take the measured attributes of nodes beside their labels,"],
+        ),
+        ("pyg:KarateClub", ["    data.options are arguments of the class; root is a folder below the data root."]),
+        (
+            "ogb:arxiv",
+            ["data.options.feature_dtype (null): How features of an OGB graph are kept on disk, float32 or"],
+        ),
         (None, ["evaluation: every, clients, last, domains, metrics, newcomer_epochs."]),
     ],
 )

@@ -134,7 +134,7 @@ WRONG: dict[str, list[str]] = {
     "privacy.bands": ["privacy={unit: client, noise: 30, mechanism: banded, bands: 1}", "participation.draw=cyclic"],
     "secure.kind": ["secure=masks"],
     "secure.threshold": ["secure={kind: masks, threshold: 0.9}"],
-    "target.kind": ["target=regression"],
+    "target.kind": ["target=regression", "target=clustering"],
     "target.scale": ["target={kind: regression, scale: client}"],
     "evaluation.newcomer_epochs": ["data.newcomers=0.25", "evaluation.newcomer_epochs=2"],
 }

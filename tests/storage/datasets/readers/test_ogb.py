@@ -185,7 +185,7 @@ def test_columns_have_names_by_which_datasets_are_joined(tmp_path: Path) -> None
 def test_what_is_read_is_what_a_run_was_made_from(tmp_path: Path, offline: None) -> None:
     source = write(tmp_path, "ogbg-molbbbp")
     contents = published_contents(source)
-    assert list(contents) == [str(path) for path in paths("ogbg-molbbbp", source)]
+    assert list(contents) == [str(path) for path in paths(DataSource("ogbg-molbbbp", root="/nowhere"))]
     made = {"dataset": "ogbg-molbbbp", "row_normalize": False}
     assert fingerprint(source) == {**made, "bonds": "kept"}
     # Stores from before bonds had features are those without.
@@ -198,6 +198,18 @@ def test_what_is_read_is_what_a_run_was_made_from(tmp_path: Path, offline: None)
     assert published_contents(source) == {}
     with refused(missing, says=f"{URL}/bbbp.zip cannot be downloaded"):
         load(source)
+
+
+def test_files_are_found_in_the_folder_of_the_collection(tmp_path: Path) -> None:
+    graph = load(write(tmp_path))
+    (tmp_path / "ogb").mkdir()
+    (tmp_path / "ogbg_molhiv").rename(tmp_path / "ogb/ogbg_molhiv")
+    for name in ("ogb:molhiv", "OGB:ogbg-molhiv"):
+        assert np.array_equal(load(DataSource(name, root=str(tmp_path))).indices, graph.indices)
+    assert DataSource("ogb:molhiv").key == "ogbg-molhiv"
+    for name, says in (("ogbn-mag", "several kinds"), ("molhivv", "did you mean 'molhiv'?")):
+        with refused("data.dataset", says=says):
+            load(DataSource(f"ogb:{name}", root=str(tmp_path)))
 
 
 def test_the_archive_is_unpacked_where_files_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from shoal.storage.datasets.readers.tu import paths as tu_paths
 from shoal.storage.datasets.readers.twitch import FEATURES, paths
 from shoal.storage.datasets.registry import load, published_contents
 from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.errors import Unread
 from shoal.storage.graph.graph import Graph
 
 Root = Callable[[str], str]
@@ -259,6 +260,59 @@ def test_degrees_where_there_is_nothing_else(tmp_path: Path, cap: int | None, wi
     assert_small(graph)
     assert dense(graph.x).tolist() == np.eye(width)[np.minimum(DEGREES, width - 1)].tolist()
     assert graph.vocabulary.tolist() == [f"degree {k}" for k in range(width)]
+
+
+LAYOUTS = ("tu/MUTAG/raw", "tu/MUTAG", "tudataset/MUTAG/raw", "TUDataset/MUTAG/raw", "MUTAG/raw", "MUTAG")
+
+
+def write_any(folder: Path, **texts: str) -> None:
+    folder.mkdir(parents=True)
+    for part, text in texts.items():
+        (folder / f"MUTAG_{part}.txt").write_text(text)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_name_of_tu_is_read_from_either_layout(tmp_path: Path, layout: str) -> None:
+    write_any(tmp_path / layout, **RAW, edge_labels="0\n0\n1\n2\n2\n3\n")
+    source = DataSource("tu:MUTAG", root=str(tmp_path))
+    with pytest.warns(Unread, match=r"what is known of edges is not read: MUTAG_edge_labels\.txt"):
+        graph = load(source)
+    assert_small(graph)
+    assert graph.name == "MUTAG"
+    assert dense(graph.x).tolist() == ONE_HOT
+    assert set(published_contents(source)) == {f"{layout}/MUTAG_{part}.txt" for part in RAW}
+
+
+def test_an_archive_in_the_folder_is_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "tu").mkdir()
+    with zipfile.ZipFile(tmp_path / "tu/MUTAG.zip", "w") as archive:
+        for part, text in RAW.items():
+            archive.writestr(f"MUTAG/MUTAG_{part}.txt", text)
+    assert_small(load(DataSource("tu:MUTAG", root=str(tmp_path))))
+    assert (tmp_path / "tu/MUTAG/raw/MUTAG_A.txt").is_file()
+
+
+def test_attributes_are_features_where_there_are_no_labels(tmp_path: Path) -> None:
+    write_any(tmp_path / "tu/MUTAG", **{part: text for part, text in RAW.items() if part != "node_labels"})
+    graph = load(DataSource("tu:MUTAG", root=str(tmp_path)))
+    assert dense(graph.x)[:, 0].tolist() == [0.5, 1, -2, 0, 0, 30]
+    assert_small(graph)
+
+
+def test_numbers_of_graphs_are_a_target(tmp_path: Path) -> None:
+    numbers = {part: text for part, text in RAW.items() if part != "graph_labels"}
+    write_any(tmp_path / "tu/MUTAG", **numbers, graph_attributes="0.5, 1\n-2, 3\n1e1, 0\n")
+    graph = load(DataSource("tu:MUTAG", root=str(tmp_path), target="regression"))
+    assert graph.target is not None
+    assert graph.target.tolist() == [[0.5, 1], [-2, 3], [10, 0]]
+
+
+@pytest.mark.usefixtures("offline")
+def test_names_of_tu_without_files_say_where_they_are_expected(tmp_path: Path) -> None:
+    with refused(tmp_path / "tu/AIDS/raw/AIDS_A.txt", says=f"TUDataset/AIDS, AIDS/raw, AIDS of {tmp_path}, and https"):
+        load(DataSource("tu:AIDS", root=str(tmp_path)))
+    with refused("target", says="is for classification, found multilabel"):
+        load(DataSource("tu:AIDS", root=str(tmp_path), target="multilabel"))
 
 
 TEXT = "3\n3 7\n0 1 1\n0 2 0 2\n5 1 1\n1 -2\n0 0\n2 7\n9 1 1\n9 2 0 1\n"

@@ -146,6 +146,37 @@ def test_pyg_without_features_takes_made_ones(published_root: Callable[[str], st
     assert (graph.items, graph.features) == (1000, 8)
 
 
+@pytest.mark.parametrize("folder", ["planetoid", "Planetoid", ""])
+def test_files_are_found_in_the_folders_of_a_collection(
+    published_root: Callable[[str], str], folder: str, tmp_path: Path
+) -> None:
+    raw = Path(published_root("planetoid/Cora/raw/ind.cora.allx"), "planetoid/Cora/raw")
+    (tmp_path / folder / "Cora").mkdir(parents=True)
+    (tmp_path / folder / "Cora/raw").symlink_to(raw)
+    assert load(DataSource("pyg:Planetoid/Cora", root=str(tmp_path))).nodes == 2708
+
+
+def test_missing_files_are_downloaded_as_their_class_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, seen = DataSource("pyg:Actor", root=str(tmp_path)), []
+
+    def download(self: Actor) -> None:
+        seen.append(self.raw_dir)
+        assert not Path(self.raw_dir).is_relative_to(tmp_path / "actor")
+        write_geom_gcn(Path(self.root).parent / "published", "actor")
+        for file in Path(self.root).parent.joinpath("published/actor/raw").iterdir():
+            file.rename(Path(self.raw_dir, file.name))
+
+    monkeypatch.setattr(Actor, "download", download)
+    graph = load(source)
+    assert (graph.nodes, len(seen)) == (4, 1)
+    assert load(source).nodes == 4
+    assert len(seen) == 1
+    (tmp_path / f"actor/raw/{NODES}").unlink()
+    monkeypatch.setattr(Actor, "download", lambda self: Path(self.raw_dir, "half").write_text("1"))
+    with refused(tmp_path / f"actor/raw/{NODES}", says="cannot be downloaded (the download has no such file)"):
+        load(source)
+
+
 @pytest.mark.parametrize("graphs", [1, 3])
 def test_features_of_edges_are_left_out_on_demand(graphs: int) -> None:
     options = {"num_graphs": graphs, "edge_dim": 3, "avg_num_nodes": 30, "num_channels": 4}
@@ -171,6 +202,7 @@ def test_features_of_edges_are_left_out_on_demand(graphs: int) -> None:
         ("pyg:Flickr", {"root": "mine"}, "/nowhere/mine/raw/adj_full.npz", "not found"),
     ],
 )
+@pytest.mark.usefixtures("offline")
 def test_wrong_pyg_name_option_or_file_is_named(name: str, options: dict[str, Any], place: str, says: str) -> None:
     with refused(place, says=says):
         load(DataSource(name, root="/nowhere", user_options=options))
