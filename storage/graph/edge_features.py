@@ -26,7 +26,7 @@ def clean_edge_attr(edge_index: np.ndarray, attr: Any, nodes: int, where: str) -
     source, target = source[proper], target[proper]
     key = np.concatenate([target * nodes + source, source * nodes + target])
     reversed_G = np.repeat([False, True], len(proper))
-    # Of one entry, edges that are given come before those that are given the other way round.
+    # Edges that are given come before those that are given the other way round.
     order = np.lexsort((reversed_G, key))
     key, reversed_G, edge = key[order], reversed_G[order], np.concatenate([proper, proper])[order]
     starts = np.concatenate([[True], key[1:] != key[:-1]]) if len(key) else np.zeros(0, dtype=bool)

@@ -74,8 +74,8 @@ def user_model(code: UserCode) -> type[nn.Module]:
     takes = inspect.signature(cls.forward).parameters
     base = UserCoupled if cls.reads == "edges" else UserDecoupled
     of_edges = {"operator": "edges"} if "edge_attr" in takes and base is UserCoupled else {}
-    told = {"weighs_edges": "edge_weight" in takes, **of_edges}
-    wrapper = type(cls.__name__, (base,), {"code": code, "made": cls, "__doc__": cls.__doc__, **told})
+    reads = {"weighs_edges": "edge_weight" in takes, **of_edges}
+    wrapper = type(cls.__name__, (base,), {"code": code, "made": cls, "__doc__": cls.__doc__, **reads})
     wrapper.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return wrapper
 
@@ -167,10 +167,10 @@ class UserCoupled(_UserModel, Coupled):
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         x = x_NF.to_dense() if isinstance(x_NF, FeatureMatrix) else x_NF.float()
         matrix = operators[0]
-        given = {"edge_weight": matrix.parts()[2]} if self.weighs_edges else {}
+        of_edges = {"edge_weight": matrix.parts()[2]} if self.weighs_edges else {}
         if isinstance(matrix, EdgeMatrix):
-            given["edge_attr"] = matrix.features(self.edge_features)
-        return self.embed_rows(x, _edge_index(matrix), rows=len(x), **given)
+            of_edges["edge_attr"] = matrix.features(self.edge_features)
+        return self.embed_rows(x, _edge_index(matrix), rows=len(x), **of_edges)
 
 
 class UserDecoupled(_UserModel):

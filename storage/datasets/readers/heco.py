@@ -51,7 +51,8 @@ def paths(name: str, options: DataSource) -> list[Path]:
     """Lists the published files, below the data root."""
     folder, network = Path(name.replace("-", "/")), NETWORKS[name]
     features = [f"{letter}_feat.npz" for letter in network.features]
-    return [folder / file for file in (LABELS, *PARTS.values(), *features, *(f"{of}.txt" for of in network.relations))]
+    edges = [f"{letters}.txt" for letters in network.relations]
+    return [folder / file for file in (LABELS, *PARTS.values(), *features, *edges)]
 
 
 def load_heco(name: str, options: DataSource) -> Graph:

@@ -95,10 +95,10 @@ def load_ogb_molecules(name: str, options: DataSource) -> Graph:
         "vocabulary": column_names(),
     }
     if BONDS in raw:
-        known = _table(raw[BONDS], np.int64, len(BOND_FEATURES), "the features of a bond")
-        if len(known) != len(pairs):
-            raise ShoalError(raw[BONDS], f"{len(known)} rows, and {EDGES}.csv.gz has {len(pairs)}; {AGAIN}")
-        arrays |= {"edge_attr": one_hot_bonds(_in_bounds(known, raw[BONDS], BOND_FEATURES)), "edge_names": bond_names()}
+        codes = _table(raw[BONDS], np.int64, len(BOND_FEATURES), "the features of a bond")
+        if len(codes) != len(pairs):
+            raise ShoalError(raw[BONDS], f"{len(codes)} rows, and {EDGES}.csv.gz has {len(pairs)}; {AGAIN}")
+        arrays |= {"edge_attr": one_hot_bonds(_in_bounds(codes, raw[BONDS], BOND_FEATURES)), "edge_names": bond_names()}
     where = {"edge_index": str(raw[EDGES]), "x": str(raw[ATOMS]), "y": str(raw[LABELS]), "graph": str(raw[ATOM_COUNTS])}
     made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **where}, target=target)
     return made if target != CLASSIFICATION else replace(made, classes=CLASSES)
@@ -148,15 +148,15 @@ def _joined_ends(pairs: np.ndarray, graph: np.ndarray, sizes: np.ndarray, path: 
     return pairs + (np.cumsum(sizes) - sizes)[graph][:, None]
 
 
-def _in_bounds(known: np.ndarray, path: Path, features: Mapping[str, int]) -> np.ndarray:
+def _in_bounds(codes: np.ndarray, path: Path, features: Mapping[str, int]) -> np.ndarray:
     """Returns features of atoms or bonds; raises a ShoalError where one has a value that there is none of."""
     widths = np.array(list(features.values()))
-    outside = (known < 0) | (known >= widths)
+    outside = (codes < 0) | (codes >= widths)
     if outside.any():
         row, column = (int(place[0]) for place in np.nonzero(outside))
         feature = f"column {column} ({list(features)[column]})"
-        raise ShoalError(path, f"row {row}, {feature} is {known[row, column]}, not in 0..{widths[column] - 1}; {AGAIN}")
-    return known
+        raise ShoalError(path, f"row {row}, {feature} is {codes[row, column]}, not in 0..{widths[column] - 1}; {AGAIN}")
+    return codes
 
 
 def _codes(files: dict[int, Path], graphs: int) -> np.ndarray:

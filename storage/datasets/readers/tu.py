@@ -1,6 +1,5 @@
 """Datasets of many small graphs, each with one label or numbers, as the TU collection publishes them."""
 
-import warnings
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from pyarrow import csv as arrow_csv
 
 from shoal.storage.datasets.sources.download import fetch_published
 from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, data_root, find_folder, reading
-from shoal.storage.errors import ShoalError, Unread
+from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import MOST_OF_A_BYTE, require_free
 from shoal.storage.files.reading import open_plain
 from shoal.storage.graph.from_arrays import graph_from_arrays
@@ -75,7 +74,7 @@ EDGES, GRAPHS, LABELS = "A", "graph_indicator", "graph_labels"
 # Files with labels and attributes of nodes.
 OF_NODE, ATTRIBUTES = "node_labels", "node_attributes"
 OF_NODES = {"nci1": (OF_NODE,), "proteins": (OF_NODE, ATTRIBUTES)}
-# Numbers of every graph, for `target: regression`; what is known of edges, which is not read.
+# Numbers of every graph, for `target: regression`; labels and attributes of edges.
 NUMBERS, OF_EDGES = "graph_attributes", ("edge_labels", "edge_attributes")
 MOST_LABELS = 1 << 16
 # The folders of the collection below the data root, ours and that of PyG's class; the root itself is the last.
@@ -102,7 +101,9 @@ def paths(options: DataSource) -> list[Path]:
         # Only the files tell what is known of nodes.
         of_nodes = tuple(part for part in (OF_NODE, ATTRIBUTES) if (root / folder / f"{title}_{part}.txt").is_file())
     of_graphs = NUMBERS if options.target == REGRESSION else LABELS
-    files = [folder / f"{title}_{part}.txt" for part in (EDGES, GRAPHS, of_graphs, *of_nodes)]
+    reads_edges = options.key not in NAMES and options.edge_features == "keep"
+    of_edges = [part for part in OF_EDGES if reads_edges and (root / folder / f"{title}_{part}.txt").is_file()]
+    files = [folder / f"{title}_{part}.txt" for part in (EDGES, GRAPHS, of_graphs, *of_nodes, *of_edges)]
     text = Path("tu_text") / f"{title}.zip"
     return [text] if not (root / files[0]).is_file() and (root / text).is_file() else files
 
@@ -118,7 +119,9 @@ def _options(name: str) -> tuple[str, ...]:
 
 def _content(options: DataSource) -> dict[str, Any]:
     """Returns the options that change a dataset, where they are set."""
-    return {option: value for option in _options(options.key) if (value := getattr(options, option))}
+    changed = {option: value for option in _options(options.key) if (value := getattr(options, option))}
+    drops = options.key not in NAMES and options.edge_features == "drop"
+    return changed | ({"edge_features": "drop"} if drops else {})
 
 
 def load_tu(name: str, options: DataSource) -> Graph:
@@ -126,8 +129,8 @@ def load_tu(name: str, options: DataSource) -> Graph:
     or any other dataset of the collection, `tu:MUTAG`, with numbers of graphs where `options.target` is `regression`.
 
     x are the labels of nodes, one-hot, as in PyG's TUDataset, and before them with `options.node_attributes`, or where
-    there are no labels, their measured attributes; where nodes have neither, their degrees, one-hot. Labels and
-    attributes of edges are left out, and a warning says so. Columns have names, by which datasets are joined: labels of
+    there are no labels, their measured attributes; where nodes have neither, their degrees, one-hot. Labels of edges,
+    one-hot, and their attributes are features of edges. Columns have names, by which datasets are joined: labels of
     nodes of two datasets are not the same, degrees are. Source: Morris et al., "TUDataset: A Collection of Benchmark
     Datasets for Learning with Graphs", 2020.
     """
@@ -144,19 +147,31 @@ def load_tu(name: str, options: DataSource) -> Graph:
     )
     root = data_root(options.root)
     where = {file.stem.removeprefix(f"{title}_"): str(root / file) for file in paths(options)}
-    of_edges = (root / files[0].parent / f"{title}_{part}.txt" for part in OF_EDGES)
-    left_out = [path.name for path in of_edges if path.is_file()]
-    if left_out:
-        warnings.warn(
-            Unread(f"dataset '{name}': what is known of edges is not read: {', '.join(left_out)}"), stacklevel=2
-        )
     columns: dict[str, np.ndarray] = {}
     for part, file in where.items():
         with reading(file, AGAIN):
-            columns[part] = _columns(file, whole=part not in (ATTRIBUTES, NUMBERS))
+            columns[part] = _columns(file, whole=part not in (ATTRIBUTES, NUMBERS, OF_EDGES[1]))
     arrays = {"edge_index": columns.pop(EDGES).T - 1, "graph": columns.pop(GRAPHS)[:, 0] - 1}
     arrays["y"] = columns.pop(NUMBERS) if options.target == REGRESSION else columns.pop(LABELS)[:, 0]
+    of_edges = {part: columns.pop(part) for part in OF_EDGES if part in columns}
+    arrays |= _edge_attr(name, of_edges, arrays["edge_index"].shape[1], where)
     return _graph(name, options, arrays, columns, where)
+
+
+def _edge_attr(name: str, of_edges: dict[str, np.ndarray], edges: int, where: dict[str, str]) -> dict[str, Any]:
+    """Makes `edge_attr` of the labels of edges, one-hot, and their attributes, and its names; empty: there are none."""
+    parts, names = [], list[str]()
+    for part, rows in of_edges.items():
+        if len(rows) != edges:
+            raise ShoalError(where[part], f"{len(rows)} rows for {edges} edges; {AGAIN}")
+        if part == OF_EDGES[0]:
+            one_hot, named = _one_hot(rows, f"{name} edge label")
+            parts.append(one_hot.toarray())
+        else:
+            named = [f"{name} edge attribute {k}" for k in range(rows.shape[1])]
+            parts.append(rows)
+        names += named
+    return {"edge_attr": np.concatenate(parts, axis=1), "edge_names": np.array(names)} if parts else {}
 
 
 def _graph(

@@ -10,7 +10,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_features import merge_relations
 
 # Nodes of a kind without features have a column each, of kinds with at most so many nodes.
-MOST_TOLD_APART = 1 << 16
+MOST_COLUMNS = 1 << 16
 
 
 class NodeKind(NamedTuple):
@@ -31,7 +31,7 @@ def join_kinds(
 
     Features of every kind have columns of their own, in which nodes of other kinds are zero, and behind these stands a
     column a kind, of ones at its nodes: a linear layer has weights of its own for each kind. Nodes of a kind without
-    features have one each, a column a node, up to `MOST_TOLD_APART` of them. Every relation is a column
+    features have one each, a column a node, up to `MOST_COLUMNS` of them. Every relation is a column
     of `edge_attr`, of ones at its edges, `[E, R]`; one that joins two kinds, and whose other way is not given, has one
     more for that. Two nodes that are joined by several relations have one edge with each of them.
 
@@ -64,10 +64,10 @@ def join_kinds(
 
 
 def _features(kind: NodeKind) -> sp.csr_array:
-    """Returns the features of the nodes of a kind, sparse float32 `[nodes, F]`: its own, or what tells them apart."""
+    """Returns the features of the nodes of a kind, sparse float32 `[nodes, F]`: its own, or a column each."""
     if kind.x is not None:
         return sp.csr_array(kind.x, dtype=np.float32)
-    if kind.nodes > MOST_TOLD_APART:
+    if kind.nodes > MOST_COLUMNS:
         return sp.csr_array((kind.nodes, 0), dtype=np.float32)
     return sp.csr_array(sp.eye_array(kind.nodes, dtype=np.float32))
 

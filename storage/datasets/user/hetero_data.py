@@ -39,8 +39,8 @@ def graph_of_kinds(
     kinds: dict[str, NodeKind] = {}
     labelled = [kind for kind in data.node_types if getattr(data[kind], "y", None) is not None]
     if len(labelled) != 1:
-        found = " and ".join(labelled) if labelled else "none"
-        raise ShoalError(f"{called}.y", f"one kind of nodes has labels, found {found}; leave out those of the others")
+        named = " and ".join(labelled) if labelled else "none"
+        raise ShoalError(f"{called}.y", f"one kind of nodes has labels, found {named}; leave out those of the others")
     for kind in data.node_types:
         store, place = data[kind], f"{called}[{kind!r}]"
         require_read({key: f"{place}.{key}" for key in store.to_dict()}, OF_NODES, way_out, warns=warns)

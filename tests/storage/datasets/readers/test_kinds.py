@@ -68,7 +68,7 @@ def test_kinds_are_one_graph() -> None:
 
 
 def test_very_many_nodes_without_features_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "MOST_TOLD_APART", 1)
+    monkeypatch.setattr(kinds, "MOST_COLUMNS", 1)
     data = papers()
     del data["author"].x
     data["author"].num_nodes = 2

@@ -24,9 +24,8 @@ from shoal.storage.datasets.readers.planetoid import PARTS
 from shoal.storage.datasets.readers.tu import NAMES, URL
 from shoal.storage.datasets.readers.tu import paths as tu_paths
 from shoal.storage.datasets.readers.twitch import FEATURES, paths
-from shoal.storage.datasets.registry import load, published_contents
+from shoal.storage.datasets.registry import fingerprint, load, published_contents
 from shoal.storage.datasets.sources.source import DataSource
-from shoal.storage.errors import Unread
 from shoal.storage.graph.graph import Graph
 
 Root = Callable[[str], str]
@@ -275,12 +274,19 @@ def write_any(folder: Path, **texts: str) -> None:
 def test_any_name_of_tu_is_read_from_either_layout(tmp_path: Path, layout: str) -> None:
     write_any(tmp_path / layout, **RAW, edge_labels="0\n0\n1\n2\n2\n3\n")
     source = DataSource("tu:MUTAG", root=str(tmp_path))
-    with pytest.warns(Unread, match=r"what is known of edges is not read: MUTAG_edge_labels\.txt"):
-        graph = load(source)
+    graph = load(source)
     assert_small(graph)
     assert graph.name == "MUTAG"
     assert dense(graph.x).tolist() == ONE_HOT
-    assert set(published_contents(source)) == {f"{layout}/MUTAG_{part}.txt" for part in RAW}
+    assert graph.edge_names == tuple(f"MUTAG edge label 0.{k}" for k in range(4))
+    assert graph.edge_attr.sum(1).tolist() == [1.0] * graph.entries  # type: ignore[union-attr]
+    assert set(published_contents(source)) == {f"{layout}/MUTAG_{part}.txt" for part in (*RAW, "edge_labels")}
+    dropped = DataSource("tu:MUTAG", root=str(tmp_path), edge_features="drop")
+    assert load(dropped).edge_attr is None
+    assert fingerprint(dropped) != fingerprint(source)
+    (tmp_path / layout / "MUTAG_edge_attributes.txt").write_text("0.5\n1\n")
+    with refused(str(tmp_path / layout / "MUTAG_edge_attributes.txt"), says="2 rows for 6 edges"):
+        load(source)
 
 
 def test_an_archive_in_the_folder_is_unpacked(tmp_path: Path) -> None:
