@@ -1,7 +1,9 @@
 """R-GCN: a weight for every kind of edge."""
 
-from typing import Any
+from typing import Annotated, Any
 
+import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.coupled import Coupled
@@ -24,20 +26,35 @@ class RGCN(Coupled):
     papers_head = "conv"
 
     def __init__(
-        self, features: int, classes: int, hops: int, dropout: float, edge_features: int, **options: Any
+        self,
+        features: int,
+        classes: int,
+        hops: int,
+        dropout: float,
+        edge_features: int,
+        *,
+        bases: Annotated[int, Field(ge=1)] | None = None,
+        **options: Any,
     ) -> None:
-        """Takes the arguments of `Coupled`, and the number of kinds of edges."""
-        self.edge_features = edge_features
+        """Takes the arguments of `Coupled`, and the number of kinds of edges.
+
+        Args:
+            edge_features: Number of kinds.
+            bases: Weights of which those of all kinds are sums (eq. 3), so that fewer numbers are sent; null: each has
+                its own.
+        """
+        self.edge_features, self.bases = edge_features, bases
         super().__init__(features, classes, hops, dropout, **options)
 
     def layer(self, number: int, width: int, out: int, last: bool) -> RGCNConv:
-        return RGCNConv(width, out, self.edge_features)
+        return RGCNConv(width, out, self.edge_features, self.bases)
 
     def head_messages(self, hidden: int, classes: int) -> nn.Module:
-        return KindWeights(hidden, classes, self.edge_features)
+        return KindWeights(hidden, classes, self.edge_features, self.bases)
 
     def first_weights(self) -> list[nn.Parameter]:
-        return [weight for weight in self.convs[0].parameters() if weight.dim() == 2]
+        conv: Any = self.convs[0]
+        return [conv.root.weight, *(linear.weight for linear in conv.kinds.linears)]
 
     def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
         return self._add_kinds(transform(x, conv.root.weight, conv.bias)[: len(operator)], conv.kinds, operator, x)
@@ -49,7 +66,12 @@ class RGCN(Coupled):
     def _add_kinds(self, of_nodes: Tensor, kinds: Any, operator: SparseMatrix, x: Features) -> Tensor:
         """Adds the means over senders of every kind to what nodes have of their own."""
         assert isinstance(operator, EdgeMatrix)
+        messages = [transform(x, linear.weight) for linear in kinds.linears]
+        if kinds.shares is not None:
+            messages = list(
+                (kinds.shares @ torch.stack(messages).flatten(1)).view(self.edge_features, *messages[0].shape)
+            )
         out = of_nodes
-        for linear, matrix in zip(kinds.linears, operator.relations(self.edge_features), strict=True):
-            out = out + matrix @ transform(x, linear.weight)
+        for message_MH, matrix in zip(messages, operator.relations(self.edge_features), strict=True):
+            out = out + matrix @ message_MH
         return out

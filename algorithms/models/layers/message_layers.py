@@ -195,24 +195,29 @@ class EdgeTransformerConv(nn.Module):
 
 
 class KindWeights(nn.Module):
-    """A weight `[H, F]` of every kind of edge."""
+    """A weight `[H, F]` of every kind of edge; or of every base, and how much of each a kind has, `[kinds, bases]`."""
 
-    def __init__(self, features: int, outputs: int, kinds: int) -> None:
+    def __init__(self, features: int, outputs: int, kinds: int, bases: int | None = None) -> None:
         super().__init__()
-        self.linears = nn.ModuleList(Linear(features, outputs, bias=False, by_glorot=True) for _ in range(kinds))
+        count = kinds if bases is None else bases
+        self.linears = nn.ModuleList(Linear(features, outputs, bias=False, by_glorot=True) for _ in range(count))
+        self.shares = None if bases is None else nn.Parameter(torch.empty(kinds, bases))
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         for linear in self.linears:
             linear.reset_parameters()  # type: ignore[operator]
+        if self.shares is not None:
+            glorot(self.shares)
 
 
 class RGCNConv(nn.Module):
-    """A weight of the node itself, one of every kind of edge, and b."""
+    """A weight of the node itself, those of kinds of edges, and b."""
 
-    def __init__(self, features: int, outputs: int, kinds: int) -> None:
+    def __init__(self, features: int, outputs: int, kinds: int, bases: int | None = None) -> None:
         super().__init__()
         self.root = Linear(features, outputs, bias=False, by_glorot=True)
-        self.kinds = KindWeights(features, outputs, kinds)
+        self.kinds = KindWeights(features, outputs, kinds, bases)
         self.bias = nn.Parameter(torch.empty(outputs))
         self.reset_parameters()
 

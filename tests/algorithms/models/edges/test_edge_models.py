@@ -204,3 +204,20 @@ def test_a_client_without_edges_or_features_of_any_answers(name: str, make_view:
         out = make(name)(all_nodes(view, "edges", 2)).logits_NC
         assert (tuple(out.shape), bool(out.isfinite().all())) == ((nodes, CLASSES), True)
         out.sum().backward()
+
+
+def test_kinds_share_bases_as_pyg_has_them(make_view: MakeView) -> None:
+    view = with_features(make_view, kinds=True)
+    model = make("rgcn", bases=3).eval()
+    assert len(list(model.convs[0].parameters())) == 1 + 3 + 1 + 1
+    layers = [RGCNConv(width, HIDDEN, OF_EDGES, num_bases=3, aggr="mean") for width in (FEATURES, HIDDEN)]
+    for theirs, ours in zip(layers, model.convs):
+        theirs.weight.data = torch.stack([linear.weight.t() for linear in ours.kinds.linears]).detach().clone()
+        theirs.comp.data = ours.kinds.shares.detach().clone()
+        theirs.root.data, theirs.bias.data = ours.root.weight.t().detach().clone(), ours.bias.detach().clone()
+    expected = by_pyg("rgcn", layers, view.whole(0), view)
+    found = model(all_nodes(view, model.operator, model.depth)).embedding_NH
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for embedding in (found, expected):
+        embedding.square().sum().backward()
+    torch.testing.assert_close(model.convs[0].kinds.shares.grad, layers[0].comp.grad, rtol=1e-4, atol=1e-5)
