@@ -215,7 +215,7 @@ def require_features_of_edges(config: Config, dataset: str, edge_features: int) 
     name = config.algorithm.name
     algorithm = load(describe(name, config.algorithm.options))
     with code_of(algorithm, "models"):
-        described = [str(model["name"]) for model in algorithm.models().values() if model is not None]
+        described = [str(model["name"]) for model in algorithm.models().values() if model and "name" in model]
     every = (*(spec.name for spec in config.models()), *described)
     readers = [model for model in every if needs_edges(model, backbone(model, True, config.task))]
     if readers and not edge_features:

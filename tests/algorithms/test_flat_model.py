@@ -1,5 +1,6 @@
 import pytest
 import torch
+from support.coupled_models import edge_features
 from torch import nn
 
 from shoal.algorithms.client import FlatModel
@@ -105,7 +106,9 @@ def test_parameters_of_another_shape_are_refused(shape: tuple[int, ...]) -> None
 @pytest.mark.parametrize("name", sorted(BACKBONES))
 @pytest.mark.parametrize("embedding", [None, 6])
 def test_the_classifier_is_weight_by_row_then_bias(name: str, embedding: int | None) -> None:
-    model = FlatModel(build(name, 5, 3, 2, 0.0, {"hidden": 8, "layers": 2}, embedding), sparse=True)
+    options = {"hidden": 8, "layers": 2}
+    module = build(name, 5, 3, 2, 0.0, options, embedding, edge_features=edge_features(name))
+    model = FlatModel(module, sparse=True)
     model.load(torch.arange(len(model.w), dtype=torch.float32))
     last = model.module.head.linears[-1]  # type: ignore
     assert last.weight.shape == (3, embedding or 8)

@@ -15,14 +15,15 @@ from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs import masked_features
 from shoal.algorithms.models.inputs.masked_features import smoothed_hops, smoothing_over
-from shoal.algorithms.models.names import BACKBONES
+from shoal.algorithms.models.names import BACKBONES, NEED_EDGES
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.shards.shard import Shard
 from shoal.storage.shards.split import Split
 from shoal.storage.shards.view import Cache, View
 
 NODES, FEATURES, CLASSES, HOPS = 14, 6, 3, 2
-NAMES = [*BACKBONES, "sgc, adapted", "gamlp, one layer", "gbp, one layer"]
+# Views have edges without features.
+NAMES = [*(name for name in BACKBONES if name not in NEED_EDGES), "sgc, adapted", "gamlp, one layer", "gbp, one layer"]
 
 
 def view_of(edges: np.ndarray, x: np.ndarray, r: float, rows: str = "all") -> View:
