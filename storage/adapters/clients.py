@@ -17,9 +17,12 @@ from shoal.storage.datasets.user.unread import require_read
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.labels import Names, coded_together
+from shoal.storage.options.target_names import CLASSIFICATION, Target
 
 
-def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients") -> Graph:
+def from_clients(
+    graphs: Sequence[Data | Sequence[Data]], name: str = "clients", target: Target = CLASSIFICATION
+) -> Graph:
     """Joins the graphs of all clients to one graph, called `name`, which says whose every node is.
 
     It is what a config takes as `data`, as in `shoal.run(config, data=shoal.from_clients(graphs))`; `save_graph` writes
@@ -31,6 +34,7 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
             class, and a class that no client has is none. Clients may lack edges, labels or training nodes. Masks of
             all clients are the split; where no client has masks, the config divides the nodes (`data.split`).
             With `task: graph` a client is a list of `Data`.
+        target: What `y` are, as `from_pyg` takes it; numbers or labels of all clients are as many an item.
 
     Returns:
         The nodes of client 0, then those of client 1, and so on, and `assignment`, int32 `[items]`.
@@ -56,10 +60,13 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
                     raise ShoalError(client, "has no nodes; leave the client out")
         if "assignment" in names:
             raise ShoalError(names["assignment"], f"the place in the list is the client; {take_out('assignment')}")
-        part = graph_of_data(_without_labels(data), client, client, take_out, own=False, warns=False)
+        unlabelled = _without_labels(data) if target == CLASSIFICATION else data
+        part = graph_of_data(unlabelled, client, client, take_out, own=False, warns=False, target=target)
         first = parts[0] if parts else part
         if part.features != first.features:
             raise ShoalError(f"{client}.x", f"expected {first.features} features, as client 0 has, got {part.features}")
+        if target != CLASSIFICATION and part.classes != first.classes:
+            raise ShoalError(f"{client}.y", f"expected {first.outputs}, as client 0 has, got {part.outputs}")
         if part.edge_features != first.edge_features:
             expected = f"expected {first.edge_features} features an edge, as client 0 has"
             raise ShoalError(f"{client}.edge_attr", f"{expected}, got {part.edge_features}; without edges [0, D]")
@@ -70,6 +77,8 @@ def from_clients(graphs: Sequence[Data | Sequence[Data]], name: str = "clients")
     require_read(names, (*READ, "batch", "adj_t"), take_out)
     whole = join_domains(parts) if len(parts) > 1 else parts[0]
     clients = np.repeat(np.arange(len(parts), dtype=np.int32), [part.items for part in parts])
+    if target != CLASSIFICATION:
+        return replace(whole, name=name, assignment=clients, domains=())
     y, label_names = _labels(graphs, parts)
     classes = int(y.max(initial=-1)) + 1
     return replace(whole, name=name, assignment=clients, domains=(), y=y, classes=classes, label_names=label_names)

@@ -32,9 +32,10 @@ def join_domains(graphs: Sequence[Graph]) -> Graph:
         raise ShoalError(
             "data.dataset", f"labels of one federation are all of nodes or all of graphs, found {of_kinds}"
         )
-    widths = [graph.classes for graph in graphs if graph.target is not None]
-    if len(set(widths)) > 1:
-        raise ShoalError("data.dataset", f"graphs of one federation have the same targets, found {widths} of them")
+    targets = {None if graph.target is None else (graph.classes, graph.label_names) for graph in graphs}
+    if len(targets) > 1:
+        of_graphs = ", ".join(f"{graph.name} {graph.outputs}" for graph in graphs)
+        raise ShoalError("data.dataset", f"graphs of one federation have the same targets, found {of_graphs}")
     of_edges = {(graph.edge_features, graph.edge_names) for graph in graphs}
     if len(of_edges) > 1:
         widths_of = ", ".join(f"{graph.name} {graph.edge_features}" for graph in graphs)
