@@ -107,6 +107,33 @@ WAYS = {
 }
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_numbers_to_predict_are_those_of_each_client(several: bool, config: dict[str, Any]) -> None:
+    """Of nodes, two numbers a node; of graphs, one a graph."""
+    rows = [client(12, 30, seed) for seed in range(3)]
+    for data in rows:
+        data.y = torch.stack([data.x.sum(1), data.x[:, 0]], dim=1)
+    graphs: list[Any] = rows
+    if several:
+        small = [[client(5, 8, 10 * number + seed) for seed in range(8)] for number in range(3)]
+        graphs = [
+            [Data(x=data.x, edge_index=data.edge_index, y=data.x.sum()[None, None]) for data in of] for of in small
+        ]
+    graph = shoal.from_clients(graphs, target="regression")
+    truth = torch.cat([data.y for part in graphs for data in (part if several else [part])])
+    np.testing.assert_array_equal(graph.target, truth)
+    assert graph.classes == truth.shape[1]
+    changes = {"task": "graph"} if several else {}
+    run = shoal.run(
+        {**config, "target": "regression", "model": "gcn", "data": {"split": "per_client"}, **changes}, data=graph
+    )
+    assert np.isfinite(run.metrics["loss"].to_pylist()).all()
+    wrong = rows[0].clone()
+    wrong.y = wrong.y[:, :1]
+    with refused("client 1.y", says="expected 2 targets, as client 0 has, got 1 target"):
+        shoal.from_clients([rows[1], wrong], target="regression")
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("several", [False, True])
 def test_labels_are_those_of_the_same_graph_as_one(way: str, several: bool) -> None:
@@ -159,7 +186,7 @@ def test_clients_may_write_the_same_labels_in_other_types() -> None:
         ),
         (client(5, 5, 1, y=torch.ones(4)), "client 1.y", "shape [4], but x has 5 rows"),
         (client(5, 5, 1, y=torch.ones(5, 3)), "client 1.y", "row 0 is of several classes"),
-        (client(5, 5, 1, edge_attr=torch.ones(5, 2)), "client 1.edge_attr", "would be lost"),
+        (client(5, 5, 1, edge_attr=torch.ones(5, 2)), "client 1.edge_attr", "expected 0 features an edge, as client 0 has, got 2"),
         (client(5, 5, 1, assignment=torch.zeros(5)), "client 1.assignment", "the place in the list"),
         (Data(x=torch.ones(0, 8), edge_index=torch.zeros(2, 0)), "client 1", "no nodes"),
         (TemporalData(), "client 1", "graphs over time are not supported"),
