@@ -58,6 +58,7 @@ def run_smallest(script: str, arguments: Sequence[str], folder: Path, seconds: f
     assert printed or script == "page_figures.py"
 
 
+@pytest.mark.slow
 def test_methods_beside_local(tmp_path: Path) -> None:
     """A method that refuses the setting is left out."""
     arguments = ["--graphs=digits", "--rounds=4", "--repeats=1", "--methods", "fedprox", "fedgcn"]
@@ -67,6 +68,7 @@ def test_methods_beside_local(tmp_path: Path) -> None:
     assert "left out: fedgcn: data.cross_edges" in printed
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(
     "script", [pytest.param(script, marks=[pytest.mark.slow] * (script in LONG)) for script in SMALLEST]
 )
