@@ -194,7 +194,7 @@ def test_every_sampler_and_pruner_ends(config: str, sampler: str, prune: str) ->
 
 
 def test_the_page_has_importance_coordinates_and_the_best(config: str) -> None:
-    search = searched(config, "rounds=3", trials=5)
+    search = searched(config, "rounds=3", trials=9)
     page = report([search.folder], None, kinds=("svg",)).read_text()
     assert all(title in page for title in ("Best validation so far", "Importance of keys", "Trials, FedGTA"))
     # What was searched comes before the scores of the winner.
@@ -205,7 +205,7 @@ def test_the_page_has_importance_coordinates_and_the_best(config: str) -> None:
     (found,) = plain["searches"]
     best = max(found["trials"], key=lambda trial: trial["scores"]["3"])
     assert found["chosen"] == best["number"]
-    assert found["progress"][-1] == [15, best["scores"]["3"]]
+    assert found["progress"][-1] == [27, best["scores"]["3"]]
     assert sum(found["importance"].values()) == pytest.approx(1)
     (search.folder / "search.json").write_text(json.dumps(plain))
     with refused(search.folder / "search.json"):
