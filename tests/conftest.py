@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from support.exhaustive import choose, pytest_addoption, pytest_configure  # noqa: F401  # hooks of pytest
 from support.plain_fedavg import row_counts
 from support.small_graphs import write_graphs
@@ -49,6 +50,9 @@ pytest_plugins = ["support.run_fixtures"]
 HERE = Path(__file__).parent
 # Methods of ours are checked in every round and guarded against writes, as those of users are.
 os.environ.setdefault("SHOAL_CHECK_ALWAYS", "1")
+# No test has a clock: a loaded machine holds up any example.
+settings.register_profile("without deadline", deadline=None)
+settings.load_profile("without deadline")
 Start = Callable[..., Server]
 
 

@@ -26,6 +26,7 @@ from picture import GALLERY, WIDTH, take
 from PIL import Image
 from rooms import ORDER
 from support.browser import BROWSER, browser
+from support.fixtures import Check
 from support.small_runs import shortened, small_run
 
 from shoal.algorithms.methods.registry.load import describe, load
@@ -65,7 +66,7 @@ def test_readme_is_short() -> None:
 
 
 @pytest.mark.parametrize("changed", [shortened, pytest.param(str, marks=pytest.mark.slow)])
-def test_commands_run(here: Path, shoal: Callable[..., None], changed: Callable[[str], str]) -> None:
+def test_commands_run(here: Path, shoal: Check, changed: Callable[[str], str]) -> None:
     """The first as a shell does it; by default with fewer rounds."""
     os.symlink(ROOT / "configs", here / "configs")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -89,7 +90,7 @@ def test_pages_are_short() -> None:
     assert sum(len(text.split()) for text in texts.values()) <= 45_000
 
 
-def test_guide_for_agents_runs(here: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_guide_for_agents_runs(here: Path, shoal: Check, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command of it, the example of a method as it stands, and the program; every folder is there."""
     text = (ROOT / "AGENTS.md").read_text()
     (method,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
@@ -124,7 +125,7 @@ def test_make_targets_exist() -> None:
 
 
 @pytest.mark.slow
-def test_results_come_out(here: Path, shoal: Callable[..., None]) -> None:
+def test_results_come_out(here: Path, shoal: Check) -> None:
     """Means over seeds of each column of the table, to half a point on another processor."""
     if not CORA.exists():
         pytest.skip(f"{CORA} is missing: set SHOAL_DATA to a folder of published files")
@@ -371,9 +372,7 @@ def losses_of(algorithm: dict[str, Any], root: Path) -> list[float]:
     return [line["loss"] for line in read_metrics(run(parse_config(plain, "test")))]
 
 
-def test_example_of_the_documentation_runs(
-    here: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_example_of_the_documentation_runs(here: Path, shoal: Check, capsys: pytest.CaptureFixture[str]) -> None:
     """Every client of it comes out, together all nodes of the club; `shoal prepare` makes the same of its folder."""
     (source,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), flags=re.DOTALL)
     (here / "example.py").write_text(source + "print(sum(shard.nodes for shard in map(store.shard, range(2))))\n")

@@ -6,12 +6,12 @@ import re
 import runpy
 import shlex
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rooms import ROOT
 from support.errors import refused
+from support.fixtures import Check, Status
 from support.small_runs import shortened
 
 from shoal.algorithms.methods.registry.load import describe, load
@@ -41,7 +41,7 @@ CORA = Path(os.environ.get("SHOAL_DATA", "/")) / "planetoid" / "Cora"
 
 
 @pytest.fixture
-def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Callable[..., int]) -> Callable[..., None]:
+def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Status) -> Check:
     """Saves the files of a tutorial and performs its commands, in their order; `short` changes numbers of rounds."""
 
     def perform(line: str) -> None:
@@ -86,16 +86,14 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Callable[...
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_tutorial_runs_with_fewer_rounds(
-    name: str, follow: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tutorial_runs_with_fewer_rounds(name: str, follow: Check, capsys: pytest.CaptureFixture[str]) -> None:
     follow(name, short=True)
     assert UNTRAINED not in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [path.stem for path in FOLDER.glob("*.md")])
-def test_tutorial_runs(name: str, follow: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_tutorial_runs(name: str, follow: Check, capsys: pytest.CaptureFixture[str]) -> None:
     """Its clients train; what it shows of participation comes out, to half a point on another processor."""
     follow(name)
     assert UNTRAINED not in capsys.readouterr().err
@@ -113,7 +111,7 @@ def test_tutorial_runs(name: str, follow: Callable[..., None], capsys: pytest.Ca
 
 
 def test_five_commands_lead_to_a_curve_that_rises(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Callable[..., int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Status
 ) -> None:
     """Installing, activating, a sweep over participation, its page, LaTeX: here of one method and one seed."""
     readme, makefile = ((ROOT / name).read_text() for name in ("README.md", "Makefile"))

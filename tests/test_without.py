@@ -1,17 +1,16 @@
-"""A checkout without one of its features: all modules are imported; `tests/without.py` alone tries more."""
+"""What a checkout without one of its features needs: lists alone import it; `tests/without.py` tries the rest."""
 
 import subprocess
 import sys
-from datetime import date
 
 import pytest
-from without import FEATURES, ROOT
+from rooms import imports, modules
+from without import FEATURES, ROOT, Feature
 
 from shoal.engine.sections.sections import SECTIONS
 from shoal.features.features import FEATURES as AROUND
 
-# Another one on each day.
-TODAY = sorted(FEATURES)[date.today().toordinal() % len(FEATURES)]
+IMPORTS = imports(modules())
 
 
 def try_without(feature: str, *more: str) -> None:
@@ -29,8 +28,11 @@ def test_every_feature_has_one_section() -> None:
     assert {*declared, *around} <= code
 
 
-def test_modules_are_imported_without_a_feature() -> None:
-    try_without(TODAY, "--only-imports")
+@pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
+def test_lists_alone_import_a_feature(feature: Feature) -> None:
+    own = {path for path in IMPORTS if any(path.is_relative_to(place) for place in feature.code)}
+    assert own
+    assert {str(path) for path in IMPORTS.keys() - own if IMPORTS[path] & own} <= set(feature.lists)
 
 
 @pytest.mark.slow

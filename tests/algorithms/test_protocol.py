@@ -1,6 +1,6 @@
 """Small methods of a user's file: split learning, gossip, several models, and writing into what was lent."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Client, Context, Mix, Received, Requests, Trainer, Tree, Upload
 from shoal.algorithms.protocol import MODEL, Ask, Reduce
-from shoal.engine.rounds.server import Server
 from shoal.storage.shards.view import View
 
 MLP = {"model.name": "mlp", "model.hidden": 8, "train.dropout": 0.0}
@@ -151,7 +150,7 @@ class Twins(Algorithm):
         yield Ask("train", {})
 
 
-def test_a_second_model_of_the_config_is_of_the_client_s_kind(start: Callable[..., Server]) -> None:
+def test_a_second_model_of_the_config_is_of_the_client_s_kind(start: Start) -> None:
     models = [{"name": "mlp", "hidden": 8}, {"name": "mlp", "hidden": 6}, {"name": "mlp", "hidden": 3}]
     keys = {"algorithm.name": f"{__file__}:Twins", "model": models, "heterogeneity.embedding": 8}
     server = start(keys)
@@ -177,7 +176,7 @@ class Builder(Algorithm):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_server_s_model_is_the_one_that_clients_start_from(start: Callable[..., Server], number: int) -> None:
+def test_the_server_s_model_is_the_one_that_clients_start_from(start: Start, number: int) -> None:
     models = [{"name": "mlp", "hidden": 8}, {"name": "mlp", "hidden": 3}]
     keys = {"algorithm.name": f"{__file__}:Builder", "model": models, "heterogeneity.embedding": 8}
     server = start(keys)

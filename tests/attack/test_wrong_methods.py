@@ -1,6 +1,5 @@
 """Wrong methods of a user's own end with one line that names the file, the line in it, and the client."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,10 @@ import torch
 import yaml
 from integration.server_here import OnHosts
 from support.errors import refused
+from support.fixtures import Configure, Start
 
 from attack.wrong_methods import WRONG, hook, require_line, write_method
 from shoal.cli.main import command as main
-from shoal.engine.config.config import Config
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.costs import unwatched
@@ -20,7 +19,6 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import plan_of
 from shoal.storage.errors import ShoalError
 
-Start = Callable[..., Server]
 MODEL = {"model.name": "mlp", "train.epochs": 1, "rounds": 1}
 FROM_A_HOST = [
     "train: sys.exit() # here",
@@ -41,7 +39,7 @@ def test_wrong_method_in_process_is_one_line(start: Start, tmp_path: Path, name:
 
 @pytest.mark.parametrize("name", FROM_A_HOST)
 def test_wrong_method_on_a_host_is_the_same_line(
-    configure: Callable[..., Config], hosts: list[Any], tmp_path: Path, name: str
+    configure: Configure, hosts: list[Any], tmp_path: Path, name: str
 ) -> None:
     """On a server that is an actor, see tests/engine/runs/test_driver.py."""
     method, words = write_method(tmp_path, WRONG[name].text, *WRONG[name].words)
@@ -126,7 +124,7 @@ def test_keyboard_interrupt_in_a_method_interrupts(start_with: Start) -> None:
 @pytest.mark.parametrize("name", ["file: exits", "setup: sys.exit(0) # here", "round: sys.exit(0) # here\nyield"])
 def test_command_of_a_wrong_method_ends_with_status_2(
     tmp_path: Path,
-    configure: Callable[..., Config],
+    configure: Configure,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

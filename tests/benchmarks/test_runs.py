@@ -35,6 +35,7 @@ SMALLEST: dict[str, Sequence[str]] = {
 }
 # These take more than three seconds even so.
 LONG = ("asynchronous.py", "attack.py", "cluster.py", "computed_hops.py", "copilots.py", "fast_paths.py", "split.py")
+OF_MANY = {script: pytest.mark.slow if script in LONG else pytest.mark.exhaustive(3) for script in SMALLEST}
 # Each starts processes, which import and compile for themselves and take longer than a test may.
 OF_PROCESSES: dict[str, Sequence[str]] = {
     "floor.py": ["--only=linear-20", "--pairs=1", "--folder=FOLDER"],
@@ -58,6 +59,7 @@ def run_smallest(script: str, arguments: Sequence[str], folder: Path, seconds: f
     assert printed or script == "page_figures.py"
 
 
+@pytest.mark.slow
 def test_methods_beside_local(tmp_path: Path) -> None:
     """A method that refuses the setting is left out."""
     arguments = ["--graphs=digits", "--rounds=4", "--repeats=1", "--methods", "fedprox", "fedgcn"]
@@ -67,9 +69,7 @@ def test_methods_beside_local(tmp_path: Path) -> None:
     assert "left out: fedgcn: data.cross_edges" in printed
 
 
-@pytest.mark.parametrize(
-    "script", [pytest.param(script, marks=[pytest.mark.slow] * (script in LONG)) for script in SMALLEST]
-)
+@pytest.mark.parametrize("script", [pytest.param(script, marks=mark) for script, mark in OF_MANY.items()])
 def test_a_benchmark_runs_in_its_smallest_form(script: str, tmp_path: Path) -> None:
     run_smallest(script, SMALLEST[script], tmp_path, 120.0)
 

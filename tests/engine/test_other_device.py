@@ -164,7 +164,7 @@ OF_MIXED = [name for name in METHODS if "fedavg" not in name and name not in NO_
 MANY |= {f"list of models {name}": {**METHODS[name], **MIXED} for name in OF_MIXED}
 
 
-@pytest.mark.exhaustive(20)
+@pytest.mark.exhaustive(30)
 @pytest.mark.parametrize("name", MANY)
 def test_methods_and_models(here: Run, run_there: Run, name: str) -> None:
     keys = {**KEYS, **MANY[name]}
@@ -185,8 +185,9 @@ def test_other_tasks(here: Run, run_there: Run, request: pytest.FixtureRequest, 
 
 
 @needs("hostile", "robust")
-@pytest.mark.parametrize("attack", ["scaled", "label_flip", "gaussian"])
-@pytest.mark.parametrize("reduction", ["median", "krum", "norm_bound"])
+@pytest.mark.parametrize(
+    ("reduction", "attack"), [("median", "scaled"), ("krum", "label_flip"), ("norm_bound", "gaussian")]
+)
 def test_hostile_clients_there(here: Run, run_there: Run, attack: str, reduction: str) -> None:
     keys = {**KEYS, "attack.kind": attack, "aggregation.kind": reduction, "model.name": "sgc"}
     keys |= {"aggregation.share": 0.0} if reduction == "krum" else {}

@@ -3,15 +3,14 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 import yaml
+from support.fixtures import Configure
 
-from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
@@ -47,7 +46,7 @@ shoal.run(sys.argv[1])
 """
 
 
-def test_round_and_visit_are_of_few_files(make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_and_visit_are_of_few_files(make_config: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_CHECK_ALWAYS", "0")
     config = make_config(partition__clients=10, model__name="sgc", engine__backend="local")
     backend = LocalBackend()
@@ -80,7 +79,7 @@ def test_round_and_visit_are_of_few_files(make_config: Callable[..., Config], mo
 
 
 def test_run_imports_few_files_before_round_1_and_no_library_that_it_does_not_use(
-    make_config: Callable[..., Config], tmp_path: Path
+    make_config: Configure, tmp_path: Path
 ) -> None:
     keys = {"partition__method": "random", "run__root": str(tmp_path / "runs"), "engine__backend": "local"}
     config = make_config(partition__clients=10, model__name="sgc", **keys)

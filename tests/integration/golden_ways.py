@@ -35,7 +35,11 @@ RESUMED = (
 )  # fmt: skip
 KILLED_TOO = ("uploads topk", "privacy client, adaptive clip", "attack sign_flip, masks")
 RESUMED_TOO = ("fedpg attention", "fggp participation 0.3", "fedsage_plus gcn", "schedule fedbuff")
-IN_PROCESS = tuple(name for name in matrix() if name not in (*ON_HOSTS, *KILLED, *RESUMED))
+OTHERWISE = {*ON_HOSTS, *KILLED, *RESUMED}
+# Methods that run with both models take turns: each model is there with half of them, the other run is slow.
+BOTH = [name.removesuffix(" gcn") for name in matrix() if name.endswith(" gcn") and f"{name[:-4]} gamlp" in matrix()]
+IN_TURN = {f"{name} {('gamlp', 'gcn')[place % 2]}" for place, name in enumerate(BOTH)} - OTHERWISE
+IN_PROCESS = tuple(name for name in matrix() if name not in OTHERWISE | IN_TURN)
 
 
 def cases(by_default: Collection[str], slow: Collection[str]) -> Iterator[Any]:

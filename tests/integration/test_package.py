@@ -199,11 +199,12 @@ def test_user_folder_modules_of_our_names_raise(folder: Path) -> None:
         assert f"RuntimeError: imported {folder / name}" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "runs"),
     [
         (["run", "engine.backend=ray"], 1),
-        pytest.param(["sweep", "seed+engine.backend=0+ray,1+local", "--at-once", "2"], 2, marks=pytest.mark.slow),
+        (["sweep", "seed+engine.backend=0+ray,1+local", "--at-once", "2"], 2),
     ],
     ids=["on Ray", "at once"],
 )

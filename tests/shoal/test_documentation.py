@@ -46,10 +46,12 @@ def test_the_changes_name_the_version() -> None:
 def test_hooks_before_a_commit_pass() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     assert [hook["id"] for hook in hooks] == ["ruff-check", "ruff-format", "rooms"]
-    for hook in hooks:
-        words = hook["entry"].split()
-        files = [] if hook.get("pass_filenames") is False else ["shoal/__init__.py", "examples/quickstart.ipynb"]
-        assert subprocess.run([*_tool(words[0]), *words[1:], *files], cwd=ROOT, capture_output=True).returncode == 0
+    # Rooms are drawn by `test_imports.py`.
+    *checks, rooms = [hook["entry"].split() for hook in hooks]
+    assert (ROOT / rooms[-1]).exists()
+    for words in checks:
+        command = [*_tool(words[0]), *words[1:], "shoal/__init__.py", "examples/quickstart.ipynb"]
+        assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
 
 
 def _tool(name: str) -> list[str]:

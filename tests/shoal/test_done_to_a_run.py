@@ -1,13 +1,13 @@
 """What is done to a run stands in its head and in its last lines, there with the command that shows more."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from support.fixtures import Refused, Status
 from support.needs import needs
 from support.small_runs import small_run
 from support.user_graph import user_graph
@@ -109,7 +109,7 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str]] = {
 
 
 @pytest.fixture
-def config_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def config_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
     """Writes a config of two rounds, with sections changed, into the working directory, and gives its name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(STAGE)
@@ -137,8 +137,8 @@ def test_every_feature_that_acts_on_a_run_says_so() -> None:
 @pytest.mark.parametrize("feature", [pytest.param(feature, marks=needs(feature)) for feature in SAID])
 def test_head_and_last_lines_say_what_is_done_to_a_run(
     feature: str,
-    config_of: Callable[..., str],
-    status: Callable[..., int],
+    config_of: Refused,
+    status: Status,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     keys, subject, text, more = SAID[feature]
@@ -151,9 +151,7 @@ def test_head_and_last_lines_say_what_is_done_to_a_run(
     assert status(*command.split()[1:]) == 0
 
 
-def test_a_plain_run_says_nothing(
-    config_of: Callable[..., str], status: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plain_run_says_nothing(config_of: Refused, status: Status, capsys: pytest.CaptureFixture[str]) -> None:
     assert status("run", config_of({})) == 0
     out, err = capsys.readouterr()
     assert "; more: " not in out
@@ -163,7 +161,7 @@ def test_a_plain_run_says_nothing(
 
 @needs("privacy")
 def test_last_lines_have_epsilon_of_the_rounds_that_were_trained(
-    config_of: Callable[..., str], status: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    config_of: Refused, status: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A callback ends a run of 200 rounds early; its page says the same."""
     keys = {**SAID["privacy"][0], "rounds": 200, "callbacks": [{"name": "early_stopping", "patience": 2}]}
@@ -183,7 +181,7 @@ def test_last_lines_have_epsilon_of_the_rounds_that_were_trained(
 
 
 @needs("hostile", "robust")
-def test_a_sweep_says_what_its_runs_share(config_of: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_says_what_its_runs_share(config_of: Refused, capsys: pytest.CaptureFixture[str]) -> None:
     path = config_of(SAID["hostile"][0])
     sweep = Sweep(Study(path, ["aggregation=mean,median", "seed=0,1"]))
     assert sweep.go()

@@ -186,7 +186,11 @@ def test_clients_may_write_the_same_labels_in_other_types() -> None:
         ),
         (client(5, 5, 1, y=torch.ones(4)), "client 1.y", "shape [4], but x has 5 rows"),
         (client(5, 5, 1, y=torch.ones(5, 3)), "client 1.y", "row 0 is of several classes"),
-        (client(5, 5, 1, edge_attr=torch.ones(5, 2)), "client 1.edge_attr", "expected 0 features an edge, as client 0 has, got 2"),
+        (
+            client(5, 5, 1, edge_attr=torch.ones(5, 2)),
+            "client 1.edge_attr",
+            "expected 0 features an edge, as client 0 has, got 2",
+        ),
         (client(5, 5, 1, assignment=torch.zeros(5)), "client 1.assignment", "the place in the list"),
         (Data(x=torch.ones(0, 8), edge_index=torch.zeros(2, 0)), "client 1", "no nodes"),
         (TemporalData(), "client 1", "graphs over time are not supported"),

@@ -23,13 +23,7 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 @dataclass
 class PlainClient:
-    """A client with Adam, as the config of `patchy` has it.
-
-    Attributes:
-        number: Of the client.
-        view: Its data.
-        module: Its model.
-    """
+    """A client with Adam, as the config of `patchy` has it."""
 
     number: int
     view: View

@@ -1,11 +1,10 @@
 """FedGTA's equations 3 to 5 for one client in NumPy, with the operator written out."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 from support.dense_graphs import smoothing
+from support.fixtures import Keys
 
 from shoal.algorithms.methods.fedgta.fedgta import FedGTA
 from shoal.storage.shards.view import View
@@ -13,7 +12,7 @@ from shoal.storage.shards.view import View
 DEFAULTS = asdict(FedGTA())
 
 
-def equations_3_to_5(view: View, predicted: np.ndarray, options: Mapping[str, Any]) -> tuple[float, np.ndarray]:
+def equations_3_to_5(view: View, predicted: np.ndarray, options: Keys) -> tuple[float, np.ndarray]:
     """Confidence and moments of a client in float64, from class probabilities `[N, C]`; options as in `DEFAULTS`."""
     a = view.adjacency.to_dense().double().numpy()
     d, operator = a.sum(1) + 1, smoothing(a)

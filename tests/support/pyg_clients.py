@@ -61,12 +61,7 @@ class Net(Exported):
 
 
 class ItemClient:
-    """A client with SGD; a subclass says what its network answers for some items.
-
-    Attributes:
-        rows: Items that train.
-        y: Labels of all items.
-    """
+    """A client with SGD and items, whose `rows` train; a subclass says what its network answers for some."""
 
     rows: np.ndarray
     y: Tensor

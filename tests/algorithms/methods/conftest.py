@@ -86,14 +86,7 @@ def patchy(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
 
 @dataclass
 class PlainAverage:
-    """FedAvg's part of a round, on plain clients: each starts from w, and what they have then is averaged.
-
-    Attributes:
-        clients: All of them.
-        w: The server's parameters, `[P]`.
-        weight: As FedAvg has it.
-        previous: What each had after the last round that it trained in.
-    """
+    """FedAvg's part of a round, on plain clients; `previous` is what each had when it last trained."""
 
     clients: list[PlainClient]
     w: Tensor
@@ -146,14 +139,7 @@ class PlainPair(PlainClient):
         losses: Callable[[dict[str, Output]], dict[str, Tensor]],
         before_steps: Callable[[dict[str, Tensor]], None] = lambda losses: None,
     ) -> None:
-        """Each model descends on its own loss alone; all gradients are taken before any step.
-
-        Args:
-            round_number: Of the round.
-            rows: Rows that are answered for: `train` or `all`.
-            losses: From what both answer, by the name of who learns; nothing has to be detached.
-            before_steps: Called with the losses in every epoch.
-        """
+        """Each model descends on its own of the `losses`, on rows `train` or `all`; all gradients before any step."""
         streams = {}
         for name, purpose in (("model", "train"), ("copilot", "copilot/train")):
             torch.manual_seed(key(0, round_number, self.number, purpose))

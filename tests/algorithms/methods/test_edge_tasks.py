@@ -1,6 +1,6 @@
 """Whole rounds over pairs of nodes, against PyG and plain torch, from the published arrays."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.fixtures import Keys, PlainClients
+from support.fixtures import Keys, PlainClients, Start, Views
 from support.plain_dropout import dropped
 from support.plain_fedavg import DROPOUT, SGD, require_fedavg, row_counts
 from support.pyg_clients import Exported, ItemClient, require_prototypes
@@ -21,7 +21,6 @@ from shoal.engine.rounds.server import Server
 from shoal.storage.graph.pairs import EDGE
 from shoal.storage.shards.view import View
 
-Start = Callable[..., Server]
 HIDDEN, ROUNDS, CLASSES = 8, 3, 2
 MODELS: dict[str, dict[str, Any]] = {
     "gcn": {"model.name": "gcn"},
@@ -95,14 +94,14 @@ class PlainClient(ItemClient):
 
 
 @pytest.fixture
-def plain(edge_task: dict[str, Any], views: Callable[..., list[View]]) -> Callable[[Server, str], list[PlainClient]]:
+def plain(edge_task: dict[str, Any], views: Views) -> Callable[[Server, str], list[PlainClient]]:
     def plain(server: Server, kind: str) -> list[PlainClient]:
         return [PlainClient(i, Path(edge_task["data.path"]), view, kind) for i, view in enumerate(views(server))]
 
     return plain
 
 
-def keys_of(edge_task: Mapping[str, Any], kind: str, **more: Any) -> dict[str, Any]:
+def keys_of(edge_task: Keys, kind: str, **more: Any) -> dict[str, Any]:
     return {**edge_task, **SGD, **MODELS[kind], "rounds": ROUNDS, **more}
 
 

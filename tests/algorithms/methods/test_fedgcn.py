@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from support.dense_graphs import smoothing
 from support.errors import refused
 from support.fixtures import Start
-from support.same_bits import assert_same_runs
 from torch import Tensor
 
 from shoal.algorithms.protocol import MODEL
@@ -91,12 +90,6 @@ def test_whole_rounds_are_the_papers(
         expected = plain.round(expected)
         for found, wanted in zip(named(), expected):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("hops", [0, 1, 2])
-def test_fedavg_over_the_same_edges_has_the_same_bits(run: Start, hops: int) -> None:
-    fedavg = {key: value for key, value in keys(hops).items() if key != "algorithm.hops"}
-    assert_same_runs(run(keys(hops), rounds=2), run({**fedavg, "algorithm.name": "fedavg"}, rounds=2))
 
 
 def test_other_edges_and_models_are_refused(configure: Any, start: Start) -> None:

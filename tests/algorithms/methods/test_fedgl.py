@@ -1,12 +1,11 @@
 """FedGL in whole rounds written out, without its term, and at clients that have nearly nothing."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from support.fixtures import Check, Make, ModuleOf, Start
+from support.fixtures import Check, Keys, Make, ModuleOf, Start
 from support.written_rounds import require_model_bytes
 from torch import Tensor, nn
 
@@ -18,7 +17,7 @@ from shoal.algorithms.models.layers.head import Output
 )
 def test_rounds_written_out(
     start: Start,
-    patchy: Mapping[str, Any],
+    patchy: Keys,
     plain_average: Make,
     module_of: ModuleOf,
     assert_averaged: Check,

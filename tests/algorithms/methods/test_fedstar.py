@@ -1,6 +1,5 @@
 """FedStar in whole rounds against PyG alone, over clients of one graph, of none to train on, and of odd graphs."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from support.errors import refused
-from support.fixtures import Keys, Make, Start, Views
+from support.fixtures import Configure, Keys, Make, Start, Views
 from support.plain_dropout import dropped
 from support.plain_fedavg import SGD
 from support.pyg_clients import DROPOUT, Exported, PlainClient
@@ -25,7 +24,6 @@ from torch_geometric.transforms import AddRandomWalkPE
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedstar import structure_of
 from shoal.algorithms.models.build import build
-from shoal.engine.config.config import Config
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run as run_config
 from shoal.storage.options.split_codes import TRAIN
@@ -171,7 +169,7 @@ def test_an_export_has_clients_and_no_model_of_the_server(
 
 
 @pytest.mark.parametrize(("more", "place"), [({"model": {"name": "gin"}}, "model.name"), ({"task": "node"}, "task")])
-def test_refused(configure: Callable[..., Config], keys: dict[str, Any], more: dict[str, Any], place: str) -> None:
+def test_refused(configure: Configure, keys: dict[str, Any], more: dict[str, Any], place: str) -> None:
     keys = {**keys, "run.tensorboard": False, **more}
     with refused(place):
         run_config(configure(keys))

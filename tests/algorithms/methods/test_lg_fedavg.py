@@ -1,7 +1,6 @@
 """LG-FedAvg in whole rounds written out, and methods that take a classifier of messages apart."""
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -102,7 +101,7 @@ NAMES = ("gcn", "sage", "gat", "gin", "gcnii")
 SIZES = {"gcn": 36, "gcnii": 36, "sage": 36 + 32, "gat": 36 + 8, "gin": 36 + 64 + 8 + 1}
 
 
-def model(name: str) -> Mapping[str, Any]:
+def model(name: str) -> Keys:
     return {"name": name, "hidden": 8, "head": "conv", **({"heads": 2} if name == "gat" else {})}
 
 

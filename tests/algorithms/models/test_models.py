@@ -55,19 +55,6 @@ def test_every_decoupled_backbone_is_tested() -> None:
 
 
 @every_variant
-def test_nodes_are_independent(name: str, options: dict) -> None:
-    model = make(name, options).eval()
-    x = rows(model)
-    full = model(x)
-    order = torch.randperm(30)
-    for permuted, reference in zip(model([hop[order] for hop in x]), full):
-        torch.testing.assert_close(permuted, reference[order])
-    blocks = [model([hop[start : start + 7] for hop in x]) for start in range(0, 30, 7)]
-    for parts, reference in zip(zip(*blocks), full):
-        torch.testing.assert_close(torch.cat(parts), reference)
-
-
-@every_variant
 def test_no_rows_give_no_rows(name: str, options: dict) -> None:
     model = make(name, options)
     assert model([hop[:0] for hop in rows(model)]).logits_NC.shape == (0, 4)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import MakeView
 from support.made_models import graphs_of
 from support.plain_dropout import dropped
 from support.sparse_rows import sparse
@@ -23,10 +24,8 @@ from shoal.algorithms.models.items.plain_graphs import PlainGraphs, batch_of, pa
 from shoal.algorithms.models.layers.readout import ceil_of, floor_of
 from shoal.algorithms.models.names import PROMPTS
 from shoal.algorithms.models.prompts.prompts import Prompted
-from shoal.storage.shards.view import View
 
 FEATURES, CLASSES, HIDDEN = 5, 3, 8
-GraphView = Callable[..., View]
 Pairs = set[tuple[int, int]]
 
 
@@ -122,7 +121,7 @@ def vpg_by_loops(
         {"candidates": 4, "learnt": False, "join": "below", "shares": "original"},
     ],
 )
-def test_vpg_equals_plain_loops(graph_view: GraphView, options: dict[str, Any], seed: int) -> None:
+def test_vpg_equals_plain_loops(graph_view: MakeView, options: dict[str, Any], seed: int) -> None:
     """What is kept, its features, and gradients by them, in a batch and graph by graph."""
     graphs = random_graphs(seed)
     model = make({"name": "vpg", **options})
@@ -151,7 +150,7 @@ def test_vpg_equals_plain_loops(graph_view: GraphView, options: dict[str, Any], 
         assert {tuple(pair) for pair in alone.pairs_2E.t().tolist()} == pairs
 
 
-def test_ties_go_to_the_first_rows(graph_view: GraphView) -> None:
+def test_ties_go_to_the_first_rows(graph_view: MakeView) -> None:
     ring = torch.tensor([[0, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 0, 0, 1, 2, 3, 4, 5]])
     graphs = [Data(x=torch.ones(6, FEATURES), edge_index=ring, y=torch.tensor([0]))] * 2
     model = make({"name": "vpg", "nodes": 0.5, "edges": 0.5})
@@ -174,7 +173,7 @@ def all_in_one_by_loops(graph: Data, tokens: Tensor, inner: float, cross: float)
 
 
 @pytest.mark.parametrize(("inner", "cross"), [(0.3, 0.1), (0.6, 0.5)])
-def test_all_in_one_equals_plain_loops(graph_view: GraphView, inner: float, cross: float) -> None:
+def test_all_in_one_equals_plain_loops(graph_view: MakeView, inner: float, cross: float) -> None:
     graphs = random_graphs(1)
     model = make({"name": "all_in_one", "tokens": 4, "inner": inner, "cross": cross})
     with torch.no_grad():
@@ -187,7 +186,7 @@ def test_all_in_one_equals_plain_loops(graph_view: GraphView, inner: float, cros
     assert 0 < found.arrows_2E.shape[1] < 4 * sum(g.num_nodes for g in graphs)
 
 
-def test_what_is_added_to_features(graph_view: GraphView) -> None:
+def test_what_is_added_to_features(graph_view: MakeView) -> None:
     graphs = random_graphs(1)
     x = torch.cat([g.x for g in graphs])
     gpf, plus, plain = make("gpf"), make({"name": "gpf_plus", "vectors": 3}), make("none")
@@ -207,7 +206,7 @@ def test_what_is_added_to_features(graph_view: GraphView) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"form": "hard"}, {"form": "hard", "share": 0.6, "vectors": 4}, {"form": "hard", "share": 1.0}]
 )
-def test_supt_equals_plain_loops(graph_view: GraphView, options: dict[str, Any], seed: int) -> None:
+def test_supt_equals_plain_loops(graph_view: MakeView, options: dict[str, Any], seed: int) -> None:
     """Scores by PyG's layer graph by graph, nodes chosen one by one, with gradients by all parameters."""
     graphs = random_graphs(seed)
     model = make({"name": "supt", "vectors": 3, **options})
@@ -248,7 +247,7 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
 
 @pytest.mark.parametrize("prompt", sorted(PROMPTS))
 @pytest.mark.parametrize("name", LAYERS)
-def test_prompted_step_equals_pyg(graph_view: GraphView, name: str, prompt: str) -> None:
+def test_prompted_step_equals_pyg(graph_view: MakeView, name: str, prompt: str) -> None:
     """Its layers on the edges that a prompt gives, pooled and read, dropout included, with all gradients."""
     graphs = random_graphs(1)
     model = make(prompt, name, 0.4).train()
@@ -280,7 +279,7 @@ def test_prompted_step_equals_pyg(graph_view: GraphView, name: str, prompt: str)
 
 
 @pytest.mark.parametrize("name", ["gcn", "gin", "transformer", "sage"])
-def test_without_a_prompt_nothing_changes(graph_view: GraphView, pyg_graphs: list[Data], name: str) -> None:
+def test_without_a_prompt_nothing_changes(graph_view: MakeView, pyg_graphs: list[Data], name: str) -> None:
     """The identity gives the numbers and the initial parameters of the model that has no prompt, to the bit."""
     plain = FlatModel(build(name, FEATURES, CLASSES, 0, 0.0, {"hidden": HIDDEN}, task="graph"))
     model = FlatModel(make("none", name))
@@ -315,7 +314,7 @@ def test_pre_defined_candidates_are_constants_of_the_seed() -> None:
 
 
 @pytest.mark.parametrize("prompt", sorted(PROMPTS))
-def test_sparse_features_are_written_out(graph_view: GraphView, prompt: str) -> None:
+def test_sparse_features_are_written_out(graph_view: MakeView, prompt: str) -> None:
     graphs = random_graphs(0)
     model = make(prompt)
     batch = graphs_of(graph_view(graphs), model).all()
@@ -324,7 +323,7 @@ def test_sparse_features_are_written_out(graph_view: GraphView, prompt: str) -> 
     torch.testing.assert_close(out.logits_NC, model(batch).logits_NC)
 
 
-def test_batch_of_plain_graphs_restores_the_batch(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
+def test_batch_of_plain_graphs_restores_the_batch(graph_view: MakeView, pyg_graphs: list[Data]) -> None:
     model = make("none", "gin")
     batch = graphs_of(graph_view(pyg_graphs), model).all()
     again = batch_of(PlainGraphs(batch.hops[0], pairs_of(batch).flip(1), batch.first), model.backbone.backbone)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,19 +13,19 @@ import ray
 from ray._private.utils import set_sigterm_handler
 from ray.cluster_utils import Cluster
 from support.errors import refused
+from support.fixtures import Configure
 
 from shoal.engine.cluster import cluster as cluster_module
 from shoal.engine.cluster.cluster import _signals_kept, _token, connect, free_machines
-from shoal.engine.config.config import Config
 
 
-def test_connect_to_a_closed_port_raises(configure: Callable[..., Config]) -> None:
+def test_connect_to_a_closed_port_raises(configure: Configure) -> None:
     with refused("ray.address", says="no Ray cluster can be reached at 127.0.0.1:1 "):
         connect(configure({"engine.backend": "ray", "ray.address": "127.0.0.1:1"}))
 
 
 def test_a_cluster_whose_token_is_not_here_is_refused(
-    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A token made in its place would be another one."""
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
@@ -36,7 +35,7 @@ def test_a_cluster_whose_token_is_not_here_is_refused(
 
 
 def test_room_that_comes_later_is_waited_for(
-    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Machines as Ray lists them: at the second look there is one more."""
     machine, asked = {"Alive": True, "Resources": {"CPU": 1.0}}, []
@@ -52,7 +51,7 @@ def test_room_that_comes_later_is_waited_for(
 
 @pytest.mark.slow
 def test_machines_that_come_later_are_waited_for(
-    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cluster_module, "SECONDS_IN_SILENCE", 0.0)
     asked, ask = [], cluster_module._ask_autoscaler
@@ -98,9 +97,7 @@ def test_a_token_is_made_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "folder" / "token").stat().st_mode & 0o777 == 0o600
 
 
-def test_small_machine_is_refused_and_keeps_nothing(
-    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_machine_is_refused_and_keeps_nothing(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Ray wrote is removed."""
     keys = {"engine.backend": "ray", "engine.hosts": 9000, "resources.server_cpus": 0.5}
     with tempfile.TemporaryDirectory(dir="/tmp") as short:

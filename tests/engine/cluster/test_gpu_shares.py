@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,10 +12,10 @@ from ray import PlacementGroupID
 from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from support.errors import refused
+from support.fixtures import Configure
 
 from shoal.engine.cluster.cluster import _await_room, gpu_places
 from shoal.engine.cluster.ray_backend import start_hosts
-from shoal.engine.config.config import Config
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
 
@@ -39,7 +38,7 @@ def _leave(hosts: list[Any]) -> None:
     # Three of 0.6 are less than two devices together, and no two of them fit one.
     [(4, 0.5, True), (3, 0.6, False), (5, 0.5, False), (3, 1.0, False), (2, 2.0, False)],
 )
-def test_shares_without_room_raise(configure: Callable[..., Config], count: int, share: float, fit: bool) -> None:
+def test_shares_without_room_raise(configure: Configure, count: int, share: float, fit: bool) -> None:
     keys = {
         "engine.backend": "ray",
         "engine.hosts": count,
@@ -51,7 +50,7 @@ def test_shares_without_room_raise(configure: Callable[..., Config], count: int,
 
 
 @pytest.mark.usefixtures("hosts")
-def test_shares_are_spread_over_the_devices(configure: Callable[..., Config]) -> None:
+def test_shares_are_spread_over_the_devices(configure: Configure) -> None:
     two = start_hosts(2, 0.5, 0.25)
     devices = ray.get([host.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) for host in two])
     assert set(devices) == {"0", "1"}
@@ -67,7 +66,7 @@ def test_shares_are_spread_over_the_devices(configure: Callable[..., Config]) ->
     _leave([])
 
 
-def require_its_share_or_why_not(host: Any, configure: Callable[..., Config]) -> None:
+def require_its_share_or_why_not(host: Any, configure: Configure) -> None:
     keys = {"engine.backend": "ray", "resources.gpus_per_host": 0.5}
     config = configure(keys)
     job = make_job(config, prepare(config), "fake")

@@ -1,6 +1,5 @@
 """Products of uploads on hosts: the bits of one process, also where a host does not answer."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 import ray
 import torch
 from support.errors import refused
+from support.fixtures import MakeJob
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce
@@ -15,7 +15,6 @@ from shoal.engine.cluster.mixing import LEAST_OF_A_BLOCK, split, take_blocks
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.hosts.backend import ServerLost
 from shoal.engine.messages.cell import Outcome
-from shoal.engine.messages.job import Job
 from shoal.engine.rounds.reduction import TILE, Sums, UploadsHere, combine
 
 UP = {"w": Reduce.MIX, "small": Reduce.MIX, "h": Reduce.STACK}
@@ -37,7 +36,7 @@ def uploads(ids: list[int], width: int) -> Tensor:
 
 
 @pytest.mark.parametrize("how", ["on hosts", "no host is in time", "no host is ready"])
-def test_products_have_the_bits_of_one_process(hosts: list[Any], job_of: Callable[..., Job], how: str) -> None:
+def test_products_have_the_bits_of_one_process(hosts: list[Any], job_of: MakeJob, how: str) -> None:
     pool = RayPool(hosts, job_of(), 0.0 if how == "no host is in time" else 60.0, 4)
     if how != "no host is ready":
         pool.require_data(range(6))
@@ -58,7 +57,7 @@ def test_products_have_the_bits_of_one_process(hosts: list[Any], job_of: Callabl
         assert torch.equal(torch.cat(ray.get(list(mine.refs))).reshape(mine.shape), expected)
 
 
-def test_what_cannot_be_mixed_is_refused(hosts: list[Any], job_of: Callable[..., Job]) -> None:
+def test_what_cannot_be_mixed_is_refused(hosts: list[Any], job_of: MakeJob) -> None:
     pool = RayPool(hosts, job_of(), 60.0, 4)
     pool.require_data(range(6))
     _, held = combine([cell([0, 1], pool)], [0, 1], UP, Sums())
@@ -76,7 +75,7 @@ class Owner:
         return [ray.put(block) for block in blocks]
 
 
-def test_lost_uploads_lose_the_server(hosts: list[Any], job_of: Callable[..., Job]) -> None:
+def test_lost_uploads_lose_the_server(hosts: list[Any], job_of: MakeJob) -> None:
     """The run goes back to its newest checkpoint."""
     pool, owner = RayPool(hosts, job_of(), 60.0, 4), Owner.remote()
     pool.require_data(range(6))

@@ -1,17 +1,16 @@
 """Numbers of hosts that fit machines with the server, by hand; and what `engine.hosts: auto` is there."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from support.fixtures import Configure
 
 from shoal.algorithms.client import ClientInfo
 from shoal.engine.cluster.ray_backend import RayBackend
 from shoal.engine.cluster.room import OF_PROCESS, host_number, memory_of_host, places, room
-from shoal.engine.config.config import Config
 from shoal.engine.config.sections import ResourcesConfig
 from shoal.engine.config.sizes import machine_cores
 from shoal.engine.hosts.backend import LocalBackend
@@ -24,7 +23,6 @@ from shoal.engine.runs.plan import plan_of
 
 CLIENTS = 6
 Machines = list[dict[str, float]]
-Configure = Callable[..., Config]
 GIB = float(2**30)
 
 

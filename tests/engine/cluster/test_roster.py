@@ -12,18 +12,17 @@ import pytest
 import ray
 from ray.exceptions import RayTaskError
 from support.errors import refused
+from support.fixtures import MakeJob, Start
 
 from shoal.engine.cluster.roster import DataLocality, Roster, local_clients, plain_error
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.environment import environment
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.sampling import evaluation_cell
-from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, hops_path, shard_path, split_path, training_path
 
-MakeJob = Callable[..., Job]
 EVERYONE = frozenset(range(6))
 
 
@@ -168,7 +167,7 @@ def clients_of(job: Job, **changes: Any) -> frozenset[int]:
 
 
 @pytest.fixture
-def job(start: Callable[..., Server], with_own_store: Callable[[Job], Job]) -> Job:
+def job(start: Start, with_own_store: Callable[[Job], Job]) -> Job:
     return with_own_store(start().job)
 
 
@@ -188,7 +187,7 @@ def test_local_clients_have_all_files_here(job: Job) -> None:
 
 
 @pytest.mark.usefixtures("unpacked")
-def test_local_clients_of_an_inductive_run_need_training_files(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_local_clients_of_an_inductive_run_need_training_files(start: Start, tmp_path: Path) -> None:
     job = start({"data.store": str(tmp_path / "store"), "data.inductive": True}).job
     below = job.store_path / training_path(job.split)
     assert clients_of(job) == EVERYONE
@@ -199,7 +198,7 @@ def test_local_clients_of_an_inductive_run_need_training_files(start: Callable[.
 
 
 def test_local_clients_numbers_whole_graphs_after_clients(
-    start: Callable[..., Server], three_domains: Any, with_own_store: Callable[[Job], Job]
+    start: Start, three_domains: Any, with_own_store: Callable[[Job], Job]
 ) -> None:
     job = with_own_store(start(three_domains.keys).job)
     graphs = job.store_path / DOMAINS

@@ -1,7 +1,6 @@
 """States of clients that stay with hosts: the bits of one process, also after a host is killed and after a resume."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import ray
 import torch
 from ray.exceptions import ObjectLostError
 from safetensors.torch import load_file
+from support.fixtures import Start
 from support.needs import needs
 from torch import Tensor
 
@@ -49,7 +49,7 @@ def require_same(mine: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 @needs("compression")
 @pytest.mark.parametrize(("method", "hidden", "mixes"), [("fedgta", 40_000, True), ("local", 2000, False)])
 def test_states_stay_with_hosts(
-    hosts: list[Any], start: Callable[..., Server], tmp_path: Path, method: str, hidden: int, mixes: bool
+    hosts: list[Any], start: Start, tmp_path: Path, method: str, hidden: int, mixes: bool
 ) -> None:
     # What is mixed is compressed, too, and its blocks stay with hosts.
     how = {"communication.upload": "int8"} if mixes else {}
@@ -104,7 +104,7 @@ class Owner:
         return [ray.put(tree) for tree in trees]
 
 
-def test_lost_states_lose_the_server(hosts: list[Any], start: Callable[..., Server], tmp_path: Path) -> None:
+def test_lost_states_lose_the_server(hosts: list[Any], start: Start, tmp_path: Path) -> None:
     """A round that needs them cannot be run, nor a checkpoint be written; the run goes on from one before."""
     here = start({**LARGE, "algorithm.name": "local", "participation.ratio": 1.0})
     pool = RayPool(hosts, replace(here.job, id=f"{tmp_path}"), 60.0, 4)
@@ -136,7 +136,7 @@ class Stranger:
 
 
 def test_states_are_sent_to_the_address_of_a_run(
-    hosts: list[Any], start: Callable[..., Server], tmp_path: Path, request: pytest.FixtureRequest
+    hosts: list[Any], start: Start, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     here = start({**LARGE, "algorithm.name": "local", "participation.ratio": 1.0})
     here.round()
@@ -159,9 +159,7 @@ def test_states_are_sent_to_the_address_of_a_run(
     require_same({name: t for path in folder.iterdir() for name, t in load_file(path).items()}, states)
 
 
-def test_large_states_are_written_in_parts(
-    start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_large_states_are_written_in_parts(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checkpoint, "PART_BYTES", 800_000)
     server = start({**LARGE, "algorithm.name": "fedgta"})
     server.round()

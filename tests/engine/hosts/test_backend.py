@@ -1,20 +1,17 @@
 """The backend in this process, and its server's device."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Configure, Start
 
 from shoal.engine.cluster.open_backend import open_backend
-from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import LocalBackend, server_device
 from shoal.engine.rounds.costs import Live
-from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import plan_of
 
 
-def test_local_backend_equals_a_server(start: Callable[..., Server], configure: Callable[..., Config]) -> None:
+def test_local_backend_equals_a_server(start: Start, configure: Configure) -> None:
     """Also of one that is opened again from a state; hosts stay while servers go."""
     server, config = start({"rounds": 3}), configure({"rounds": 3})
     backend = open_backend(config)
@@ -34,7 +31,7 @@ def test_local_backend_equals_a_server(start: Callable[..., Server], configure: 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_server_device_without_a_gpu_is_refused(configure: Callable[..., Config]) -> None:
+def test_server_device_without_a_gpu_is_refused(configure: Configure) -> None:
     # Shares of hosts say nothing of the server.
     assert server_device(configure({"resources.gpus_per_host": 0.5})) == torch.device("cpu")
     with refused("resources.server_gpus", says="finds no GPU on this host"):

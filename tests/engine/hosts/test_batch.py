@@ -1,12 +1,12 @@
 """Clients trained in batches of similar size have their turns as if each had been trained alone."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Start
 from support.other_device.device import load, room_for
 from support.small_cells import cell_of, run_cells
 from torch import Tensor
@@ -17,7 +17,6 @@ from shoal.algorithms.training.batched.row_steps import RowSteps
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.server import Server
 
-Start = Callable[..., Server]
 SGD = {"algorithm.name": "local", "train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
 BATCHED = {"engine.trainer": "batched", "engine.cell_size": 6, "train.dropout": 0.3, "train.epochs": 2}
 

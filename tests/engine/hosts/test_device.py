@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Configure, Start
 
-from shoal.engine.config.config import Config
 from shoal.engine.hosts.device import CONTEXT_BYTES, PeakMemory, resident, tensor_bytes, tree_memory
-from shoal.engine.rounds.server import Server
 from shoal.engine.runs.run import run as run_config
 
 BLOCK = 192 * 2**20
@@ -33,7 +31,7 @@ print(held - kept, kept - resident())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_host_without_a_gpu_says_what_to_do(configure: Callable[..., Config], tmp_path: Path) -> None:
+def test_a_host_without_a_gpu_says_what_to_do(configure: Configure, tmp_path: Path) -> None:
     with refused("engine.device", "cuda", says="finds no GPU on this host"):
         run_config(configure({"engine.device": "cuda", "run.root": str(tmp_path)}))
 
@@ -52,7 +50,7 @@ def test_a_share_leaves_room_for_the_context() -> None:
         *product(("sgc", "mlp"), ("analytic",)),
     ],
 )
-def test_bfloat16_is_near_float32_and_keeps_parameters(run: Callable[..., Server], model: str, path: str) -> None:
+def test_bfloat16_is_near_float32_and_keeps_parameters(run: Start, model: str, path: str) -> None:
     keys: dict[str, Any] = {"model.name": model, "engine.trainer": path, "train.dropout": 0.0, "rounds": 2}
     exact, rounded = (run({**keys, "engine.precision": precision}) for precision in ("float32", "bfloat16"))
     w, near = exact.state.server["w"], rounded.state.server["w"]

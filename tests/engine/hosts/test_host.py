@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import MakeJob, Start
 from support.small_cells import cell_of, require_same_outcome, require_same_tree, run_cells, summed
 from torch import Tensor
 
@@ -22,11 +23,9 @@ from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.protocol_checks import MethodFault, ReadOnly
 from shoal.engine.rounds.sampling import evaluation_cell
-from shoal.engine.rounds.server import Server
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import shard_path
 
-MakeJob = Callable[..., Job]
 NAN = float("nan")
 UP = {"w": Reduce.MEAN, "models": Reduce.STACK, "head": Reduce.STACK, "list": Reduce.GATHER}
 BOTH = pytest.mark.parametrize("path", ["autograd", "batched"])
@@ -84,7 +83,7 @@ def cell(ids: Any, **more: Any) -> Cell:
 
 
 @pytest.fixture
-def job_of(start: Callable[..., Server]) -> Callable[..., Job]:
+def job_of(start: Start) -> MakeJob:
     def job_of(client: int = -1, where: str = "", skip: bool = False, **keys: Any) -> Job:
         cls = TrainingVisits if where.startswith("train") else Visits
         method = {"algorithm.name": f"{__file__}:{cls.__name__}", "algorithm.client": client, "algorithm.where": where}

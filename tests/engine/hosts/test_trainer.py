@@ -1,12 +1,12 @@
 """How clients are trained, as asked for or as fits the device."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.errors import refused
+from support.fixtures import Configure
 from support.other_device.device import load
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from shoal.algorithms.base import Algorithm, Client, Output, Received, Trainer
 from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.config.config import Config
 from shoal.engine.messages.trainers import Clients, trainers_of
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.run import run as run_config
@@ -129,12 +128,12 @@ def test_formulas_with_loops_of_our_own_are_of_a_processor(name: str) -> None:
         trainers_of("analytic", "cuda", Algorithm(), elsewhere, WHOLE)
 
 
-def test_a_run_is_refused_before_it_starts(configure: Callable[..., Config], tmp_path: Path) -> None:
+def test_a_run_is_refused_before_it_starts(configure: Configure, tmp_path: Path) -> None:
     with refused("engine.trainer", says="batched needs a decoupled model"):
         run_config(configure({"engine.trainer": "batched", "model.name": "gat", "run.root": str(tmp_path)}))
 
 
-def test_the_summary_says_how_clients_were_trained(configure: Callable[..., Config], tmp_path: Path) -> None:
+def test_the_summary_says_how_clients_were_trained(configure: Configure, tmp_path: Path) -> None:
     keys = {"algorithm.name": "local", "rounds": 1, "run.root": str(tmp_path), "run.tensorboard": False}
     models = [{"name": "sgc"}, {"name": "gcn", "hidden": 5}, {"name": "gamlp"}]
     folder = run_config(configure({**keys, "model": models}))

@@ -4,7 +4,7 @@ import itertools
 import pickle
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,38 +13,36 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Configure, Keys, MakeJob, Start
 from torch import nn
 
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
-from shoal.engine.config.config import Config
 from shoal.engine.messages.job import Job, make_job
 from shoal.engine.preparing.prepare import prepare
-from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.shards.view import Cache
 from shoal.storage.store.client_table import Clients, SplitRecord
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store, shard_path
 
-MakeJob = Callable[..., Job]
 ANOTHER = f"machine {platform.node()} sees another store here than"
 
 
 @pytest.fixture
-def job_of(configure: Callable[..., Config]) -> MakeJob:
+def job_of(configure: Configure) -> MakeJob:
     """Makes the job of a config, on its store as it is prepared or was left."""
 
-    def job_of(base: Mapping[str, Any] | None = None, prepared: bool = True, **keys: Any) -> Job:
+    def job_of(base: Keys | None = None, prepared: bool = True, **keys: Any) -> Job:
         config = configure({**(base or {}), **{name.replace("__", "."): value for name, value in keys.items()}})
         return make_job(config, prepare(config) if prepared else Store(Path(config.data.store or "")), "job")
 
     return job_of
 
 
-def test_what_a_config_says(job_of: MakeJob, configure: Callable[..., Config]) -> None:
+def test_what_a_config_says(job_of: MakeJob, configure: Configure) -> None:
     job = job_of(seed=5, algorithm__weight="train", model__init="own")
     assert (job.id, job.seed, job.hops, job.model_of) == ("job", 5, 2, (0,) * 6)
     assert (job.method.name, job.method.options) == ("fedavg", {"weight": "train"})
@@ -105,7 +103,7 @@ def drawn(*parts: int | str) -> torch.Tensor:
     return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
-def test_initial_parameters(start: Callable[..., Server]) -> None:
+def test_initial_parameters(start: Start) -> None:
     job = start({"seed": 4}).job
     (built,) = job.build_models(Store(job.store_path), job.algorithm())[MODEL]
     own = replace(built, spec=built.spec.model_copy(update={"init": "own"}))

@@ -1,6 +1,5 @@
 """Clients of one federation that train different models, and how a model ends."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from support.errors import refused
+from support.fixtures import Start
 from support.small_cells import require_same_tree
 from support.small_runs import small_run
 
@@ -18,7 +18,6 @@ from shoal.algorithms.models.names import ModelSpec
 from shoal.engine.config.config import Config, load_config, parse_config
 from shoal.engine.messages.models import assign_models, built_models, require_mixable
 from shoal.engine.records.run_folder import read_summary, run_path
-from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run as run_config
 
@@ -152,7 +151,7 @@ def test_models_that_are_compared_or_read_otherwise_end_in_a_linear_layer() -> N
 
 
 @pytest.mark.parametrize("embedding", [None, 5])
-def test_every_client_trains_as_if_all_had_its_model(run: Callable[..., Server], embedding: int | None) -> None:
+def test_every_client_trains_as_if_all_had_its_model(run: Start, embedding: int | None) -> None:
     mixed = run({"algorithm.name": "local", "model": MODELS, "heterogeneity.embedding": embedding}, rounds=4)
     assert [info.model for info in mixed.infos] == [0, 1, 2, 3, 0, 1]
     assert len(mixed.state.clients) == 6

@@ -1,14 +1,13 @@
 """Newcomers never take part, and are scored by what the method gives them: compared with plain torch, and by hand."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import CountsOf, Make, ModuleOf, Start, Views
 from support.plain_training import plain_steps
 from support.same_bits import assert_same_runs
 from torch import Tensor, nn
@@ -21,7 +20,6 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import RunPlan
 from shoal.storage.shards.view import View
 
-Start = Callable[..., Server]
 EPOCHS = 7
 ADAM = {"train.lr": 0.02, "train.weight_decay": 0.01, "train.dropout": 0.0}
 HALF = {"data.newcomers": 0.5, "evaluation.newcomer_epochs": EPOCHS, **ADAM}
@@ -47,15 +45,14 @@ def trained_from(server: Server, module: nn.Module, view: View) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("trainer", ["autograd", "batched"])
-@pytest.mark.parametrize("method", ["fedavg", "fedgta", "local"])
+@pytest.mark.parametrize(("method", "trainer"), [("fedavg", "autograd"), ("fedgta", "batched"), ("local", "autograd")])
 def test_newcomers_are_scored_with_what_they_are_given_and_after_their_own_training(
     method: str,
     trainer: str,
     start: Start,
-    views: Callable[..., list[View]],
-    counts_of: Callable[..., np.ndarray],
-    module_of: Callable[..., nn.Module],
+    views: Views,
+    counts_of: CountsOf,
+    module_of: ModuleOf,
 ) -> None:
     server = start({**HALF, "algorithm.name": method, "engine.trainer": trainer})
     for _ in range(3):
@@ -77,6 +74,7 @@ def test_newcomers_are_scored_with_what_they_are_given_and_after_their_own_train
     assert not set(server.state.inboxes) & set(NEWCOMERS)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedproto", "fedgta", "gcfl_plus", "fedpg"])
 def test_the_federation_is_that_of_its_members_alone(method: str, start: Start, tmp_path: Path) -> None:
     """A trace without the newcomers, who otherwise are clients like others, gives the same rounds."""
@@ -134,7 +132,7 @@ def test_newcomers_are_drawn_by_the_seed_alone() -> None:
     assert abs(counts - 60).max() < 30
 
 
-def test_what_has_no_newcomers_is_refused(start: Start, configure: Callable[..., Any]) -> None:
+def test_what_has_no_newcomers_is_refused(start: Start, configure: Make) -> None:
     with refused("data.newcomers", says="less than one"):
         start({"data.newcomers": 0.1})
     for method in ("fedsage_plus", "global"):

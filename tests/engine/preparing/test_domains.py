@@ -1,12 +1,12 @@
 """A federation of several graphs: clients within each, and beside them every graph whole for its evaluation."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.errors import refused
+from support.fixtures import Configure
 from support.shards import assert_holds, flip, times
 from support.user_graph import user_graph
 
@@ -20,11 +20,10 @@ from shoal.storage.store.store import DOMAINS
 from shoal.storage.store.verify import unnamed_files
 
 SIZES = {"north": 30, "south": 21}
-Make = Callable[..., Config]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
+def make(tmp_path: Path) -> Configure:
     """Gives a config of two graphs of your own, of which chunks of the first third are clients."""
     paths = [user_graph(tmp_path, nodes, name) for name, nodes in SIZES.items()]
     data = {"dataset": ["files", "files"], "path": paths, "root": str(tmp_path), "fractions": [0.4, 0.3, 0.3]}
@@ -43,7 +42,7 @@ def make(tmp_path: Path) -> Make:
     return make
 
 
-def test_clients_lie_within_a_graph_and_graphs_beside_them(make: Make) -> None:
+def test_clients_lie_within_a_graph_and_graphs_beside_them(make: Configure) -> None:
     config = make()
     store, graph = prepare(config), read_graph(config)
     records = [(d.name, d.nodes, d.clients) for d in store.manifest.domains]
@@ -58,7 +57,7 @@ def test_clients_lie_within_a_graph_and_graphs_beside_them(make: Make) -> None:
     assert whole.manifest.domains == []
 
 
-def test_a_graph_is_split_as_its_clients_are_and_the_rest_by_the_same_shares(make: Make) -> None:
+def test_a_graph_is_split_as_its_clients_are_and_the_rest_by_the_same_shares(make: Configure) -> None:
     config = make(split="per_client")
     store = prepare(config)
     name = config.data.split_name
@@ -82,7 +81,7 @@ def test_a_graph_is_split_as_its_clients_are_and_the_rest_by_the_same_shares(mak
 
 
 @pytest.mark.parametrize("kind", ["file", "public"])
-def test_a_given_split_holds_for_nodes_that_nobody_has(make: Make, tmp_path: Path, kind: str) -> None:
+def test_a_given_split_holds_for_nodes_that_nobody_has(make: Configure, tmp_path: Path, kind: str) -> None:
     given = np.random.default_rng(1).integers(4, size=51).astype(np.int8)
     given[0] = 1
     np.save(tmp_path / "split.npy", given)
@@ -96,7 +95,7 @@ def test_a_given_split_holds_for_nodes_that_nobody_has(make: Make, tmp_path: Pat
         np.testing.assert_array_equal(found, given[shard.node])
 
 
-def test_a_lost_graph_is_made_again_and_nothing_else(make: Make) -> None:
+def test_a_lost_graph_is_made_again_and_nothing_else(make: Configure) -> None:
     path = prepare(make()).path
     files = times(path, "*.arrow")
     lost = path / DOMAINS / "clients" / "00001.arrow"
@@ -108,7 +107,7 @@ def test_a_lost_graph_is_made_again_and_nothing_else(make: Make) -> None:
     assert {**times(path, "*.arrow"), **other} == {**files, **other}
 
 
-def test_whole_graphs_are_made_for_runs_that_are_scored_on_them(make: Make) -> None:
+def test_whole_graphs_are_made_for_runs_that_are_scored_on_them(make: Configure) -> None:
     scored = make()
     path = prepare(parse_config({**scored.plain(), "evaluation": {"domains": False}}, "two.yaml")).path
     assert not (path / DOMAINS).exists()
@@ -124,7 +123,7 @@ def test_whole_graphs_are_made_for_runs_that_are_scored_on_them(make: Make) -> N
         verify_folder(path)
 
 
-def test_a_store_is_known_by_the_content_of_its_graphs(make: Make, tmp_path: Path) -> None:
+def test_a_store_is_known_by_the_content_of_its_graphs(make: Configure, tmp_path: Path) -> None:
     path = store_path(make())
     assert path.name.startswith("north+south-index3-")
     assert store_path(make(clients=(1, 2))) != path
@@ -156,12 +155,12 @@ def test_a_store_is_known_by_the_content_of_its_graphs(make: Make, tmp_path: Pat
         ),
     ],
 )
-def test_impossible_domains_are_refused(make: Make, change: dict[str, Any], places: list[str], says: str) -> None:
+def test_impossible_domains_are_refused(make: Configure, change: dict[str, Any], places: list[str], says: str) -> None:
     with refused(*places, says=says):
         prepare(make(**change))
 
 
-def test_graphs_of_two_widths_are_refused(make: Make, tmp_path: Path) -> None:
+def test_graphs_of_two_widths_are_refused(make: Configure, tmp_path: Path) -> None:
     paths = [user_graph(tmp_path, 30, "north"), user_graph(tmp_path, 21, "wide", x=np.ones((21, 5)))]
     with refused(says="found widths north 4, wide 5"):
         prepare(make(path=paths))

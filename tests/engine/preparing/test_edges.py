@@ -1,6 +1,5 @@
 """A graph of nodes becomes a store whose items are pairs: no shard, no hop has an edge that is held out."""
 
-from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.errors import refused
+from support.fixtures import Configure
 from support.shards import dense_hops
 from support.small_pairs import COMPLETE, NO_EDGES, OF_CLIENT, ONE_EDGE, SHARES, Pair, edges_of, pairs_by_id, visible
 
@@ -21,7 +21,6 @@ from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.shards.split import to_codes
 from shoal.storage.store.store import WHOLE, Store
 
-Configure = Callable[..., Config]
 Items = dict[Pair, tuple[int, int]]
 HOPS = "r0.5-k2-float32"
 

@@ -1,7 +1,6 @@
 """Packs, and the tables that say where a client lies in them."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +9,9 @@ import pyarrow as pa
 import pytest
 import xxhash
 from support.errors import refused
+from support.fixtures import Configure
 from support.shards import dense, flip
 
-from shoal.engine.config.config import Config
 from shoal.engine.preparing.prepare import prepare
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.shards.arrow_file import MappedFile, either_column, write_pack
@@ -22,11 +21,10 @@ from shoal.storage.store.store import Store, hops_path, shard_path, split_path
 from shoal.storage.store.verify import unnamed_files, verify
 
 SPLIT, KERNEL = "stratified-20-40-40-seed0", "r0.5-k2-float32"
-Make = Callable[..., Config]
 
 
 @pytest.fixture
-def packed(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> Store:
+def packed(make_config: Configure, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Five clients in packs of two, two and one."""
     monkeypatch.setattr("shoal.storage.store.client_table.MOST_IN_A_PACK", 2)
     return prepare(make_config())
@@ -41,7 +39,7 @@ def test_small_shards_share_a_file() -> None:
 
 
 def test_a_pack_is_an_arrow_file_with_a_batch_a_client(
-    packed: Store, make_config: Make, tmp_path: Path, request: pytest.FixtureRequest
+    packed: Store, make_config: Configure, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     names = {path.parts[0] for path, _ in packed.files()}
     assert names == {"clients", "splits", "hops", "tables"}
@@ -96,7 +94,7 @@ def test_a_damaged_client_is_named_and_the_others_are_read(packed: Store, number
     assert (verify(packed), unnamed_files(packed)) == ([], [])
 
 
-def test_a_store_without_packs_stays_one(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_without_packs_stays_one(make_config: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one of an earlier Shoal, of which something is lost, or to which something is added."""
     with monkeypatch.context() as patch:
         patch.setattr("shoal.storage.store.client_table.PACKED_BELOW", 0)
@@ -133,7 +131,7 @@ def test_packs_that_change_places_are_refused(packed: Store) -> None:
 
 @pytest.mark.parametrize("damage", ["flipped", "missing", "of another store"])
 def test_a_table_must_be_the_one_that_the_manifest_names(
-    packed: Store, make_config: Make, tmp_path: Path, damage: str
+    packed: Store, make_config: Configure, tmp_path: Path, damage: str
 ) -> None:
     path = packed.path / "tables" / "clients.arrow"
     content = path.read_bytes()

@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import yaml
 from pyarrow import fs
 from support.errors import refused
+from support.fixtures import Configure
 from support.object_server import BUCKET, ObjectServer, object_server
 from support.small_runs import small_run
 
@@ -21,7 +22,6 @@ from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.run import run
 from shoal.storage.store.remote_store import Remote, RemoteStore
 
-Make = Callable[..., Config]
 PREFIX = "a/store"
 
 
@@ -48,7 +48,7 @@ def files(server: ObjectServer) -> fs.S3FileSystem:
 
 
 @pytest.fixture
-def config_of(server: ObjectServer, tmp_path: Path) -> Make:
+def config_of(server: ObjectServer, tmp_path: Path) -> Configure:
     def config_of(store: str | None = None, **changes: Any) -> Config:
         data = {"store": store or server.address(PREFIX), **changes.pop("data", {})}
         if "://" in data["store"]:
@@ -73,11 +73,9 @@ def data_read(server: ObjectServer) -> dict[str, int]:
 LATER = {"propagation": {"hops": 2}, "data": {"split_seed": 3, "inductive": True}}
 
 
-@pytest.mark.parametrize(
-    ("there", "several"), [(None, ({}, LATER, {"algorithm": {"name": "global"}})), ("file", ({},))]
-)
+@pytest.mark.parametrize(("there", "several"), [(None, (LATER, {"algorithm": {"name": "global"}})), ("file", ({},))])
 def test_runs_on_an_address_are_those_on_a_folder(
-    config_of: Make, server: ObjectServer, tmp_path: Path, there: str | None, several: tuple[dict[str, Any], ...]
+    config_of: Configure, server: ObjectServer, tmp_path: Path, there: str | None, several: tuple[dict[str, Any], ...]
 ) -> None:
     store = f"file://{tmp_path}/there" if there else None
     for changes in several:
@@ -99,7 +97,7 @@ def test_runs_on_an_address_are_those_on_a_folder(
 
 
 @pytest.mark.slow
-def test_two_hosts_read_each_object_once(config_of: Make, server: ObjectServer, tmp_path: Path) -> None:
+def test_two_hosts_read_each_object_once(config_of: Configure, server: ObjectServer, tmp_path: Path) -> None:
     expected = run(config_of(str(tmp_path / "folder"), run={"root": str(tmp_path / "here")}))
     on_hosts = {"engine": {"backend": "ray", "hosts": 2, "cell_size": 1}, "resources": {"cpus_per_host": 0.3}}
     prepare(config_of(**on_hosts))
@@ -118,7 +116,7 @@ def test_two_hosts_read_each_object_once(config_of: Make, server: ObjectServer, 
 
 @pytest.mark.usefixtures("unpacked")
 def test_what_comes_or_lies_here_damaged_is_fetched_again(
-    config_of: Make, server: ObjectServer, tmp_path: Path
+    config_of: Configure, server: ObjectServer, tmp_path: Path
 ) -> None:
     config = config_of()
     expected = read_summary(run(config))["scopes"]
@@ -140,7 +138,7 @@ def test_what_comes_or_lies_here_damaged_is_fetched_again(
 
 
 @pytest.mark.usefixtures("unpacked")
-def test_an_object_that_changed_is_refused(config_of: Make, server: ObjectServer, tmp_path: Path) -> None:
+def test_an_object_that_changed_is_refused(config_of: Configure, server: ObjectServer, tmp_path: Path) -> None:
     config = config_of()
     prepare(config)
     shutil.rmtree(tmp_path / "cache")
@@ -154,7 +152,7 @@ def test_an_object_that_changed_is_refused(config_of: Make, server: ObjectServer
 
 
 def test_a_store_of_which_the_manifest_is_missing_is_none(
-    config_of: Make, server: ObjectServer, tmp_path: Path
+    config_of: Configure, server: ObjectServer, tmp_path: Path
 ) -> None:
     config = config_of()
     server.refusal = (403, "AccessDenied", f"{BUCKET}/{PREFIX}/manifest.json")
@@ -172,7 +170,7 @@ def test_a_store_of_which_the_manifest_is_missing_is_none(
 
 
 @pytest.mark.usefixtures("unpacked")
-def test_a_missing_object_is_refused_and_made_again(config_of: Make, server: ObjectServer, tmp_path: Path) -> None:
+def test_a_missing_object_is_refused_and_made_again(config_of: Configure, server: ObjectServer, tmp_path: Path) -> None:
     config = config_of()
     expected = read_summary(run(config))["scopes"]
     shutil.rmtree(tmp_path / "cache")
@@ -197,7 +195,7 @@ def test_a_missing_object_is_refused_and_made_again(config_of: Make, server: Obj
     ],
 )
 def test_a_refusal_of_the_object_store_is_one_line(
-    config_of: Make, server: ObjectServer, refusal: tuple[int, str, str], says: str
+    config_of: Configure, server: ObjectServer, refusal: tuple[int, str, str], says: str
 ) -> None:
     config = config_of()
     server.refusal = refusal
@@ -205,7 +203,7 @@ def test_a_refusal_of_the_object_store_is_one_line(
         run(config)
 
 
-def test_a_file_that_is_refused_without_a_reason_is_explained(config_of: Make, server: ObjectServer) -> None:
+def test_a_file_that_is_refused_without_a_reason_is_explained(config_of: Configure, server: ObjectServer) -> None:
     prepare(config_of())
     remote = found(config_of()).remote
     shutil.rmtree(remote.cache_here())
@@ -227,7 +225,7 @@ def test_a_port_at_which_nobody_listens_is_refused(tmp_path: Path) -> None:
         Remote("s3://shoal/store?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1", str(tmp_path)).find()
 
 
-def test_a_cache_without_room_is_refused(config_of: Make, tmp_path: Path) -> None:
+def test_a_cache_without_room_is_refused(config_of: Configure, tmp_path: Path) -> None:
     prepare(config_of())
     shutil.rmtree(tmp_path / "cache")
     with refused("data.cache_limit"):

@@ -1,16 +1,15 @@
 """Stores of sparse features, and of clients that lack features, edges and labels: what is gone is gone everywhere."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.errors import refused
+from support.fixtures import Configure
 from support.shards import adjacency, dense
 from support.user_graph import sparse_features, user_graph
 
-from shoal.engine.config.config import Config
 from shoal.engine.preparing.identity import identity, store_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.dry_run import show_plan
@@ -19,13 +18,12 @@ from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.store import Store
 from shoal.storage.store.verify import verify
 
-Make = Callable[..., Config]
 SPLIT, HOPS = "stratified-20-40-40-seed0", "r0.5-k2-float32"
 MASKS = {"features": 0.3, "edges": 0.5, "labels": 0.4, "seed": 1}
 
 
 @pytest.fixture
-def make(make_config: Make, tmp_path: Path) -> Make:
+def make(make_config: Configure, tmp_path: Path) -> Configure:
     """A config of 120 nodes with few values, in the folder that its name is made of."""
     path = user_graph(tmp_path, 120, x=sparse_features(120, 30, 0.3))
     own = {"data__dataset": "files", "data__path": path, "data__options": {}}
@@ -54,7 +52,7 @@ def part(store: Store, split: str, name: str) -> set[int]:
 
 
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
-def test_clients_and_whole_graph_lack_the_same(make: Make, layout: str) -> None:
+def test_clients_and_whole_graph_lack_the_same(make: Configure, layout: str) -> None:
     full = prepare(make(data__layout=layout))
     config = make(data__layout=layout, data__sparsity=MASKS)
     whole, store = prepare(config, centralized=True), prepare(config)
@@ -72,7 +70,7 @@ def test_clients_and_whole_graph_lack_the_same(make: Make, layout: str) -> None:
         assert store.manifest.feature_values == np.count_nonzero(x)
 
 
-def test_training_labels_alone_are_taken_away_in_a_store_that_stays(make: Make) -> None:
+def test_training_labels_alone_are_taken_away_in_a_store_that_stays(make: Configure) -> None:
     full = prepare(make())
     shards = {path: path.read_bytes() for path in (full.path / "clients").iterdir()}
     config = make(data__sparsity={"labels": 0.4, "seed": 1})
@@ -89,7 +87,7 @@ def test_training_labels_alone_are_taken_away_in_a_store_that_stays(make: Make) 
     assert part(whole, name, "train") == part(store, name, "train")
 
 
-def test_a_given_split_loses_training_labels_too(make: Make, tmp_path: Path) -> None:
+def test_a_given_split_loses_training_labels_too(make: Configure, tmp_path: Path) -> None:
     np.save(tmp_path / "split.npy", np.arange(120) % 4)
     given = {"data__split": "file", "data__split_file": str(tmp_path / "split.npy")}
     config = make(**given, data__sparsity={"labels": 0.5})
@@ -100,7 +98,7 @@ def test_a_given_split_loses_training_labels_too(make: Make, tmp_path: Path) -> 
     assert part(store, config.data.split_name, "val") == set(range(2, 120, 4))
 
 
-def test_other_masks_are_other_stores(make: Make, tmp_path: Path) -> None:
+def test_other_masks_are_other_stores(make: Configure, tmp_path: Path) -> None:
     several: list[dict[str, Any]] = [{}, {"edges": 0.5}, {"edges": 0.6}, {"features": 0.5}, {"edges": 0.5, "seed": 1}]
     assert len({store_path(make(data__sparsity=each)) for each in several}) == len(several)
     plain, none = make(), make(data__sparsity={"features": 0, "edges": 0, "labels": 0})
@@ -112,7 +110,7 @@ def test_other_masks_are_other_stores(make: Make, tmp_path: Path) -> None:
         prepare(make(**place, data__sparsity={"edges": 0.6}))
 
 
-def test_what_is_masked_is_said(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_masked_is_said(make: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     config = make(data__sparsity=MASKS)
     with console.capture() as before:
         show_plan(config)
@@ -133,7 +131,7 @@ def with_words(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_sparse_store_holds_what_a_dense_one_does(make_config: Make, tmp_path: Path, dtype: str) -> None:
+def test_a_sparse_store_holds_what_a_dense_one_does(make_config: Configure, tmp_path: Path, dtype: str) -> None:
     changes = with_words(tmp_path, data__dtype=dtype)
     stores = [
         prepare(make_config(**changes, data__store=str(tmp_path / layout), data__layout=layout), centralized=True)
@@ -153,7 +151,7 @@ def test_a_sparse_store_holds_what_a_dense_one_does(make_config: Make, tmp_path:
     assert stores[0].manifest.feature_values == values
 
 
-def test_a_store_of_the_other_layout_is_another(make_config: Make, tmp_path: Path) -> None:
+def test_a_store_of_the_other_layout_is_another(make_config: Configure, tmp_path: Path) -> None:
     changes = with_words(tmp_path)
     layouts = [{"data__layout": layout} for layout in ("auto", "sparse", "dense")]
     assert len({store_path(make_config(**changes, data__store=None, **layout)) for layout in layouts}) == 3
@@ -162,7 +160,7 @@ def test_a_store_of_the_other_layout_is_another(make_config: Make, tmp_path: Pat
         prepare(make_config(**changes, data__layout="dense"))
 
 
-def test_features_that_are_drawn_cannot_be_sparse(make_config: Make, tmp_path: Path) -> None:
+def test_features_that_are_drawn_cannot_be_sparse(make_config: Configure, tmp_path: Path) -> None:
     with refused("data.layout"):
         prepare(make_config(data__layout="sparse"))
     same = {store_path(make_config(data__store=None, data__layout=layout)) for layout in ("auto", "dense")}

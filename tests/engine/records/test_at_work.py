@@ -29,7 +29,11 @@ def config(folder: Path, how: str) -> Path:
 
 @pytest.mark.parametrize(
     ("how", "status", "place"),
-    [("exits", 2, CLIENT), ("exits with 7", 7, CLIENT), ("exits on the server", 2, "round 2, server")],
+    [
+        pytest.param("exits", 2, CLIENT, marks=pytest.mark.slow),
+        ("exits with 7", 7, CLIENT),
+        ("exits on the server", 2, "round 2, server"),
+    ],
 )
 def test_os_exit_of_a_method_is_one_line(tmp_path: Path, how: str, status: int, place: str) -> None:
     path = config(tmp_path, how)

@@ -3,7 +3,6 @@
 import json
 import os
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support.errors import refused
+from support.fixtures import Start
 
 from shoal.engine.config.sections import current_name
 from shoal.engine.records import checkpoint, logged_lines
@@ -22,7 +22,6 @@ from shoal.engine.records.metrics import METRICS, Metrics, read_metrics
 from shoal.engine.records.run_folder import SUMMARY, read_summary
 from shoal.engine.records.summary import summarize_run
 from shoal.engine.rounds.evaluation import client_scores
-from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
 from shoal.storage.files import digest as digest_module
@@ -146,9 +145,7 @@ def test_a_file_that_is_changed_while_a_run_writes_it_is_refused(five: Metrics, 
     assert lines == read_metrics(tmp_path)
 
 
-def test_memory_does_not_grow_with_the_lines(
-    tmp_path: Path, start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_does_not_grow_with_the_lines(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run that logs, writes checkpoints, goes on from one, and is summarized."""
     for module in (logged_lines, digest_module):
         monkeypatch.setattr(module, "CHUNK", 2**14)

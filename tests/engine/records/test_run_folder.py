@@ -5,14 +5,15 @@ import logging
 import os
 import re
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.errors import refused
+from support.fixtures import Configure
 
-from shoal.engine.config.config import Config, load_config
+from shoal.engine.config.config import load_config
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import (
     CHECKPOINTS,
@@ -26,24 +27,22 @@ from shoal.engine.records.run_folder import (
     unfinished_relatives,
 )
 
-MakeConfig = Callable[..., Config]
-
 
 @pytest.fixture
-def config_of(configure: MakeConfig, tmp_path: Path) -> MakeConfig:
+def config_of(configure: Configure, tmp_path: Path) -> Configure:
     return lambda **keys: configure(
         {"run.root": str(tmp_path), **{name.replace("__", "."): value for name, value in keys.items()}}
     )
 
 
 @pytest.fixture
-def folder(config_of: MakeConfig) -> Iterator[RunFolder]:
+def folder(config_of: Configure) -> Iterator[RunFolder]:
     folder = RunFolder(run_path(config_of()))
     yield folder
     folder.close()
 
 
-def test_a_log_of_json_lines(config_of: MakeConfig) -> None:
+def test_a_log_of_json_lines(config_of: Configure) -> None:
     folder = RunFolder(run_path(config_of()), "json")
     logging.getLogger("a").warning("lost %d", 3, extra={"round": 2, "host": 1})
     logging.getLogger("a").error("two\nlines", extra={"client": 0})
@@ -59,7 +58,7 @@ def line(number: int, **more: Any) -> dict[str, Any]:
     return {"round": number, "loss": 0.1 * number, **more}
 
 
-def test_run_path_user_method_counts_by_content(config_of: MakeConfig, tmp_path: Path) -> None:
+def test_run_path_user_method_counts_by_content(config_of: Configure, tmp_path: Path) -> None:
     names = []
     for place, text in (("one", "a = 1"), ("other", "a = 1"), ("other", "a = 2")):
         file = tmp_path / place / "mine.py"
@@ -72,14 +71,14 @@ def test_run_path_user_method_counts_by_content(config_of: MakeConfig, tmp_path:
         run_path(config_of(algorithm__name=f"{tmp_path}/gone.py:Mine"))
 
 
-def test_one_writer_at_a_time(folder: RunFolder, config_of: MakeConfig) -> None:
+def test_one_writer_at_a_time(folder: RunFolder, config_of: Configure) -> None:
     with refused(folder.path, says="another run of this config"):
         RunFolder(run_path(config_of()))
     folder.close()
     RunFolder(run_path(config_of())).close()
 
 
-def test_warnings_go_to_the_log_while_it_is_open(config_of: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_go_to_the_log_while_it_is_open(config_of: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     path = run_path(config_of())
     for full in (False, True):
         folder = RunFolder(path)
@@ -97,7 +96,7 @@ def test_warnings_go_to_the_log_while_it_is_open(config_of: MakeConfig, capsys: 
     assert capsys.readouterr().err == ""
 
 
-def test_started_and_finished(folder: RunFolder, config_of: MakeConfig) -> None:
+def test_started_and_finished(folder: RunFolder, config_of: Configure) -> None:
     folder.begin(config_of())
     assert load_config(folder.path) == config_of()
     assert not folder.started
@@ -114,7 +113,7 @@ def test_started_and_finished(folder: RunFolder, config_of: MakeConfig) -> None:
     assert not list(folder.path.glob("*.unfinished"))
 
 
-def test_unreadable_folder_is_not_missing(config_of: MakeConfig) -> None:
+def test_unreadable_folder_is_not_missing(config_of: Configure) -> None:
     folder = RunFolder(run_path(config_of()))
     folder.begin(config_of())
     folder.close()
@@ -130,7 +129,7 @@ def test_unreadable_folder_is_not_missing(config_of: MakeConfig) -> None:
         _ = folder.started
 
 
-def test_a_fresh_start_forgets_all_but_the_config(folder: RunFolder, config_of: MakeConfig) -> None:
+def test_a_fresh_start_forgets_all_but_the_config(folder: RunFolder, config_of: Configure) -> None:
     folder.begin(config_of())
     folder.metrics.append(line(1))
     folder.summarize({})
@@ -143,7 +142,7 @@ def test_a_fresh_start_forgets_all_but_the_config(folder: RunFolder, config_of: 
     folder.clear()
 
 
-def test_the_config_of_a_run_is_as_it_was_written(folder: RunFolder, config_of: MakeConfig) -> None:
+def test_the_config_of_a_run_is_as_it_was_written(folder: RunFolder, config_of: Configure) -> None:
     folder.begin(config_of())
     file = folder.path / CONFIG
     text = file.read_text()
@@ -153,7 +152,7 @@ def test_the_config_of_a_run_is_as_it_was_written(folder: RunFolder, config_of: 
             load_config(folder.path)
 
 
-def test_the_code_of_a_run_is_as_it_was_kept(config_of: MakeConfig, tmp_path: Path) -> None:
+def test_the_code_of_a_run_is_as_it_was_kept(config_of: Configure, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("import beside\nclass Mine: ...")
     (tmp_path / "beside.py").write_text("a = 1")
@@ -191,7 +190,7 @@ def test_a_summary_is_as_it_was_written(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("name", [CONFIG, SUMMARY])
-def test_full_disk_keeps_earlier_files(folder: RunFolder, config_of: MakeConfig, name: str) -> None:
+def test_full_disk_keeps_earlier_files(folder: RunFolder, config_of: Configure, name: str) -> None:
     def write() -> None:
         folder.begin(config_of()) if name == CONFIG else folder.summarize({"rounds": 1})
 
@@ -210,7 +209,7 @@ def test_full_disk_keeps_earlier_files(folder: RunFolder, config_of: MakeConfig,
     assert not os.path.lexists(unfinished)
 
 
-def test_changed_keys(folder: RunFolder, config_of: MakeConfig) -> None:
+def test_changed_keys(folder: RunFolder, config_of: Configure) -> None:
     def changed(**keys: Any) -> list[str]:
         return changed_keys(config_of(**keys), folder.path)
 
@@ -229,7 +228,7 @@ def test_changed_keys(folder: RunFolder, config_of: MakeConfig) -> None:
     assert changed(data__inductive=True) == ["data.inductive (False -> True)", "engine.trainer (autograd -> auto)"]
 
 
-def test_unfinished_runs_of_the_same_name(config_of: MakeConfig) -> None:
+def test_unfinished_runs_of_the_same_name(config_of: Configure) -> None:
     def left(**keys: Any) -> RunFolder:
         folder = RunFolder(run_path(config_of(**keys)))
         folder.begin(config_of(**keys))

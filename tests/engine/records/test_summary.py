@@ -1,13 +1,12 @@
 """What a run comes down to, from lines written by hand."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.fixtures import Start
 
 from shoal.engine.messages.environment import environment
 from shoal.engine.records.summary import best_round, summarize_run
-from shoal.engine.rounds.server import Server
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import Store
 
@@ -34,7 +33,7 @@ def line(number: int, val: float | None = None, test: float = 0.5, **more: Any) 
 
 
 @pytest.fixture
-def manifest(start: Callable[..., Server]) -> Manifest:
+def manifest(start: Start) -> Manifest:
     return Store(start().job.store_path).manifest
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from support.fixtures import CountsOf, Start, Views
 from support.small_cells import Watched, evaluated_in_a_round
 from torch import Tensor
 
@@ -17,9 +18,7 @@ from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.scores.counts import summarize
 from shoal.engine.scores.table import ScoreTable
-from shoal.storage.shards.view import View
 
-Start = Callable[..., Server]
 Truth = Callable[[Server, int, Tensor], np.ndarray]
 EVERYONE = list(range(6))
 FEW = {"participation.ratio": 0.34}
@@ -27,7 +26,7 @@ SKIP = {"engine.on_client_error": "skip"}
 
 
 @pytest.fixture
-def truth(views: Callable[..., list[View]], counts_of: Callable[..., np.ndarray]) -> Truth:
+def truth(views: Views, counts_of: CountsOf) -> Truth:
     """Counts of a client with some parameters, row by row."""
     return lambda server, client, w: counts_of(server, views(server)[client], w)
 
@@ -46,8 +45,7 @@ def test_only_what_changed_is_evaluated(start: Start, name: str) -> None:
         assert evaluated_in_a_round(server) == expected
 
 
-@pytest.mark.parametrize("clients", ["cohort", 2])
-@pytest.mark.parametrize("name", ["local", "fedavg", "fedgta"])
+@pytest.mark.parametrize(("name", "clients"), [("local", "cohort"), ("fedavg", 2), ("fedgta", "cohort"), ("fedgta", 2)])
 def test_a_sample_has_the_scores_of_a_full_evaluation(start: Start, name: str, clients: int | str) -> None:
     """In each evaluation, and all in the last; across a resume."""
     keys = {"algorithm.name": name, **FEW, "rounds": 5, "evaluation.every": 2, "train.lr": 0.3}

@@ -1,7 +1,7 @@
 """One phase on clients: who is asked with what, what comes back, what is mixed, and what all of it costs."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Make, Start, Views
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Received, Upload
@@ -22,9 +23,6 @@ from shoal.engine.rounds.exchange import Exchange, Federation
 from shoal.engine.rounds.reduction import UploadsHere
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
-from shoal.storage.shards.view import View
-
-Start = Callable[..., Server]
 
 NAN = float("nan")
 
@@ -109,7 +107,7 @@ def test_a_phase_may_ask_others_than_the_cohort(echo: Start) -> None:
 
 @pytest.mark.parametrize("other", [True, False])
 def test_those_that_do_not_come_back_are_evaluated_after_training(
-    echo: Start, views: Callable[..., list[View]], counts_of: Callable[..., Any], other: bool
+    echo: Start, views: Views, counts_of: Make, other: bool
 ) -> None:
     """With the parameters they trained, or `other` ones, which they neither keep nor are sent."""
     server = echo()
@@ -160,9 +158,7 @@ def test_who_fails_takes_no_further_part_and_is_as_before(echo: Start) -> None:
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_evaluation_alone(
-    echo: Start, views: Callable[..., list[View]], counts_of: Callable[..., Any], fresh: bool
-) -> None:
+def test_evaluation_alone(echo: Start, views: Views, counts_of: Make, fresh: bool) -> None:
     """After a download; fresh clients bring nothing of their own."""
     server = echo()
     exchange, data, own = exchange_of(server, []), views(server), server._initial + 1

@@ -1,6 +1,6 @@
 """With `data.inductive` methods see training nodes alone, and are scored on all nodes of a client."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.errors import refused
+from support.fixtures import Keys, Start
 from support.plain_fedavg import row_counts
 from support.small_cells import require_same_tree, tensors_of
 from torch import Tensor, nn
@@ -19,8 +20,6 @@ from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 
 CLIENTS, NODES, CLASSES, TRAINING = 6, 30, 4, 10
 WITHOUT_TRAIN = 5
-Keys = Mapping[str, Any]
-Start = Callable[..., Server]
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +72,7 @@ for name, own in METHODS.items():
     METHODS[name] = {"algorithm.name": algorithm, "model.name": model, **own}
 
 
-@pytest.mark.exhaustive(4)
+@pytest.mark.exhaustive(6)
 @pytest.mark.parametrize("name", METHODS)
 def test_other_nodes_leave_no_trace_in_training(start: Start, places: dict[str, Keys], name: str) -> None:
     plain, others = (start({**METHODS[name], **places[which]}) for which in ("plain", "others"))

@@ -1,25 +1,22 @@
 """`propagation.keep`: hops that are not on disk are computed at a visit, and no bit of a run depends on it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Keys, Start
 from support.small_cells import require_same_tree, tensors_of
 from support.user_graph import sparse_features, user_graph
 
 from shoal.engine.records import inputs
-from shoal.engine.rounds.server import Server
 from shoal.storage.shards.cache import Cache
 from shoal.storage.shards.view import View
 from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import Store
 
-Keys = Mapping[str, Any]
-Start = Callable[..., Server]
 UNTIMED = {"seconds": None, "hosts": None}
 
 
@@ -49,7 +46,7 @@ KINDS: dict[str, Keys] = {
 }
 
 
-@pytest.mark.exhaustive(2)
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_bit_of_a_run_depends_on_it(start: Start, few_labels: Keys, tmp_path: Path, kind: str) -> None:
     keys = {**few_labels, "data.store": str(tmp_path / "store"), **KINDS[kind]}

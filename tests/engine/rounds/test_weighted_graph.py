@@ -1,14 +1,14 @@
 """A graph whose edges have weights, from its files to what clients train on, against dense matrices."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Configure, Keys, Start
 from support.small_cells import require_same_tree, tensors_of
 
 from shoal.algorithms.models.build import build
@@ -16,7 +16,6 @@ from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.checks import require_weights_used
 from shoal.engine.preparing.prepare import prepare
-from shoal.engine.rounds.server import Server
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.pretrain import options_of, pretrain
@@ -29,9 +28,6 @@ from shoal.storage.store.store import Store
 from shoal.storage.store.verify import verify
 
 CLIENTS, NODES, CLASSES = 6, 30, 4
-Keys = Mapping[str, Any]
-Start = Callable[..., Server]
-Configure = Callable[..., Config]
 ONES = """
 import numpy as np
 from dataclasses import replace

@@ -96,7 +96,7 @@ def test_ray_of_a_run_is_out_of_reach_and_has_names_and_variables(backend: RayBa
 @pytest.mark.parametrize(
     "name",
     [
-        f"setup: {RAISES}",
+        pytest.param(f"setup: {RAISES}", marks=pytest.mark.slow),
         pytest.param("round: raise KeyboardInterrupt # here\nyield", marks=pytest.mark.slow),
         pytest.param("setup: sys.exit(0) # here", marks=pytest.mark.slow),
     ],
@@ -148,11 +148,16 @@ def test_failure_after_rounds_of_the_same_call_comes_after_their_lines(
     config = configure({"engine.backend": "ray", "algorithm.name": method, "rounds": 40, "evaluation.every": 40})
     backend.open(make_job(config, prepare(config), tmp_path.name), plan_of(config), None)
     numbers = list[int]()
-    with refused(says="round 30: Wrong: "):
+
+    def rounds_until_it_fails() -> None:
         while True:
-            numbers += [line["round"] for line in backend.rounds(unwatched, 40)]
+            numbers.extend(line["round"] for line in backend.rounds(unwatched, 40))
             assert backend.state().round == numbers[-1]
+
+    with pytest.raises(ShoalError, match=r"^round 30: Wrong: ") as caught:
+        rounds_until_it_fails()
     assert numbers == list(range(1, 30))
+    assert "RuntimeError: no luck" in caught.value.detail
 
 
 @pytest.mark.parametrize(
@@ -237,7 +242,7 @@ class Stopped(FedAvg):
 BACKENDS = {"local": ["algorithm.waits=3"], "ray": ON_RAY}
 
 
-@pytest.mark.parametrize("where", BACKENDS)
+@pytest.mark.parametrize("where", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_asked_to_stop_in_mid_round_keeps_the_round_before_at_once(
     tiny: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:

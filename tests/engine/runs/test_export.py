@@ -1,7 +1,6 @@
-"""An export holds enough to check a run's accuracies, with nothing of Shoal in the checking."""
+"""An export holds enough to check a run's accuracies, with nothing of Check in the checking."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.errors import refused
+from support.fixtures import Check, Status
 from support.needs import needs
 from support.shards import adjacency, dense_hops
 from support.small_runs import small_run
@@ -25,7 +25,6 @@ from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_run
 from shoal.storage.store.store import Store
 
-Shoal = Callable[..., None]
 NOT_NUMBERS = ("seconds", "retries", "hosts", "memory", "seal")
 
 
@@ -148,9 +147,7 @@ def numbers(folder: Path) -> tuple[dict[str, bytes], list[dict[str, object]]]:
     return {name: t.numpy().tobytes() for name, t in load_file(newest / "state.safetensors").items()}, kept
 
 
-def test_inductive_run_is_resumed_and_exported(
-    tiny: Path, tmp_path: Path, shoal: Shoal, status: Callable[..., int]
-) -> None:
+def test_inductive_run_is_resumed_and_exported(tiny: Path, tmp_path: Path, shoal: Check, status: Status) -> None:
     keys = ["data.inductive=true", "rounds=3", "algorithm.name=fedgta", "participation.ratio=0.5", "model.name=gcn"]
     keys.append("model.head=linear")
     whole = run(load_config(tiny, [*keys, f"run.root={tmp_path / 'whole'}"]))

@@ -1,6 +1,5 @@
 """Commands on clients that predict small graphs or pairs: a run from a file to its export, and what is refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pyarrow as pa
 import pytest
 from safetensors.torch import load_file
 from support.errors import refused
+from support.fixtures import Configure
 from support.small_graphs import CLASSES, OF_CLIENT, WITHOUT_TEST
 from support.small_pairs import edges_of
 
@@ -21,7 +21,6 @@ from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console
 
 Keys = dict[str, Any]
-Configure = Callable[..., Config]
 
 
 @pytest.fixture

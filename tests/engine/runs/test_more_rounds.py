@@ -30,6 +30,7 @@ def files(folder: Path, *kinds: str) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     ("changes", "resumed_after"),
     [
@@ -39,13 +40,7 @@ def files(folder: Path, *kinds: str) -> dict[str, bytes]:
         # Or evaluated whole.
         ({"evaluation": {"every": 1, "clients": "cohort"}, "participation": {"ratio": 0.5}}, 2),
         # Or as any other round.
-        (
-            {
-                "evaluation": {"every": 1, "clients": "cohort", "last": "sample"},
-                "participation": {"ratio": 0.5},
-            },
-            3,
-        ),
+        ({"evaluation": {"every": 1, "clients": "cohort", "last": "sample"}, "participation": {"ratio": 0.5}}, 3),
         ({"evaluation": {"every": 2, "last": "none"}}, 2),
         ({"train": {"schedule": {"name": "ExponentialLR", "gamma": 0.5}}}, 3),
     ],

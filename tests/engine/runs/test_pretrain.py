@@ -1,7 +1,6 @@
 """`shoal pretrain`: from a config to a file that a run starts from, and what is refused in one line."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 from support.errors import refused as is_refused
+from support.fixtures import Check, Configure, Refused
 
 from shoal.algorithms.training.graph_contrast import ContrastOptions
 from shoal.engine.config.config import Config, load_config
@@ -21,7 +21,6 @@ from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.shards.view import View
 from shoal.storage.store.store import Store
 
-Configure = Callable[..., Config]
 Capture = pytest.CaptureFixture[str]
 Keys = dict[str, Any]
 SHORT = ContrastOptions(epochs=2)
@@ -41,7 +40,7 @@ def configured(configure: Configure, tmp_path: Path) -> Configure:
     return configured
 
 
-def test_a_run_from_its_file(tiny: Path, shoal: Callable[..., None], capsys: Capture, tmp_path: Path) -> None:
+def test_a_run_from_its_file(tiny: Path, shoal: Check, capsys: Capture, tmp_path: Path) -> None:
     plain = yaml.safe_load(tiny.read_text())
     out = tmp_path / "made" / "gnn.safetensors"
     tiny.write_text(yaml.safe_dump({**plain, "model": {"name": "sage", "hidden": 16, "pretrained": str(out)}}))
@@ -106,7 +105,7 @@ def test_no_label_is_read(configured: Configure, tmp_path: Path, monkeypatch: py
         (["model.name=gcn", "data.dataset=nowhere"], "data.dataset: unknown dataset 'nowhere'"),
     ],
 )
-def test_refused(tiny: Path, refused: Callable[..., str], tmp_path: Path, arguments: list[str], line: str) -> None:
+def test_refused(tiny: Path, refused: Refused, tmp_path: Path, arguments: list[str], line: str) -> None:
     out = [] if "--out" in arguments else ["--out", tmp_path / "gnn"]
     assert refused("pretrain", tiny, *arguments, *out).startswith(f"shoal: {line}")
     assert not list(tmp_path.glob("gnn*"))

@@ -105,6 +105,7 @@ def numbers(path: Path) -> list[Any]:
     return [(line["loss"], line["scopes"]) for line in read_metrics(path)]
 
 
+@pytest.mark.slow
 def test_forks_and_sweeps_of_an_address_have_the_numbers_of_folders(
     config_of: Make, another_machine: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pytest
 import yaml
 from support.errors import refused as is_refused
+from support.fixtures import Check, Configure, Refused
 from support.forked import SHOAL, start
 from support.small_runs import small_run
 from support.toy_method import NAME as TOY
@@ -38,9 +38,6 @@ from shoal.storage.store.client_table import SplitRecord
 from shoal.storage.store.store import Store
 from shoal.study.sweep_folder import rows_of
 from shoal.tables.study_table import Layout, table_of
-
-Refused = Callable[..., str]
-Configure = Callable[..., Config]
 
 
 @pytest.fixture
@@ -129,7 +126,7 @@ def test_run_of_other_defaults_or_numbers_is_refused(config: Path, monkeypatch: 
     assert run(load_config(config)) != folder
 
 
-def test_resume_with_a_changed_config_or_a_lost_shard(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
+def test_resume_with_a_changed_config_or_a_lost_shard(tiny: Path, refused: Refused, shoal: Check) -> None:
     shoal("run", tiny)
     (run,) = (tiny.parent / "runs").iterdir()
     (run / SUMMARY).unlink()

@@ -1,7 +1,6 @@
 """A run by another metric than accuracy: its best round, its tables, stopped and resumed; and what is refused."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
+from support.fixtures import Check, Configure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from shoal import Run
@@ -22,11 +22,9 @@ from shoal.storage.errors import ShoalError
 from shoal.study.means import figures_of
 from shoal.study.plain_names import score_name
 
-Make = Callable[..., Config]
-
 
 @pytest.fixture
-def config_of(configure: Make, two_classes: Any, tmp_path: Path) -> Make:
+def config_of(configure: Configure, two_classes: Any, tmp_path: Path) -> Configure:
     def config_of(name: str, **keys: Any) -> Config:
         own = {"run.root": str(tmp_path / name), "run.checkpoint_every": 1, "data.store": str(tmp_path / "store")}
         given = {key.replace("__", "."): value for key, value in keys.items()}
@@ -35,7 +33,7 @@ def config_of(configure: Make, two_classes: Any, tmp_path: Path) -> Make:
     return config_of
 
 
-def printed(show: Callable[..., None], *arguments: Any) -> list[str]:
+def printed(show: Check, *arguments: Any) -> list[str]:
     with console.capture() as captured:
         show(*arguments)
     return [line.rstrip() for line in captured.get().splitlines()]
@@ -45,7 +43,7 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
-def test_metric_chooses_the_best_round(config_of: Make) -> None:
+def test_metric_chooses_the_best_round(config_of: Configure) -> None:
     folder = run(config_of("runs"))
     lines, scopes = read_metrics(folder), read_summary(folder)["scopes"]
     for scope, weighting in (("deployed", "nodes"), ("global", "nodes"), ("domains", "clients")):
@@ -79,7 +77,7 @@ def test_metric_chooses_the_best_round(config_of: Make) -> None:
         assert [event.value for event in events.Scalars(tag)] == pytest.approx(values)
 
 
-def test_metric_undefined_is_a_dash(config_of: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metric_undefined_is_a_dash(config_of: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     """One item of each part at most: no client has two classes in any."""
     split = {"data__split": "per_client", "data__fractions": [0.9, 0.05, 0.05], "evaluation__domains": False}
     folder = run(config_of("runs", rounds=1, **split))
@@ -122,7 +120,7 @@ NUMBER = 3
 """
 
 
-def test_several_metrics_one_of_the_users_own(config_of: Make, tmp_path: Path) -> None:
+def test_several_metrics_one_of_the_users_own(config_of: Configure, tmp_path: Path) -> None:
     file = tmp_path / "my.py"
     file.write_text(OWN)
     folder = run(config_of("runs", evaluation__metrics=["f1", f"{file}:lack", f"{file}:right"]))
@@ -164,7 +162,7 @@ def test_several_metrics_one_of_the_users_own(config_of: Make, tmp_path: Path) -
         ("lost", "my.py: has no class or function lost; it has lack, right, text, nan, one, fails"),
     ],
 )
-def test_a_metric_that_is_none_is_refused(config_of: Make, tmp_path: Path, name: str, says: str) -> None:
+def test_a_metric_that_is_none_is_refused(config_of: Configure, tmp_path: Path, name: str, says: str) -> None:
     (tmp_path / "my.py").write_text(OWN)
     with pytest.raises(ShoalError, match=re.escape(says)) as caught:
         run(config_of("runs", evaluation__metrics=["accuracy", f"{tmp_path}/my.py:{name}"]))
@@ -172,7 +170,7 @@ def test_a_metric_that_is_none_is_refused(config_of: Make, tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("metric", ["roc_auc", "average_precision"])
-def test_rankings_of_several_classes_are_means_over_them(configure: Make, tmp_path: Path, metric: str) -> None:
+def test_rankings_of_several_classes_are_means_over_them(configure: Configure, tmp_path: Path, metric: str) -> None:
     """Each class against the others, where some of a client's items are of it and some are not."""
     folder = run(
         configure({"evaluation.metrics": metric, "rounds": 2, "run.root": str(tmp_path), "run.checkpoint_every": 1})

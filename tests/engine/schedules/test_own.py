@@ -1,6 +1,5 @@
 """Schedules of the user's: that of the guide by hand, the same bits after a resume, and what is refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Start
 from support.needs import needs
 from support.plain_fedavg import sgd_step
 from support.same_bits import assert_same_trees
@@ -16,11 +16,9 @@ from support.small_runs import small_run
 import shoal
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import parse_config
-from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 
-Start = Callable[..., Server]
 LR = 0.5
 # Softmax regression on the features, by one step of plain SGD a visit.
 PLAIN = {"model.name": "sgc", "propagation.hops": 0, "train.optimizer": "sgd", "train.lr": LR, "train.epochs": 1}

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, roc_auc_score
 from support.errors import refused
+from support.fixtures import MakeClient, MakeView, Start
 from support.plain_fedavg import dense_sgc
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Client, Received
-from shoal.engine.rounds.server import Server
 from shoal.engine.scores.counts import (
     CORRECT,
     PREDICTED,
@@ -32,11 +32,9 @@ from shoal.engine.scores.counts import (
 )
 from shoal.engine.scores.measures import measures_of
 from shoal.storage.options.split_codes import TEST, VAL
-from shoal.storage.shards.view import View
 
 CLASSES = 4
 NAN, INF = float("nan"), float("inf")
-Start = Callable[..., Server]
 Pairs = list[tuple[int, int]]
 PAIRS = st.lists(st.tuples(st.integers(0, CLASSES - 1), st.integers(0, CLASSES - 1)), max_size=30)
 # Scores of two classes and the class: few whole numbers, so that there are many ties.
@@ -95,7 +93,7 @@ class Says(Algorithm):
 
 
 @pytest.fixture
-def classes_of(make_view: Callable[..., View], make_client: Callable[..., Client]) -> Callable[[object], list[int]]:
+def classes_of(make_view: MakeView, make_client: MakeClient) -> Callable[[object], list[int]]:
     """Classes that two rows are predicted to be of, of three."""
     client = make_client(make_view(2, [], [0, 1], [], 3), nn.Linear(1, 1))
     return lambda scores: scores_of(Says(scores), client, None, "all", 2).argmax(1).tolist()

@@ -2,13 +2,13 @@
 
 import json
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, roc_auc_score
+from support.fixtures import MakeClient, Start
 from support.plain_fedavg import dense_sgc
 from support.small_cells import Watched as Seen
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ class Rows:
         self.scores = rng.integers(-4, 5, size=(val + test, CLASSES)).astype(np.float32) / 2
         self.scores += 0.7 * np.eye(CLASSES, dtype=np.float32)[self.label]
 
-    def counts(self, make_client: Callable[..., Client]) -> np.ndarray:
+    def counts(self, make_client: MakeClient) -> np.ndarray:
         nodes, val = sum(self.sizes), self.sizes[0]
         none, every = np.zeros(0, dtype=np.int32), np.arange(nodes)
         starts = np.zeros(nodes + 1, dtype=np.int32)
@@ -82,7 +82,7 @@ class Rows:
 CASES = [(20, 31, 3), (0, 25, 2), (17, 12, 1)]
 
 
-def test_the_scope_of_whole_graphs(make_client: Callable[..., Client]) -> None:
+def test_the_scope_of_whole_graphs(make_client: MakeClient) -> None:
     drawn = [Rows(seed, *case) for seed, case in enumerate(CASES)]
     scores = {5 + place: rows.counts(make_client) for place, rows in enumerate(drawn)}
     for counts in scores.values():
@@ -114,7 +114,7 @@ def test_the_scope_of_whole_graphs(make_client: Callable[..., Client]) -> None:
         json.dumps(table, allow_nan=False)
 
 
-def test_no_area_where_every_domain_has_one_class(make_client: Callable[..., Client]) -> None:
+def test_no_area_where_every_domain_has_one_class(make_client: MakeClient) -> None:
     scores = {5: Rows(0, 3, 4, 1).counts(make_client), 7: Rows(1, 2, 2, 1).counts(make_client)}
     found = Domains(RECORDS, GRAPHS).summarize_graphs(scores)
     for table in found.values():
@@ -125,7 +125,7 @@ def test_no_area_where_every_domain_has_one_class(make_client: Callable[..., Cli
     assert Domains(RECORDS, GRAPHS).summarize_graphs({}) == {}
 
 
-def test_other_scopes_by_the_clients_of_each_domain(make_client: Callable[..., Client]) -> None:
+def test_other_scopes_by_the_clients_of_each_domain(make_client: MakeClient) -> None:
     # Clients 0 and 1 are of the first domain; nobody validates in the second; client 4 could not be evaluated.
     drawn = {0: Rows(1, 6, 9), 1: Rows(2, 0, 30), 2: Rows(3, 0, 12, 2), 3: Rows(4, 8, 5)}
     scores = {i: rows.counts(make_client)[:2, :3] for i, rows in drawn.items()}
@@ -150,7 +150,6 @@ def test_other_scopes_by_the_clients_of_each_domain(make_client: Callable[..., C
         assert table["balanced"] == pytest.approx(np.mean([rates["balanced"] for rates in table["domains"].values()]))
 
 
-Start = Callable[..., Server]
 CLIENTS, WHOLE, FOUR = [0, 1, 2, 3, 4], [5, 6, 7], 4
 
 

@@ -120,7 +120,8 @@ class After(Callback):
 """
 
 
-@pytest.mark.parametrize("prints", ["Method", pytest.param("After", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("prints", ["Method", "After"])
 def test_code_that_prints_for_a_reader_that_is_gone_is_no_failure(tmp_path: Path, prints: str) -> None:
     (tmp_path / "own.py").write_text(PRINTS)
     name = f"{tmp_path / 'own.py'}:{prints}"

@@ -29,8 +29,7 @@ def cosines(run: Path, number: int = 1, client: int | None = None) -> dict[str, 
     return {row[0]: float(row[1]) for row in inversion(run, number, client).rows}
 
 
-@pytest.mark.parametrize("model", [{"name": "sgc"}, {"name": "mlp", "hidden": 8}])
-@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize(("model", "epochs"), [({"name": "sgc"}, 3), ({"name": "mlp", "hidden": 8}, 1)])
 @pytest.mark.usefixtures("few_steps")
 def test_row_of_the_one_training_node_is_found_exactly(tmp_path: Path, model: dict[str, Any], epochs: int) -> None:
     run = ring_clients(tmp_path, CLIENTS, 1, model=model, train={**SGD, "epochs": epochs, "dropout": 0.0})

@@ -1,7 +1,6 @@
 """Attacks on models of finished runs against scikit-learn and probabilities of the export; what is refused."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 from support.errors import refused
+from support.fixtures import Configure, Refused
 from support.needs import needs
 from support.small_runs import run_small
 
 from shoal.algorithms.rng import key
 from shoal.attacks.membership import area, margin, membership, true_positives
-from shoal.engine.config.config import Config
 from shoal.engine.records.outputs import PREDICTIONS
 from shoal.engine.records.run_folder import CHECKPOINTS
 from shoal.engine.runs.export import export
@@ -108,7 +107,7 @@ def test_models_that_learned_noise_by_heart_are_told_apart(tmp_path: Path) -> No
 
 
 @needs("privacy")
-def test_command_names_epsilon_and_writes_every_client(tmp_path: Path, printed: Callable[..., str]) -> None:
+def test_command_names_epsilon_and_writes_every_client(tmp_path: Path, printed: Refused) -> None:
     folder = run_small(tmp_path, privacy={"unit": "client", "noise": 30.0, "delta": 1e-3})
     said = printed("attack", folder, "--out", tmp_path / "found.csv")
     assert "of a client (all its data replaced), delta 0.001" in said
@@ -116,16 +115,14 @@ def test_command_names_epsilon_and_writes_every_client(tmp_path: Path, printed: 
     assert [line.split(",")[0] for line in lines] == ["client", "all", "0", "1", "2", "3"]
 
 
-def test_graphs_and_one_client(tmp_path: Path, configure: Callable[..., Config], graph_task: dict[str, Any]) -> None:
+def test_graphs_and_one_client(tmp_path: Path, configure: Configure, graph_task: dict[str, Any]) -> None:
     keys = {**graph_task, "run.root": str(tmp_path / "runs"), "run.tensorboard": False, "rounds": 1}
     found = membership(run(configure(keys)))
     assert 0 <= found.overall.auc[0] <= 100
     assert len(membership(run_small(tmp_path, partition={"clients": 1})).clients) == 1
 
 
-def test_clients_that_never_trained_or_lack_a_part_are_left_out(
-    tmp_path: Path, configure: Callable[..., Config]
-) -> None:
+def test_clients_that_never_trained_or_lack_a_part_are_left_out(tmp_path: Path, configure: Configure) -> None:
     keys = {"run.root": str(tmp_path / "runs"), "run.tensorboard": False, "rounds": 1}
     # Client 4 has no test node, client 5 none for training.
     assert [each.client for each in membership(run(configure(keys))).clients] == ["0", "1", "2", "3"]

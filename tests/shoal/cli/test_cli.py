@@ -7,12 +7,12 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from rooms import ROOT
+from support.fixtures import Check, Refused, Status
 from support.needs import needs
 from support.shards import flip
 from support.small_runs import small_run
@@ -26,9 +26,6 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.screen.tables import console
 
-Refused = Callable[..., str]
-Shoal = Callable[..., None]
-Status = Callable[..., int]
 Capture = pytest.CaptureFixture[str]
 
 
@@ -43,7 +40,7 @@ for command in {asked}:
 """
 
 
-def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]) -> None:
+def test_every_command_one_after_another(tiny: Path, printed: Refused) -> None:
     folder, store = tiny.parent, tiny.parent / "store"
     assert "dry run of tiny" in printed("run", tiny, "--dry-run")
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml"]
@@ -88,7 +85,7 @@ def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]
     assert [path.name for path in (folder / "runs").iterdir()] == ["sweeps"]
 
 
-def test_overrides_and_fresh(tiny: Path, shoal: Shoal) -> None:
+def test_overrides_and_fresh(tiny: Path, shoal: Check) -> None:
     shoal("run", tiny, "rounds=1", "seed=7")
     (run,) = (tiny.parent / "runs").iterdir()
     (line,) = read_metrics(run)
@@ -102,7 +99,7 @@ def test_overrides_and_fresh(tiny: Path, shoal: Shoal) -> None:
     assert read_metrics(run)[0]["loss"] == line["loss"]
 
 
-def test_a_run_pauses_after_a_round_and_goes_on(tiny: Path, shoal: Shoal, printed: Callable[..., str]) -> None:
+def test_a_run_pauses_after_a_round_and_goes_on(tiny: Path, shoal: Check, printed: Refused) -> None:
     paused = printed("run", tiny, "rounds=3", "--until", "2")
     (run,) = (tiny.parent / "runs").iterdir()
     assert "paused after round 2" in paused
@@ -124,7 +121,7 @@ def test_options_of_a_search_or_forecast_alone_are_refused(
 
 @needs("search")
 def test_a_search_says_its_plan_and_needs_optuna(
-    tiny: Path, printed: Callable[..., str], refused: Refused, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, printed: Refused, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("sweep", tiny, "--search", "optuna", "--space", "train.lr=0.1:0.2", "--trials", "5", "--dry-run")
     assert "5 trials over train.lr, 2 seeds, to round " in printed(*words)
@@ -245,13 +242,13 @@ def test_a_path_that_no_file_can_have(refused: Refused, command: str) -> None:
 
 
 @pytest.fixture
-def store(tiny: Path, shoal: Shoal) -> Path:
+def store(tiny: Path, shoal: Check) -> Path:
     """A store with the whole graph as one client below it."""
     shoal("prepare", tiny, "algorithm.name=global")
     return tiny.parent / "store"
 
 
-def test_a_sound_store(store: Path, shoal: Shoal, capsys: Capture) -> None:
+def test_a_sound_store(store: Path, shoal: Check, capsys: Capture) -> None:
     stray = store / "clients" / "00007.arrow"
     stray.touch()
     capsys.readouterr()
@@ -279,7 +276,7 @@ def test_verify_names_damaged_files(store: Path, refused: Refused, whole: bool, 
 TWIN = ("synthesize", "products-like", "--scale", "0.001", "--homophily", "0.7", "--seed", "3")
 
 
-def test_store_is_called_synthetic(tmp_path: Path, shoal: Shoal, capfd: Capture) -> None:
+def test_store_is_called_synthetic(tmp_path: Path, shoal: Check, capfd: Capture) -> None:
     shoal(*TWIN, "--root", tmp_path)
     output = capfd.readouterr()
     assert f"written: {tmp_path / 'ogbn_products'}" in output.out

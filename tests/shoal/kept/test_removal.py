@@ -4,12 +4,12 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fixtures import Configure, Refused
 from support.needs import needs
 from support.small_runs import small_config, small_run
 
@@ -51,7 +51,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def config_of(tmp_path: Path) -> Callable[..., Config]:
+def config_of(tmp_path: Path) -> Configure:
     def config_of(**changes: Any) -> Config:
         data = {"store": str(tmp_path / "store"), **changes.pop("data", {})}
         return parse_config(small_run(tmp_path, **{"rounds": 2, **changes}, data=data), "test")
@@ -64,9 +64,7 @@ def files_in(folder: Path) -> set[str]:
 
 
 @pytest.fixture
-def full_run(
-    config_of: Callable[..., Config], tmp_path: Path, printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def full_run(config_of: Configure, tmp_path: Path, printed: Refused, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run with all that commands and callbacks write into its folder, and what kills and damages leave."""
     # Models and what clients keep are in files of their own.
     monkeypatch.setattr(checkpoint, "PART_BYTES", 100)
@@ -116,7 +114,7 @@ def test_nothing_of_a_run_remains(full_run: Path) -> None:
     assert mine.read_text() == "mine"
 
 
-def test_nothing_of_a_store_remains(config_of: Callable[..., Config], tmp_path: Path) -> None:
+def test_nothing_of_a_store_remains(config_of: Configure, tmp_path: Path) -> None:
     store = tmp_path / "store"
     crossing = config_of(data={"cross_edges": "hops"})
     for config in (
@@ -144,9 +142,7 @@ def test_nothing_of_a_store_remains(config_of: Callable[..., Config], tmp_path: 
 
 
 @needs("clock", "search")
-def test_nothing_of_a_study_remains(
-    tmp_path: Path, printed: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_of_a_study_remains(tmp_path: Path, printed: Refused, capsys: pytest.CaptureFixture[str]) -> None:
     config = small_config(tmp_path, rounds=2)
     sweep = Sweep(Study(config, ("seed=1,2",)))
     forecast(sweep, 1.0)
@@ -174,7 +170,7 @@ def test_nothing_of_a_study_remains(
 
 @pytest.mark.parametrize("kind", ["run", "store"])
 def test_a_removal_that_was_cut_off_goes_on(
-    kind: str, config_of: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, config_of: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlink, sound, folder = Path.unlink, tmp_path / "sound", tmp_path / "store"
     prepare(config_of(algorithm={"name": "global"}), centralized=True)
@@ -203,7 +199,7 @@ def test_a_removal_that_was_cut_off_goes_on(
 
 @pytest.mark.parametrize("kind", ["run", "store"])
 def test_a_removal_at_an_address_that_was_cut_off_goes_on(
-    kind: str, config_of: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, config_of: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "run":
         root = f"file://{tmp_path}/there"
@@ -230,7 +226,7 @@ def test_a_removal_at_an_address_that_was_cut_off_goes_on(
 
 
 def test_a_run_elsewhere_that_a_sweep_names_stays(
-    config_of: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config_of: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = Sweep(Study(small_config(tmp_path, rounds=1), ("seed=1,2",)))
     assert sweep.go()

@@ -374,6 +374,7 @@ def of_every_name(cells: Sequence[PaperCell], all_of_them: bool) -> list[PaperCe
     return kept
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", NUMBERED)
 def test_the_registry_has_every_table_and_figure(name: str, request: pytest.FixtureRequest) -> None:
     """Each has runs, whose configs are right, or says why it has none."""

@@ -60,7 +60,7 @@ def test_shared_rounds_are_trained_once_a_seed_and_change_no_bit(config: str, ro
     require_same_runs(sweep.rows[2].path, fork(bases[0], 3, ["train.lr=0.2", "name=other"]))
 
 
-@pytest.mark.parametrize("last", [2, 4])
+@pytest.mark.parametrize("last", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_killed_it_goes_on(config: str, rounds_trained: list[int], last: int) -> None:
     """In the shared rounds, and behind them: no round that has a checkpoint is trained again, and bits are the same."""
     with stopped_after(last, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
@@ -85,6 +85,7 @@ def test_validation_chooses_among_forks(config: str, rounds_trained: list[int]) 
     assert rounds_trained == [1, 2, 3, 4, 5, 4, 5, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_several_at_once_have_the_same_bits(config: str, tmp_path: Path) -> None:
     runs = [
         [row.path for row in sweep.rows]

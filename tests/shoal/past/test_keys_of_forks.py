@@ -176,7 +176,7 @@ def refuses(words: list[str], parent: Path) -> bool:
     return False
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(20)
 @pytest.mark.parametrize("key", RIGHT)
 def test_a_key_that_may_change_parts_a_fork_from_its_round_on(whole: Path, key: str) -> None:
     words = [*words_of(RIGHT, key, whole), f"name={key}"]

@@ -126,13 +126,8 @@ def test_a_killed_search_asks_for_the_same_trials(config: str, tmp_path: Path, h
     assert lines_of(killed) == lines_of(halved)
 
 
-@pytest.mark.parametrize(
-    ("axes", "options"),
-    [
-        (["rounds=1"], {"trials": 2}),
-        pytest.param([], {"trials": 4, "prune": "halving"}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("axes", "options"), [(["rounds=1"], {"trials": 2}), ([], {"trials": 4, "prune": "halving"})])
 def test_several_at_once_are_the_same_trials(
     config: str, tmp_path: Path, axes: list[str], options: dict[str, Any]
 ) -> None:
@@ -191,8 +186,7 @@ def test_a_failed_trial_is_told_and_the_others_go_on(config: str) -> None:
     assert [row.columns["train.lr"] for row in search.rows] == ["0.01"]
 
 
-@pytest.mark.parametrize("sampler", ["cma", "random"])
-@pytest.mark.parametrize("prune", ["hyperband", "none"])
+@pytest.mark.parametrize(("sampler", "prune"), [("cma", "hyperband"), ("random", "none")])
 def test_every_sampler_and_pruner_ends(config: str, sampler: str, prune: str) -> None:
     search = searched(config, "rounds=3", space=SPACE[:1], trials=3, sampler=sampler, prune=prune)
     assert len(search.parts[0].trials) == 3

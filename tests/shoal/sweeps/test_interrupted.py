@@ -69,6 +69,7 @@ STUDIES: dict[str, Callable[[Path], list[object]]] = {
 PAUSES = ("forked sweep",)
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("study", STUDIES)
 def test_sigterm_in_the_last_round_of_a_run_ends_its_study(
     tmp_path: Path,

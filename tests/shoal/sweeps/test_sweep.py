@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import pyarrow.parquet
 import pytest
 from rich.console import Console
 from support.errors import refused
+from support.fixtures import Status
 from support.forked import SHOAL, start
 from support.small_runs import small_config
 from support.toy_method import NAME as TOY
@@ -185,7 +185,7 @@ def test_a_wrong_combination_stops_all(config: str, axes: list[str], places: lis
 
 
 def test_sweep_failed_run_is_a_row(
-    config: str, tmp_path: Path, status: Callable[..., int], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    config: str, tmp_path: Path, status: Status, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One fails, the other is the same bit for bit at once and one after another, and is not run again.
 
@@ -268,9 +268,7 @@ def test_sweep_parallel_ended_resumes(config: str, tmp_path: Path, number: signa
 
 
 @pytest.mark.parametrize("page", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_sweep_interrupted_shows_what_is_finished(
-    config: str, tmp_path: Path, status: Callable[..., int], page: bool
-) -> None:
+def test_sweep_interrupted_shows_what_is_finished(config: str, tmp_path: Path, status: Status, page: bool) -> None:
     """By Ctrl-C in its third run: the table and the page of two runs, and the command of the sweep, which ends it."""
     method, held = tmp_path / "slow.py", tmp_path / "held"
     method.write_text(SLOW.format(file=held))

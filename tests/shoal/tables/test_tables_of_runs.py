@@ -4,13 +4,13 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from scipy import stats
+from support.fixtures import Check, Refused
 from support.small_runs import small_config
 
 from shoal.engine.records.run_folder import CONFIG
@@ -33,9 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tables")
 
 
-def test_a_sweep_to_latex_by_two_commands(
-    folder: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_to_latex_by_two_commands(folder: Path, shoal: Check, capsys: pytest.CaptureFixture[str]) -> None:
     config = small_config(folder, name="tabled", rounds=2, run={"checkpoint_every": 2})
     axes = (f"algorithm={','.join(METHODS)}", f"participation.ratio={','.join(RATIOS)}", "seeds=3")
     shoal("sweep", config, *axes, "--no-report")
@@ -95,7 +93,7 @@ def test_a_sweep_to_latex_by_two_commands(
                 assert cell.startswith(f"{100 * apart.mean():+.2f} ± {100 * apart.std(ddof=1):.2f} (p ")
 
 
-def test_options_of_tables_that_do_not_fit(folder: Path, refused: Callable[..., str]) -> None:
+def test_options_of_tables_that_do_not_fit(folder: Path, refused: Refused) -> None:
     (sweep,) = (folder / "runs" / "sweeps").iterdir()
     failed = folder / "failed"
     failed.mkdir()

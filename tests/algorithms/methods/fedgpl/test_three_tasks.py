@@ -1,23 +1,20 @@
 """FedGPL where clients have tasks of their own: mixing in whole rounds, and what is known of a node in many graphs."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.fixtures import Make
+from support.fixtures import Make, Start, Views
 from support.plain_hidta import by_loops
 
 from shoal.algorithms.methods.fedgpl.fedgpl import Trained
-from shoal.engine.rounds.server import Server
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.storage.shards.view import View
 from shoal.storage.store.store import Store
 
-Start = Callable[..., Server]
 CLIENTS_OF_TASK = [2, 1, 2]
 TASKS = [0, 0, 1, 2, 2]
 
@@ -62,7 +59,7 @@ def test_tasks_are_mixed_by_the_equations(start: Start, keys: dict[str, Any], fo
 
 
 def test_training_graphs_of_a_node_are_counted(
-    start: Start, configure: Make, views: Callable[..., list[View]], keys: dict[str, Any]
+    start: Start, configure: Make, views: Views, keys: dict[str, Any]
 ) -> None:
     """Nodes are told by their features, which are all different: each is in as many graphs as have its row."""
     noisy = {**keys, "algorithm.noise": "clipped", "algorithm.epsilon": 10.0}

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from support.fixtures import Keys, Make
+from support.fixtures import Keys, Make, Start, Views
 from support.plain_dropout import dropped
 from support.plain_fedavg import row_counts
 from support.pyg_clients import graphs_of
@@ -30,7 +30,6 @@ from shoal.engine.runs.run import run as run_config
 from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.shards.view import View
 
-Start = Callable[..., Server]
 HIDDEN, EPOCHS, BATCH, DROPOUT, LR, SERVER_LR, KEPT_NODES, KEPT_EDGES = 6, 2, 2, 0.5, 0.05, 0.01, 0.6, 0.8
 # Client 3 comes in round 2 alone, client 5 has nothing to train on.
 ONLINE = [[0, 1, 5], [0, 1, 2, 3, 4, 5], [1, 4, 5]]
@@ -218,7 +217,7 @@ def keys(graph_task: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def one_process(keys: dict[str, Any], views: Callable[..., list[View]]) -> Callable[[Server, str], OneProcess]:
+def one_process(keys: dict[str, Any], views: Views) -> Callable[[Server, str], OneProcess]:
     def one_process(server: Server, updates: str) -> OneProcess:
         folder = Path(keys["data.path"])
         clients = [PlainClient(i, folder, view) for i, view in enumerate(views(server))]

@@ -1,7 +1,6 @@
 """Fed-PUB in whole rounds written out, its proxy graph and rows, and what it is without its parts."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from support.dense_graphs import smoothing
-from support.fixtures import ModuleOf, Start, Views
+from support.fixtures import Keys, ModuleOf, Start, Views
 from support.plain_clients import EPOCHS, PlainClient
 from support.plain_fedavg import row_counts
 from support.small_fedgkc import answer
@@ -167,7 +166,7 @@ def naive_rows(sketches: list[np.ndarray], counts: list[bool], tau: float) -> np
 )
 def test_rounds_written_out(
     start: Start,
-    patchy: Mapping[str, Any],
+    patchy: Keys,
     views: Views,
     module_of: ModuleOf,
     more: dict[str, Any],

@@ -1,7 +1,6 @@
 """FedSage+ in whole rounds written out, without its generators, and clients that have nearly nothing."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +113,7 @@ def test_a_client_that_fails_is_as_it_was_and_the_others_go_on(start: Start, pha
 
 
 @pytest.fixture
-def little(make_view: MakeView, make_client: MakeClient) -> Callable[..., Client]:
+def little(make_view: MakeView, make_client: MakeClient) -> MakeClient:
     def little(nodes: int, edges: list[tuple[int, int]], train: list[int]) -> Client:
         view = make_view(nodes, edges, [i % 2 for i in range(nodes)], train, 3)
         return make_client(view, build("gcn", view.features, 3, 0, 0.3, {"hidden": 8}))

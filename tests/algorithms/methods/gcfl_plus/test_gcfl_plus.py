@@ -211,15 +211,7 @@ def distance(x: list[float], y: list[float]) -> float:
 
 @dataclass
 class Clusters:
-    """The server's part of GCFL+ on plain clients.
-
-    Attributes:
-        clients: All of them.
-        options: Of the method.
-        members: Clients of every cluster; those without training rows come last.
-        models: Shared parameters of every cluster, in the order of a module's.
-        series: Norms of every client's gradients since its cluster was divided.
-    """
+    """The server's part of GCFL+ on plain clients: members, models, and norms of gradients since a division."""
 
     clients: list[Any]
     options: Keys

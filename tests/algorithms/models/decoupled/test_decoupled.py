@@ -221,9 +221,3 @@ def test_equals_the_formula_node_by_node(attention: str, hops: int) -> None:
                 out = model(rows)
             torch.testing.assert_close(out.embedding_NH.double(), embedding, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(out.logits_NC.double(), logits, rtol=1e-4, atol=1e-5)
-
-
-def test_simple_starts_as_the_mean_of_the_hops() -> None:
-    model = GAMLP(3, 2, 3, 0.0, attention="simple")
-    found = model.weights_NK(weighted_hops(random_hops(5, 3, 3), model.head, model.vectors_RF()))
-    torch.testing.assert_close(found, torch.full((5, 4), 0.25))

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from support.dense_graphs import join, rows_of, smoothing
 from support.errors import refused
+from support.fixtures import MakeView
 from support.made_models import graphs_of, make_moved
 from support.plain_dropout import dropped
 from support.reset_models import assert_reset_as_fresh
@@ -25,10 +26,8 @@ from shoal.algorithms.models.inputs.structure_codes import CODES, structure_code
 from shoal.algorithms.models.items import client_graphs as module_under_test
 from shoal.engine.config.config import parse_config
 from shoal.engine.messages.models import require_mixable
-from shoal.storage.shards.view import View
 
 FEATURES, CLASSES, HIDDEN = 5, 3, 8
-GraphView = Callable[..., View]
 
 
 def make(seed: int = 0, dropout: float = 0.5, **options: object) -> Any:
@@ -71,7 +70,7 @@ def by_pyg(model: Any, graphs: Sequence[Data], pool: Callable[..., Tensor], trai
 
 @pytest.mark.parametrize(("layers", "readout"), [(1, "mean"), (2, "sum"), (3, "mean")])
 @pytest.mark.parametrize("training", [False, True])
-def test_equals_pyg(graph_view: GraphView, pyg_graphs: list[Data], layers: int, readout: str, training: bool) -> None:
+def test_equals_pyg(graph_view: MakeView, pyg_graphs: list[Data], layers: int, readout: str, training: bool) -> None:
     """Also in any order of graphs, one without edges and one of a single node among them."""
     model = make(layers=layers, readout=readout).train(training)
     graphs = graphs_of(graph_view(pyg_graphs), model)
@@ -85,7 +84,7 @@ def test_equals_pyg(graph_view: GraphView, pyg_graphs: list[Data], layers: int, 
         torch.testing.assert_close(out.embedding_NH, embedding, rtol=1e-4, atol=1e-5)
 
 
-def test_every_part_has_codes(graph_view: GraphView, pyg_graphs: list[Data], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_has_codes(graph_view: MakeView, pyg_graphs: list[Data], monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made once, whatever is asked for."""
     made = []
 
@@ -110,7 +109,7 @@ def test_every_part_has_codes(graph_view: GraphView, pyg_graphs: list[Data], mon
     assert graphs_of(view, gin).all().codes_NQ is None
 
 
-def test_standalone_graphs_have_zero_codes(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
+def test_standalone_graphs_have_zero_codes(graph_view: MakeView, pyg_graphs: list[Data]) -> None:
     model = make()
     batch = graphs_of(graph_view(pyg_graphs), model).standalone(torch.randn(3, FEATURES))
     assert batch.codes_NQ is not None
@@ -126,7 +125,7 @@ def test_reset_equals_a_fresh_model() -> None:
     assert_reset_as_fresh(fresh(7), fresh(8), 7)
 
 
-def test_sparse_features(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
+def test_sparse_features(graph_view: MakeView, pyg_graphs: list[Data]) -> None:
     """The first weight lies by column, and the numbers are the same."""
     dense, by_column = FlatModel(make()), FlatModel(make(), sparse=True)
     turned = [name for name, p in by_column.module.named_parameters() if not p.is_contiguous()]

@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 import torch
 import torch.nn.functional as F
+from support.fixtures import MakeView
 from support.made_models import graphs_of, make_moved
 from support.plain_dropout import dropped
 from torch import Tensor, nn
@@ -18,10 +19,8 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.models.layers.readout import Pooling, Readout
-from shoal.storage.shards.view import View
 
 FEATURES, CLASSES, HIDDEN = 5, 3, 8
-GraphView = Callable[..., View]
 every_readout = pytest.mark.parametrize("readout", get_args(Pooling))
 
 
@@ -102,7 +101,7 @@ class InPyG(nn.Module):
 @pytest.mark.parametrize("training", [False, True])
 @every_readout
 @pytest.mark.parametrize("name", ["gcn", "gin"])
-def test_step_as_pyg(graph_view: GraphView, pyg_graphs: list[Data], name: str, readout: str, training: bool) -> None:
+def test_step_as_pyg(graph_view: MakeView, pyg_graphs: list[Data], name: str, readout: str, training: bool) -> None:
     """Output and all gradients on batches of its loader, dropout included."""
     model = make(name, readout=readout).train(training)
     twin = InPyG(model, name).train(training)
@@ -129,7 +128,7 @@ def test_step_as_pyg(graph_view: GraphView, pyg_graphs: list[Data], name: str, r
 
 
 @pytest.mark.parametrize(("name", "layers"), [("sgc", 1), ("sgc", 2), ("mlp", 3)])
-def test_models_that_read_hops(graph_view: GraphView, pyg_graphs: list[Data], name: str, layers: int) -> None:
+def test_models_that_read_hops(graph_view: MakeView, pyg_graphs: list[Data], name: str, layers: int) -> None:
     """By the layers of the model alone, in training: dropout of hidden rows, then of the embedding of a graph."""
     model = make(name, layers=layers, readout="sum").train()
     view = graph_view(pyg_graphs, hops=2)
@@ -151,7 +150,7 @@ def test_models_that_read_hops(graph_view: GraphView, pyg_graphs: list[Data], na
 
 
 @pytest.mark.parametrize("name", ["gcn", "sgc"])
-def test_head_dropout_can_be_left_out(graph_view: GraphView, pyg_graphs: list[Data], name: str) -> None:
+def test_head_dropout_can_be_left_out(graph_view: MakeView, pyg_graphs: list[Data], name: str) -> None:
     model = make(name, layers=1, head_dropout=False).train()
     view = graph_view(pyg_graphs, hops=2)
     own = FlatModel(model)
@@ -161,7 +160,7 @@ def test_head_dropout_can_be_left_out(graph_view: GraphView, pyg_graphs: list[Da
 
 
 @pytest.mark.parametrize("name", ["gcn", "gamlp"])
-def test_adapted_after_the_readout(graph_view: GraphView, pyg_graphs: list[Data], name: str) -> None:
+def test_adapted_after_the_readout(graph_view: MakeView, pyg_graphs: list[Data], name: str) -> None:
     torch.manual_seed(0)
     model = build(name, FEATURES, CLASSES, 2, 0.0, {"hidden": HIDDEN}, embedding=6, task="graph").eval()
     view = graph_view(pyg_graphs, hops=2)

@@ -1,13 +1,13 @@
 """Models that pass messages, trained in one call beside autograd's steps, visit for visit and round for round."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.fixtures import MakeView
+from support.fixtures import MakeView, Start
 from support.one_call import (
     VISITS,
     client_of,
@@ -24,7 +24,6 @@ from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_node
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.analytic.one_call import TracedModel
-from shoal.engine.rounds.server import Server
 
 CASES = [
     "gcn conv",
@@ -98,7 +97,7 @@ def test_what_one_call_takes(make_view: MakeView) -> None:
 
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("model", ["gcn", "sage"])
-def test_whole_rounds(model: str, start: Callable[..., Server], graphs: Mapping[str, Path], tmp_path: Path) -> None:
+def test_whole_rounds(model: str, start: Start, graphs: Mapping[str, Path], tmp_path: Path) -> None:
     """Losses are those of autograd, and no bit depends on the cells that clients come in."""
     arrays = {file.stem: np.load(file) for file in graphs["plain"].glob("*.npy")}
     np.savez(tmp_path / "graph.npz", **{**arrays, "x": sparse_features(len(arrays["y"]), 40, 0.1)})

@@ -91,7 +91,7 @@ def fetched(server: Server) -> Server:
     return server
 
 
-@pytest.mark.parametrize("device", ["here", "there"])
+@pytest.mark.parametrize("device", ["there", pytest.param("here", marks=pytest.mark.exhaustive(4))])
 @pytest.mark.parametrize("case", CASES)
 def test_the_numbers_of_visits(
     run: Run, visited: Any, stacks: list[Stack], request: Any, case: str, device: str

@@ -195,7 +195,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.exhaustive(2)
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("case", CASES)
 def test_counts_are_those_of_the_processor(run: Run, request: Any, monkeypatch: Any, case: str) -> None:
     """Client 4 has no test node, client 5 no training node."""

@@ -275,6 +275,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_prepare_killed_in_each_exchange_makes_the_same_files(plain: Any, tmp_path: Path) -> None:
     """SIGKILL among edges between clients, features, each hop's sums, and the files of hops; each time it goes on."""
     values = plain(data__cross_edges="hops", propagation__hops=2, data__store=str(tmp_path / "killed"))

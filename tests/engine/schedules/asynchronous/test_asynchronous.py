@@ -1,6 +1,6 @@
 """Steps of FedBuff and FedAsync against the papers' formulas and synchronous rounds; the same bits anywhere."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Keys, Start
 from support.plain_fedavg import sgd_step
 from support.same_bits import assert_same_runs, assert_same_scores, assert_same_trees
 from support.user_graph import write_arrays
@@ -16,11 +17,9 @@ from shoal.algorithms.base import Ask, Context, Requests, Tree
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Mix, Reduce
 from shoal.engine.config.round_sections import ParticipationOptions, ScheduleOptions
-from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.schedules.asynchronous.asynchronous import require_enough
 
-Start = Callable[..., Server]
 LR = 0.5
 # Softmax regression on the features, by one step of plain SGD a visit.
 PLAIN = {"model.name": "sgc", "propagation.hops": 0, "train.optimizer": "sgd", "train.lr": LR, "train.epochs": 1}
@@ -105,6 +104,7 @@ def equal(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", ["fedbuff", "tiers"])
 @pytest.mark.parametrize("count", [3, 6])
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def equal(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ],
 )
 def test_one_cohort_at_a_time_is_synchronous_to_the_bit(
-    start: Start, equal: Mapping[str, Any], name: str, count: int, more: Mapping[str, Any]
+    start: Start, equal: Keys, name: str, count: int, more: Keys
 ) -> None:
     """FedBuff with clients of one speed; one tier with any."""
     keys = {**equal, **more}

@@ -1,6 +1,5 @@
 """Rounds that some clients do not finish: schedules worked by hand, and what a longer run does."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
+from support.fixtures import Start
 from support.needs import needs
 from support.small_runs import small_run
 
@@ -30,7 +30,6 @@ from shoal.engine.sections.sections import SECTIONS
 from shoal.engine.simulation.schedule import Fleet
 from shoal.pages.report import report
 
-Start = Callable[..., Server]
 DEVICES = {"kind": "phones", "network": "consumer"}
 CLOCK = {f"devices.{name}": value for name, value in DEVICES.items()}
 SELECTS = any(section.selects for section in SECTIONS)

@@ -189,7 +189,7 @@ def test_counts_are_the_original_s_times_the_scale(name: str) -> None:
     assert len(np.unique(labels[labels >= 0])) > 0.3 * classes
 
 
-@pytest.mark.exhaustive(4)
+@pytest.mark.exhaustive(8)
 @pytest.mark.parametrize("name", ORIGINALS)
 @pytest.mark.parametrize("homophily", [0.0, 0.3, 0.6, 0.8, 1.0])
 def test_edges_are_distinct_even_without_direction_and_as_homophilous_as_asked(name: str, homophily: float) -> None:
