@@ -8,7 +8,7 @@ PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Every case above 3 s is listed at the end.
 DURATIONS = --durations=40 --durations-min=3
 
-.PHONY: help run test test-all lint mutants docs clean
+.PHONY: help run test test-all test-adapters lint mutants docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -25,6 +25,12 @@ test: .venv/installed-test ## every test that is not marked slow, a tenth of the
 test-all: .venv/installed-test ## all tests
 	$(BIN)/python -m pytest --exhaustive $(PARALLEL)
 
+test-adapters: ## adapters beside DGL and torch-sparse themselves, compiled from source in 20 minutes or more, in .venv-adapters
+	$(PYTHON) -m venv .venv-adapters
+	.venv-adapters/bin/pip install --quiet --editable '.[test]'
+	.venv-adapters/bin/pip install --quiet --no-build-isolation torch-scatter torch-sparse
+	.venv-adapters/bin/python -m pytest tests/storage/adapters
+
 lint: .venv/installed-test ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,7 +43,7 @@ docs: .venv/installed-docs ## the documentation site, in site/; with Chromium al
 	$(BIN)/mkdocs build --strict
 
 clean: ## remove the virtual environment and caches
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-adapters build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
