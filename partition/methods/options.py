@@ -37,8 +37,7 @@ class PartitionOptions(WithShortForm):
             no client. null: as many as clients.
         alpha: Dirichlet: smaller gives clients of fewer labels, and of more unequal sizes.
         skew: Features, homophily: how much clients differ, from 0, not more than by chance, to 1, as much as may be.
-        zipf: Random, features, homophily: exponent of Zipf's law, by which sizes fall with numbers of clients; 0: all have
-            one size.
+        zipf: Random, features, homophily: exponent of Zipf's law for sizes of clients; 0: all are the same.
         options: `my_file.py:Name`: values of the fields of its dataclass.
 
     Raises:
