@@ -118,7 +118,7 @@ def measure_shifts(store: Store) -> Shifts:
         np.stack(labels),
         np.array(homophily),
         away / np.sqrt(variance) if variance > 0 else np.zeros(len(nodes)),
-        np.array([wasserstein_distance(own, every) if len(own) else np.nan for own in spectra]),
+        np.array([wasserstein_distance(values, every) if len(values) else np.nan for values in spectra]),
     )
 
 
