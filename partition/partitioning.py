@@ -24,12 +24,14 @@ METHODS = {
     "louvain": "shoal.partition.methods.louvain:by_louvain",
     "random": "shoal.partition.methods.by_label:by_random",
     "dirichlet": "shoal.partition.methods.by_label:by_dirichlet",
+    "features": "shoal.partition.methods.by_order:by_features",
+    "homophily": "shoal.partition.methods.by_order:by_homophily",
     "index": "shoal.partition.methods.from_file:by_index",
     "file": "shoal.partition.methods.from_file:by_file",
 }
 OF_USERS = "shoal.partition.methods.user_partitioner:by_user"
 # These methods divide items of any kind. The others follow edges, and small graphs have none between them.
-OF_ITEMS = ("random", "dirichlet", "index", "file")
+OF_ITEMS = ("random", "dirichlet", "features", "index", "file")
 
 
 def require_enough_nodes(clients: int, items: int, dataset: str, what: str = "node") -> None:
@@ -64,8 +66,9 @@ def partition(
     require_enough_nodes(options.clients, graph.items, graph.name, graph.item_name)
     if graph.graph_of is not None:
         require_divides_graphs(options.method)
-    if not graph.classes and (options.method == "dirichlet" or options.balance == "labelled"):
-        key = "method" if options.method == "dirichlet" else "balance"
+    by_label = options.method in ("dirichlet", "homophily")
+    if not graph.classes and (by_label or options.balance == "labelled"):
+        key = "method" if by_label else "balance"
         raise ShoalError(
             f"partition.{key}", f"{getattr(options, key)} divides by labels, and no {graph.item_name} has one"
         )

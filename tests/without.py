@@ -74,6 +74,7 @@ FEATURES = {
     "search": _around("search", "sweep quickstart --search=optuna --space=train.lr=0.1,0.2"),
     "selection": _schedule("selection", "participation.selection=power_of_choice"),
     "secure": _stage("secure", "secure=masks"),
+    "shifts": _around("shifts", "read RUN shifts"),
     "targets": Feature(("engine/targets",), (SECTIONS,), "run quickstart target=regression"),
     "users": _stage("users", "stages=[mine.py:Mine]"),
 }

@@ -42,13 +42,15 @@ OWN_RULES = (
     one_of("data.inductive", "task", "node"),
     one_of(
         "partition.seed", "partition.method",
-        "metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", OWN,
+        "metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", "features", "homophily", OWN,
     ),
     one_of("partition.resolution partition.balance", "partition.method", "louvain"),
-    one_of("partition.imbalance", "partition.method", "metis", "kaminpar", "semi-external"),
+    one_of("partition.imbalance", "partition.method", "metis", "kaminpar", "semi-external", "features", "homophily"),
     one_of("partition.file", "partition.method", "file"),
     one_of("partition.chunks", "partition.method", "index"),
     one_of("partition.alpha", "partition.method", "dirichlet"),
+    one_of("partition.skew", "partition.method", "features", "homophily"),
+    one_of("partition.zipf", "partition.method", "random", "features", "homophily"),
     one_of("partition.options", "partition.method", OWN),
     Rule(
         ("propagation.r", "propagation.dtype", "propagation.keep", "propagation.max_degree"),

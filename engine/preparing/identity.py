@@ -29,6 +29,10 @@ def identity(config: Config) -> dict[str, Any]:
         chosen["method"] = read_user_code("partition.method", chosen["method"]).identity
     if chosen["method"] != "dirichlet":
         del chosen["alpha"]
+    if chosen["method"] not in ("features", "homophily"):
+        del chosen["skew"]
+    if not chosen["zipf"]:
+        del chosen["zipf"]
     if not chosen["options"]:
         del chosen["options"]
     if (version := PARTITIONS.get(config.partition.method)) is not None:

@@ -41,8 +41,8 @@ def require_method(config: Config, algorithm: Algorithm) -> None:
             METRIC_KEY,
             f"the first one chooses rounds by its largest value, and {metrics[0]} cannot; begin with {fitting[0]}",
         )
-    if config.partition.method == "dirichlet" and kind != CLUSTERING:
-        raise ShoalError("partition.method", f"dirichlet divides by classes, found target {kind}; take another method")
+    if (method := config.partition.method) in ("dirichlet", "homophily") and kind != CLUSTERING:
+        raise ShoalError("partition.method", f"{method} divides by classes, found target {kind}; take another method")
     if not isinstance(config.data.dataset, str):
         raise ShoalError("data.dataset", f"several graphs are for classes, found target {kind}; join them to one")
     if config.engine.trainer in ("batched", "analytic"):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from shoal.partition.methods.cover import fill_empty
+from shoal.partition.methods.cover import fill_empty, sizes_of
 from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.graph.graph import Graph
 
@@ -27,8 +27,14 @@ def by_dirichlet(graph: Graph, options: PartitionOptions, *_: object) -> np.ndar
 
 
 def by_random(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
-    """Lets clients take turns along a seeded permutation; client of every item, int32 `[items]`."""
+    """Lets clients take turns along a seeded permutation, or with `options.zipf` gives each its share of it.
+
+    Client of every item, int32 `[items]`.
+    """
     assignment = np.empty(graph.items, dtype=np.int32)
     order = np.random.default_rng(options.seed).permutation(graph.items)
-    assignment[order] = np.arange(graph.items) % options.clients
+    if options.zipf:
+        assignment[order] = np.repeat(np.arange(options.clients), sizes_of(graph.items, options.clients, options.zipf))
+    else:
+        assignment[order] = np.arange(graph.items) % options.clients
     return assignment

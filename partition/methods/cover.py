@@ -31,3 +31,12 @@ def fill_empty(assignment: np.ndarray, clients: int) -> np.ndarray:
         sizes[largest] -= 1
         sizes[empty] = 1
     return filled
+
+
+def sizes_of(items: int, clients: int, zipf: float) -> np.ndarray:
+    """Divides items between clients by Zipf's law, int64 `[clients]`: client k gets a share as (k + 1)^-zipf, at least
+    one item; with 0 all get the same, but for one.
+    """
+    share = np.arange(1, clients + 1, dtype=np.float64) ** -zipf
+    ends = np.round(np.cumsum(share / share.sum()) * (items - clients)).astype(np.int64)
+    return np.diff(ends, prepend=0) + 1

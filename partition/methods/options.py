@@ -12,7 +12,9 @@ from shoal.storage.options.types import CLOSED, FilePath, Number, Positive, User
 # A client has an entry in lists that every process holds.
 MOST_CLIENTS = 10_000_000
 
-Methods = Literal["metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", "index", "file"]
+Methods = Literal[
+    "metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", "features", "homophily", "index", "file"
+]
 Clients = Annotated[Positive, Field(le=MOST_CLIENTS)]
 
 
@@ -34,6 +36,8 @@ class PartitionOptions(WithShortForm):
         chunks: Index: chunks that each graph is cut into, the first of which are clients; nodes of the others belong to
             no client. null: as many as clients.
         alpha: Dirichlet: smaller gives clients of fewer labels, and of more unequal sizes.
+        skew: Features, homophily: how much clients differ, from 0, not more than by chance, to 1, as much as may be.
+        zipf: Random, features, homophily: exponent of Zipf's law for sizes of clients; 0: all are the same.
         options: `my_file.py:Name`: values of the fields of its dataclass.
 
     Raises:
@@ -51,6 +55,8 @@ class PartitionOptions(WithShortForm):
     domains: tuple[Clients, ...] | None = None
     chunks: Clients | None = None
     alpha: Annotated[Number, Field(ge=1e-3, le=1e6)] = 0.5
+    skew: Annotated[Number, Field(ge=0, le=1)] = 1.0
+    zipf: Annotated[Number, Field(ge=0, le=10)] = 0.0
     options: dict[str, Any] = field(default_factory=dict)
 
     @model_validator(mode="before")

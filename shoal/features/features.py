@@ -6,6 +6,7 @@ from shoal.evaluator.feature import EVALUATOR
 from shoal.features.feature import Feature
 from shoal.influence.feature import INFLUENCE
 from shoal.search.feature import SEARCH
+from shoal.shifts.feature import SHIFTS
 
 # Their sections of a page have this order.
-FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS, EVALUATOR)
+FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS, EVALUATOR, SHIFTS)

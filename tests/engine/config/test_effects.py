@@ -37,6 +37,8 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("partition.file", "p.npy", "partition.method", "metis", "file"),
     ("partition.chunks", 20, "partition.method", "random", "index"),
     ("partition.alpha", 0.1, "partition.method", "random", "dirichlet"),
+    ("partition.skew", 0.5, "partition.method", "random", "features"),
+    ("partition.zipf", 1.0, "partition.method", "metis", "random"),
     ("partition.options", {"a": 1}, "partition.method", "random", "mine.py:Mine"),
     ("propagation.r", 0.0, "propagation.hops", 0, 1),
     ("propagation.r", 0.0, "model", {"name": "gcn"}, TWO),

@@ -109,6 +109,8 @@ WRONG: dict[str, list[str]] = {
     "partition.balance": ["partition.method=louvain", "partition.balance=count"],
     "partition.file": ["partition.method=file", "partition.file=TRACE"],
     "partition.chunks": ["partition.method=index", "partition.chunks=2"],
+    "partition.skew": ["partition.method=features", "partition.skew=0.5"],
+    "partition.zipf": ["partition.method=random", "partition.zipf=1"],
     "partition.alpha": ["partition.method=dirichlet", "partition.alpha=2"],
     "partition.options": ["partition.options.a=2"],
     "model.name": ["model=mlp"],

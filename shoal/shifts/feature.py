@@ -1,0 +1,8 @@
+"""The feature `shifts`: by how much the data of clients differ."""
+
+from shoal.features.feature import Feature
+
+SHIFTS = Feature(
+    readers={"shifts": "shoal.shifts.shifts:ShiftsReader"},
+    page="shoal.shifts.shifts_page:shift_sections",
+)
