@@ -13,6 +13,7 @@ from shoal.algorithms.client import ClientModel
 from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, with_other_edges, without_nodes
 from shoal.algorithms.losses.prototype_losses import nt_xent
 from shoal.algorithms.models.layers.head import Output
+from shoal.storage.errors import ShoalError
 from shoal.storage.shards.view import View
 
 # As in GraphCL's code: tau of the loss, and the share of nodes, or of edges, that a view changes.
@@ -89,6 +90,8 @@ def _contrast_graphs(trained: ClientModel, data: View, rng: np.random.Generator)
     assert data.graph_ptr is not None
     assert trained.coupled is not None
     coupled = trained.coupled
+    if coupled.operator == "edges":
+        raise ShoalError("data.edge_features", "edges of altered graphs have no features; set it to drop")
     graphs = SmallGraphs(data.graph_ptr.cpu().numpy(), *_whole_numbers(data), np.arange(data.nodes))
 
     def loss(out: Output, items: Tensor, w: Tensor, received: Received) -> Tensor:

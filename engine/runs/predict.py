@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import scipy.sparse as sp
 import torch
 from pyarrow import csv, parquet
 from torch import Tensor
@@ -23,6 +24,7 @@ from shoal.engine.sections.sections import options_of
 from shoal.storage.datasets.features.features import check_finite, made_features, row_normalized
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.user.files import load_files
+from shoal.storage.datasets.user.table_faults import KIND
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import output, replacing
 from shoal.storage.graph.edge_weights import weights_among
@@ -37,6 +39,7 @@ from shoal.storage.shards.hops import write_hops
 from shoal.storage.shards.shard import open_hops, open_shard, write_shard
 from shoal.storage.shards.split import Split
 from shoal.storage.shards.view import View
+from shoal.storage.store.manifest import Manifest
 
 GRAPH = "graph"
 
@@ -114,12 +117,55 @@ def open_graph(run: Path, graph: Any, best: str | None, called: str = GRAPH, ask
         graph = load_files("files", files)
     features = opened.store.manifest.features
     clean = _as_prepared(_graph_of(graph, config.data.features.made, called), config, called)
+    clean = _with_columns_of(opened.store.manifest, clean, called)
     if clean.features != features:
         raise ShoalError(called, f"expected {features} features a node, as in {run}, got {clean.features}")
     expected = opened.store.manifest.edge_features
     if clean.edge_features != expected:
-        raise ShoalError(called, f"expected {expected} features an edge, as in {run}, got {clean.edge_features}")
+        way_out = "; take a graph with these, as the run had them"
+        raise ShoalError(
+            called, f"expected {expected} features an edge, as in {run}, got {clean.edge_features}{way_out}"
+        )
     return OtherGraph(config, opened, clean, asks)
+
+
+def _with_columns_of(manifest: Manifest, graph: Graph, called: str) -> Graph:
+    """Puts features of nodes and edges in the order of a run's, where both have names; kinds that are missing are zero.
+
+    Raises ShoalError: a column has a name that the run's have not, or another one than a kind is missing.
+    """
+    names = None if graph.vocabulary is None else graph.vocabulary.tolist()
+    if names is not None and manifest.feature_names is not None:
+        graph = replace(
+            graph,
+            x=_columns_in_order(graph.x, names, manifest.feature_names, f"{called}.x", (f"{KIND} ",)),
+            vocabulary=np.array(manifest.feature_names),
+        )
+    if graph.edge_names is not None and manifest.edge_names is not None:
+        # Kinds of edges, ones and zeros, may all be missing.
+        kinds = ("",) if graph.edge_attr is not None and np.isin(graph.edge_attr, (0, 1)).all() else ()
+        names, where = list(graph.edge_names), f"{called}.edge_attr"
+        attr = _columns_in_order(graph.edge_attr, names, manifest.edge_names, where, kinds)
+        graph = replace(graph, edge_attr=attr, edge_names=tuple(manifest.edge_names))
+    return graph
+
+
+def _columns_in_order(values: Any, names: list[str], wanted: list[str], called: str, may_miss: tuple[str, ...]) -> Any:
+    """Returns columns in another order, dense or sparse; those whose names begin so are zero where they are missing."""
+    if names == wanted:
+        return values
+    if unknown := next((name for name in names if name not in wanted), None):
+        raise ShoalError(called, f"column {unknown!r} is none that the run had; take it out")
+    missing = [name for name in wanted if name not in names]
+    if lacks := next((name for name in missing if not name.startswith(may_miss)), None):
+        raise ShoalError(called, f"column {lacks!r} is missing, which the run had; add it")
+    place = {name: number for number, name in enumerate([*names, *missing])}
+    order = [place[name] for name in wanted]
+    if sp.issparse(values):
+        nothing = sp.csr_array((values.shape[0], len(missing)), dtype=np.float32)
+        return sp.csr_array(sp.hstack([values, nothing], format="csr")[:, order])
+    nothing = np.zeros((len(values), len(missing)), dtype=np.float32)
+    return np.concatenate([values, nothing], axis=1)[:, order]
 
 
 def table_of(other: OtherGraph, clients: Sequence[int | None]) -> pa.Table:

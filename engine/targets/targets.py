@@ -7,7 +7,7 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.registry.load import methods_for_clusters, methods_for_targets
 from shoal.algorithms.models.build import backbone, build
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.names import BACKBONES
+from shoal.algorithms.models.names import BACKBONES, least_edge_features
 from shoal.engine.config.config import Config
 from shoal.engine.config.sections import OF_FEATURES
 from shoal.engine.sections.sections import options_of
@@ -83,7 +83,9 @@ def require_without_labels(config: Config, algorithm: Algorithm) -> None:
             raise ShoalError(
                 "model.name", f"{spec.name} reads no altered graphs, which clustering compares; take one of {coupled}"
             )
-        model = build(spec.name, 2, 2, config.kernel().hops, 0.0, spec.options, task=config.task)
+        of_edges = least_edge_features([spec.name])
+        hops = config.kernel().hops
+        model = build(spec.name, 2, 2, hops, 0.0, spec.options, task=config.task, edge_features=of_edges)
         if not FlatModel(model).has_body:
             raise ShoalError(
                 "model.layers",

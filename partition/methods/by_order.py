@@ -5,10 +5,11 @@ put in the order of the property, and clients take consecutive ones. With a skew
 one, down to 0, where it is drawn alone.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
 from shoal.partition.methods.cover import fill_empty, sizes_of
 from shoal.partition.methods.metis import by_metis
@@ -17,6 +18,8 @@ from shoal.storage.graph.graph import Graph
 
 PARTS_A_CLIENT = 16
 ROWS_A_BLOCK = 1 << 16
+# Bytes of a block of features as float64.
+BLOCK_BYTES = 1 << 26
 # Steps of power iteration; ranks of parts do not change in later ones where columns differ at all.
 STEPS = 30
 
@@ -28,8 +31,13 @@ def by_features(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarr
     """
     part_N = _cut_into_parts(graph, options)
     component_F, mean_F = _first_component(graph)
-    along_N = np.concatenate([rows @ component_F - mean_F @ component_F for rows in _blocks(graph)])
-    return graph.of_items(_deal_parts(part_N, along_N, np.ones(graph.nodes), options))
+    along_N = _centred(graph.x, mean_F, component_F)
+    if graph.graph_of is None:
+        return _deal_parts(part_N, along_N, np.ones(graph.nodes), options)
+    # Graphs are items: clients get shares of them, whatever their sizes.
+    count_G = np.bincount(part_N, minlength=graph.items)
+    mean_G = np.bincount(part_N, weights=along_N, minlength=graph.items) / np.maximum(count_G, 1)
+    return _deal_parts(np.arange(graph.items), mean_G, np.ones(graph.items), options)
 
 
 def by_homophily(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
@@ -70,22 +78,33 @@ def _deal_parts(part_N: np.ndarray, value_N: np.ndarray, weight_N: np.ndarray, o
     return fill_empty(client[part_N], options.clients)
 
 
-def _blocks(graph: Graph) -> Iterator[np.ndarray]:
-    """Yields rows of features, float64 `[n, F]`."""
-    for start in range(0, graph.nodes, ROWS_A_BLOCK):
-        rows = graph.x[start : start + ROWS_A_BLOCK]
-        yield np.asarray(rows.toarray() if hasattr(rows, "toarray") else rows, dtype=np.float64)
+def _centred(x: Any, mean_F: np.ndarray, along_F: np.ndarray) -> np.ndarray:
+    """Computes (x - mean) v, float64 `[N]`, in blocks of rows that take `BLOCK_BYTES`; sparse rows stay sparse."""
+    rows = len(x) if not sp.issparse(x) else x.shape[0]
+    step = max(1, BLOCK_BYTES // (8 * max(x.shape[1], 1)))
+    blocks = (x[start : start + step] for start in range(0, rows, step))
+    parts = [(block if sp.issparse(block) else np.asarray(block, np.float64)) @ along_F for block in blocks]
+    return np.concatenate([np.zeros(0), *parts]) - mean_F @ along_F
+
+
+def _sums(x: Any, weight_N: np.ndarray) -> np.ndarray:
+    """Computes x' w, float64 `[F]`, in the same way."""
+    step = max(1, BLOCK_BYTES // (8 * max(x.shape[1], 1)))
+    total_F = np.zeros(x.shape[1])
+    for start in range(0, x.shape[0], step):
+        rows, weight = x[start : start + step], weight_N[start : start + step]
+        total_F += rows.T @ weight if sp.issparse(rows) else np.asarray(rows, np.float64).T @ weight
+    return total_F
 
 
 def _first_component(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Computes the first principal component of the features by power iteration, and their mean, float64 `[F]`."""
-    mean_F = sum(rows.sum(0) for rows in _blocks(graph)) / graph.nodes
+    mean_F = _sums(graph.x, np.ones(graph.nodes)) / graph.nodes
     component_F = np.random.default_rng(0).standard_normal(len(mean_F))
     for _ in range(STEPS):
-        product_F = np.zeros(len(mean_F))
-        for rows in _blocks(graph):
-            centred = rows - mean_F
-            product_F += centred.T @ (centred @ component_F)
+        along_N = _centred(graph.x, mean_F, component_F)
+        # Rows less the mean: what is taken off is the mean times the sum, which is zero but for rounding.
+        product_F = _sums(graph.x, along_N) - mean_F * along_N.sum()
         component_F = product_F / max(float(np.linalg.norm(product_F)), 1e-300)
     # The sign of a component says nothing.
     return component_F * (1.0 if component_F[np.abs(component_F).argmax()] >= 0 else -1.0), mean_F

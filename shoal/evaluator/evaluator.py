@@ -4,6 +4,7 @@ The Evaluator scores all items of a part together. Ours is computed of the same 
 clients in a run; what a run records is a mean over clients, which of accuracy alone is the same number.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,17 +71,30 @@ class EvaluatorReader:
                 continue
             for part, (scores_NC, label) in scores_of_part.items():
                 ours = _score(evaluator.eval_metric, scores_NC, label)
-                theirs = _ask(evaluator, scores_NC, label)
+                try:
+                    theirs = _ask(evaluator, scores_NC, label)
+                except RuntimeError as error:
+                    why = " ".join(str(error).split())
+                    raise ShoalError(
+                        past.path, f"OGB's Evaluator refuses the {part} items ({why}); take others"
+                    ) from error
                 rows.append((scope, part, len(label), ours, theirs))
         if not rows:
             raise ShoalError(past.path, "no client has validation or test items to score")
-        differs = any(abs(ours - theirs) > MOST_DIFFERENCE for *_, ours, theirs in rows)
+        differs = any(_differ(ours, theirs) for *_, ours, theirs in rows)
         return Reading(
             (_make_table(past, name, evaluator.eval_metric, rows, shorten=True),),
             _make_table(past, name, evaluator.eval_metric, rows, shorten=False).csv(),
             "ours and OGB's differ" if differs else "ours and OGB's Evaluator agree",
             not differs,
         )
+
+
+def _differ(ours: float, theirs: float) -> bool:
+    """Whether two scores differ: a number beside none does, and two that are none do not."""
+    if math.isnan(ours) or math.isnan(theirs):
+        return math.isnan(ours) != math.isnan(theirs)
+    return abs(ours - theirs) > MOST_DIFFERENCE
 
 
 def _evaluator_of(past: PastRun) -> Any:

@@ -65,8 +65,6 @@ def from_clients(
         first = parts[0] if parts else part
         if part.features != first.features:
             raise ShoalError(f"{client}.x", f"expected {first.features} features, as client 0 has, got {part.features}")
-        if target != CLASSIFICATION and part.classes != first.classes:
-            raise ShoalError(f"{client}.y", f"expected {first.outputs}, as client 0 has, got {part.outputs}")
         if part.edge_features != first.edge_features:
             expected = f"expected {first.edge_features} features an edge, as client 0 has"
             raise ShoalError(f"{client}.edge_attr", f"{expected}, got {part.edge_features}; without edges [0, D]")
@@ -75,6 +73,8 @@ def from_clients(
             raise ShoalError(client, f"{fault}; give all clients masks, or none")
         parts.append(part)
     require_read(names, (*READ, "batch", "adj_t"), take_out)
+    if target != CLASSIFICATION:
+        parts = _with_targets(parts)
     whole = join_domains(parts) if len(parts) > 1 else parts[0]
     clients = np.repeat(np.arange(len(parts), dtype=np.int32), [part.items for part in parts])
     if target != CLASSIFICATION:
@@ -82,6 +82,24 @@ def from_clients(
     y, label_names = _labels(graphs, parts)
     classes = int(y.max(initial=-1)) + 1
     return replace(whole, name=name, assignment=clients, domains=(), y=y, classes=classes, label_names=label_names)
+
+
+def _with_targets(parts: Sequence[Graph]) -> list[Graph]:
+    """Gives clients without labels targets that are all missing, as many as others have.
+
+    Raises ShoalError: clients have different numbers of targets, or none has any.
+    """
+    of_clients = {part.name: part.classes for part in parts if part.target is not None}
+    if not of_clients:
+        raise ShoalError("client 0.y", "missing, at all clients; there is nothing to learn")
+    first, count = next(iter(of_clients.items()))
+    if other := next((name for name, targets in of_clients.items() if targets != count), None):
+        raise ShoalError(f"{other}.y", f"expected {count} targets, as {first} has, got {of_clients[other]}")
+    return [
+        part if part.target is not None
+        else replace(part, target=np.full((part.items, count), np.nan, np.float32), classes=count)
+        for part in parts
+    ]  # fmt: skip
 
 
 def _without_labels(data: Any) -> Any:

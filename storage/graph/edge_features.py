@@ -44,16 +44,18 @@ def clean_edge_attr(edge_index: np.ndarray, attr: Any, nodes: int, where: str) -
         column = int(apart[wrong[0]].argmax())
         raise ShoalError(
             where,
-            f"the edge from node {a} to node {b} is given twice, and differs in column {column}; keep one of them",
+            f"the edge from node {a} to node {b} is given twice, and differs in column {column}; keep one, {WAY_OUT}",
         )
     return given_GD[chosen]
 
 
-def merge_relations(edge_index: np.ndarray, attr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Joins edges that are given more than once the same way to one, with the largest of each feature.
+def merge_relations(
+    edge_index: np.ndarray, attr: np.ndarray, kinds: int, where: object
+) -> tuple[np.ndarray, np.ndarray]:
+    """Joins edges that are given more than once the same way to one.
 
-    An edge of several relations, a column of zeros and ones each, has each of them. Takes and gives integers `[2, G]`
-    and numbers `[G, D]`.
+    The first `kinds` features are relations, a column of zeros and ones each, of which it has all. Takes and gives
+    integers `[2, G]` and numbers `[G, D]`. Raises ShoalError: such edges differ in another feature.
     """
     source, target = (ends.astype(np.int64) for ends in edge_index)
     if not len(source):
@@ -61,9 +63,15 @@ def merge_relations(edge_index: np.ndarray, attr: np.ndarray) -> tuple[np.ndarra
     key = source * (int(edge_index.max()) + 1) + target
     order = np.argsort(key, kind="stable")
     first = np.flatnonzero(np.diff(key[order], prepend=-1))
-    merged = np.maximum.reduceat(attr[order], first)
+    merged, least = np.maximum.reduceat(attr[order], first), np.minimum.reduceat(attr[order, kinds:], first)
+    differ = np.flatnonzero((merged[:, kinds:] != least).any(1))
     # The first of equal ones is where the edge came first.
     kept = order[first]
+    if len(differ):
+        row = int(kept[differ].min())
+        raise ShoalError(
+            where, f"the edge of row {row} is given again with other numbers, and has one of each; keep one, {WAY_OUT}"
+        )
     by_place = np.argsort(kept)
     return edge_index[:, kept[by_place]], merged[by_place]
 

@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from shoal.storage.graph.edge_matrix import EdgeMatrix
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 # The share of the limit for entries that only pass.
@@ -181,6 +182,8 @@ def writes(value: Any) -> tuple[int, ...]:
     """Counts writes to each tensor of an entry."""
     if isinstance(value, Tensor):
         return (write_count(value),)
+    if isinstance(value, EdgeMatrix):
+        return *writes(value.csr), *(() if value.attr_ED is None else writes(value.attr_ED))
     if isinstance(value, SparseMatrix):
         # The three arrays of a matrix share one count; a transpose may be made at any time.
         return writes(value.csr)

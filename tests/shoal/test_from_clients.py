@@ -130,8 +130,15 @@ def test_numbers_to_predict_are_those_of_each_client(several: bool, config: dict
     assert np.isfinite(run.metrics["loss"].to_pylist()).all()
     wrong = rows[0].clone()
     wrong.y = wrong.y[:, :1]
-    with refused("client 1.y", says="expected 2 targets, as client 0 has, got 1 target"):
+    with refused("client 1.y", says="expected 2 targets, as client 0 has, got 1"):
         shoal.from_clients([rows[1], wrong], target="regression")
+    silent = rows[2].clone()
+    del silent.y
+    graph = shoal.from_clients([silent, rows[0]], target="regression")
+    assert np.isnan(graph.target[:12]).all()
+    np.testing.assert_array_equal(graph.target[12:], rows[0].y)
+    with refused("client 0.y", says="missing, at all clients"):
+        shoal.from_clients([silent, silent], target="regression")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -91,8 +91,8 @@ def load_heco(name: str, options: DataSource) -> Graph:
     for part, called in PARTS.items():
         with reading(files[called], AGAIN):
             split[load_npy(files[called])] = part
-    arrays["y"] = values_of_kind(label, labelled, kinds, -1)
-    arrays["split"] = values_of_kind(split, labelled, kinds, 0)
+    arrays["y"] = values_of_kind(label, labelled, kinds, -1, files[LABELS])
+    arrays["split"] = values_of_kind(split, labelled, kinds, 0, files[LABELS])
     if options.edge_features == "drop":
         del arrays["edge_attr"], arrays["edge_names"]
     return graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), "y": str(files[LABELS])})

@@ -48,13 +48,17 @@ def join_kinds(
         _require_ends(ends, kinds[source].nodes, kinds[target].nodes, where[source, name, target])
         moved = ends.astype(np.int64) + np.array([[first[source]], [first[target]]])
         pairs[f"{source} {name} {target}"] = moved
-        if source != target and not _is_given_back(source, target, relations):
-            pairs[f"{target} {name} {source}, the other way"] = moved[::-1]
+        if source == target:
+            continue
+        given_back = [other for (start, _, end), other in relations.items() if (start, end) == (target, source)]
+        missing = _not_given_back(ends, given_back, kinds[target].nodes)
+        if missing.any():
+            pairs[f"{target} {name} {source}, the other way"] = moved[::-1, missing]
     edge_index = np.concatenate([np.zeros((2, 0), dtype=np.int64), *pairs.values()], axis=1)
     relation = np.repeat(np.arange(len(pairs)), [ends.shape[1] for ends in pairs.values()])
     attr = np.zeros((len(relation), max(len(pairs), 1)), dtype=np.float32)
     attr[np.arange(len(relation)), relation] = 1
-    edge_index, attr = merge_relations(edge_index, attr)
+    edge_index, attr = merge_relations(edge_index, attr, attr.shape[1], "edges")
     return {
         "edge_index": edge_index,
         "x": x,
@@ -72,9 +76,14 @@ def _features(kind: NodeKind) -> sp.csr_array:
     return sp.csr_array(sp.eye_array(kind.nodes, dtype=np.float32))
 
 
-def values_of_kind(values: Any, kind: str, kinds: Mapping[str, NodeKind], missing: Any) -> np.ndarray:
-    """Returns values of the nodes of one kind as those of all nodes, others `missing`."""
+def values_of_kind(values: Any, kind: str, kinds: Mapping[str, NodeKind], missing: Any, where: object) -> np.ndarray:
+    """Returns values of the nodes of one kind as those of all nodes, others `missing`.
+
+    Raises ShoalError: they are not one a node; `where` says where they are.
+    """
     values = np.asarray(values)
+    if values.shape[:1] != (kinds[kind].nodes,):
+        raise ShoalError(where, f"shape {list(values.shape)}, but there are {kinds[kind].nodes} nodes of kind {kind!r}")
     before = sum(other.nodes for name, other in kinds.items() if list(kinds).index(name) < list(kinds).index(kind))
     total = sum(other.nodes for other in kinds.values())
     every = np.full((total, *values.shape[1:]), missing, dtype=np.result_type(values.dtype, type(missing)))
@@ -82,9 +91,13 @@ def values_of_kind(values: Any, kind: str, kinds: Mapping[str, NodeKind], missin
     return every
 
 
-def _is_given_back(source: str, target: str, relations: Sequence[Relation] | Mapping[Relation, Any]) -> bool:
-    """Whether a relation leads from the kind that receives to that which sends."""
-    return any((start, end) == (target, source) for start, _, end in relations)
+def _not_given_back(ends: np.ndarray, relations: Sequence[np.ndarray], targets: int) -> np.ndarray:
+    """Marks edges whose other way is in none of some relations, bool `[E]`."""
+    key = ends[0].astype(np.int64) * targets + ends[1]
+    back = [
+        other[1].astype(np.int64) * targets + other[0] for other in relations if other.ndim == 2 and len(other) == 2
+    ]
+    return ~np.isin(key, np.concatenate(back)) if back else np.ones(len(key), dtype=bool)
 
 
 def _require_ends(ends: np.ndarray, sources: int, targets: int, where: object) -> None:

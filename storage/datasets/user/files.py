@@ -325,6 +325,12 @@ def _content(options: DataSource) -> dict[str, Any]:
         content["bonds"] = "kept"
     if gone:
         return content
+    if path.is_dir() and (nodes := table_of(path, NODES)) is not None:
+        from shoal.storage.datasets.user.tables import has_kinds
+
+        if has_kinds(nodes):
+            # Stores from before took such a column for a feature.
+            content["kinds"] = "read"
     # A graph is not read if its store is there already.
     if path.is_dir():
         _require_no_other_file(path, parts(path, made, options.labels), options.beside)

@@ -61,18 +61,25 @@ def graph_of_kinds(
         where[relation] = f"{place}.edge_index"
         if edges is None and getattr(store, "adj_t", None) is not None:
             # Rows of a transposed adjacency receive.
-            edges = edges_of(store.adj_t, f"{place}.adj_t", square=False)[0][::-1].copy()
+            edges, weight = edges_of(store.adj_t, f"{place}.adj_t", square=False)
+            edges = edges[::-1].copy()
+            if weight is not None and (weight != 1).any() and warns:
+                warnings.warn(
+                    Unread(f"{place}.adj_t: its values are weights, which kinds of edges have not"), stacklevel=3
+                )
         if edges is None:
             raise ShoalError(place, "has no edge_index; give its edges, or leave the relation out")
         relations[relation] = to_array(edges, where[relation])
     (kind,) = labelled
     values: dict[str, Any] = join_kinds(kinds, relations, where)
     labels = to_array(data[kind].y, f"{called}[{kind!r}].y")
-    values["y"] = values_of_kind(labels, kind, kinds, -1 if target == CLASSIFICATION else np.nan)
+    nothing = -1 if target == CLASSIFICATION else np.nan
+    values["y"] = values_of_kind(labels, kind, kinds, nothing, f"{called}[{kind!r}].y")
     for key in MASKS:
         mask = getattr(data[kind], key, None)
         if mask is not None:
-            values[key] = values_of_kind(to_array(mask, f"{called}[{kind!r}].{key}"), kind, kinds, False)
+            where_mask = f"{called}[{kind!r}].{key}"
+            values[key] = values_of_kind(to_array(mask, where_mask), kind, kinds, False, where_mask)
     values["assignment"] = _assignment(data, kinds, called)
     places = {key: f"{called}[{kind!r}].{key}" for key in OF_NODES}
     return graph_of(name, values, {**dict.fromkeys(values, called), **places}, own, target)
@@ -88,4 +95,12 @@ def _assignment(data: Any, kinds: dict[str, NodeKind], called: str) -> np.ndarra
         raise ShoalError(
             f"{called}[{missing[0]!r}]", "has no assignment, and other kinds have; give the client of every node"
         )
-    return np.concatenate([to_array(values, f"{called}[{kind!r}].assignment") for kind, values in given.items()])
+    every = []
+    for kind, values in given.items():
+        every.append(to_array(values, f"{called}[{kind!r}].assignment"))
+        if every[-1].shape != (kinds[kind].nodes,):
+            shape = list(every[-1].shape)
+            raise ShoalError(
+                f"{called}[{kind!r}].assignment", f"shape {shape}, but there are {kinds[kind].nodes} nodes of this kind"
+            )
+    return np.concatenate(every)

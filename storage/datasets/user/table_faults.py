@@ -16,7 +16,7 @@ OTHER_NAMES = {
     "source": "src from u head sourceid srcid fromid fromnode fromnodeid sourcenode node1 start i",
     "target": "dst to v tail targetid dstid toid tonode tonodeid targetnode dest destination node2 end j",
     WEIGHT: "w weights edgeweight edgeweights wt",
-    RELATION: "kind kinds type types rel relations relationtype edgetype edgetypes etype edgekind edgelabel",
+    RELATION: "relation kind kinds type types rel relations relationtype edgetype edgetypes etype edgekind edgelabel",
     ID: "node nodeid nodeidx nodeindex nid ids",
     LABEL: "y labels labelid class classid target targets",
 }

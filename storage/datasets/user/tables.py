@@ -263,7 +263,7 @@ def _nodes(
 ) -> tuple[dict[str, Any], pa.Array | None]:
     """Reads the arrays of nodes, and their ids as texts; None: there are none, or not each once."""
     needed = (ID, LABEL) if labels else (ID,)
-    columns, parts = open_table(nodes, (ID, LABEL, SPLIT, CLIENT), needed)
+    columns, parts = open_table(nodes, (ID, LABEL, SPLIT, CLIENT, KIND), needed)
     targets = [] if target == CLASSIFICATION else [name for name in columns if name.startswith(SEVERAL)]
     meant = require_columns(nodes, columns, needed[: 1 if targets else 2], faults)
     others = [name for name in columns if name not in (ID, LABEL, SPLIT, CLIENT, KIND, *meant, *targets, *texts_of)]
@@ -330,6 +330,14 @@ def _nodes(
     with faults.gathered(), reading(nodes, f"column {CLIENT} is the number of a client"):
         arrays["assignment"] = whole[CLIENT].cast(pa.int64()).to_numpy() if CLIENT in whole else None
     return arrays, ids
+
+
+def has_kinds(nodes: Path) -> bool:
+    """Whether a table of nodes says of which kind each is; reading it tells what is wrong with one that is damaged."""
+    try:
+        return KIND in open_table(nodes, (ID, LABEL, SPLIT, CLIENT, KIND), (ID,))[0]
+    except ShoalError:
+        return False
 
 
 def _with_kinds(arrays: dict[str, Any], kinds: pa.Array, nodes: Path) -> dict[str, Any]:
@@ -449,7 +457,7 @@ def _edges(path: Path, ids: pa.Array | None, faults: Faults, features: bool) -> 
     That is `edge_weight` float32 `[E]`, and by `features` `edge_attr` float32 `[E, D]`. Without ids the columns alone
     are looked at.
     """
-    columns, parts = open_table(path, (*ENDS, WEIGHT), (*ENDS, WEIGHT))
+    columns, parts = open_table(path, (*ENDS, WEIGHT, RELATION), (*ENDS, WEIGHT, RELATION))
     meant = require_columns(path, columns, ENDS, faults)
     others = [name for name in columns if name not in (*ENDS, WEIGHT, *meant)]
     unnamed = [name for name in others if UNNAMED.fullmatch(name)]
@@ -491,19 +499,22 @@ def _edges(path: Path, ids: pa.Array | None, faults: Faults, features: bool) -> 
 
 def _edge_attr(path: Path, edge_index: np.ndarray, blocks: dict[str, list[Any]]) -> dict[str, Any]:
     """Makes `edge_attr` of the columns of edges, kinds of relations a column each; an edge of several has each once."""
-    parts, names = [], list[str]()
-    for name, block in blocks.items():
+    parts, names, kinds = [], list[str](), 0
+    # Relations come first.
+    for name in sorted(blocks, key=lambda name: name != RELATION):
+        block = blocks[name]
         if name == RELATION:
-            kinds, called = _one_hot(pa.concat_arrays(block), path, name)
-            parts.append(kinds.toarray())
+            one_hot, called = _one_hot(pa.concat_arrays(block), path, name)
+            parts.append(one_hot.toarray())
             names += called
+            kinds = len(called)
         else:
             parts.append(np.concatenate(block))
             width = parts[-1].shape[1]
             names += [name] if width == 1 else [f"{name}[{place}]" for place in range(width)]
     attr = np.concatenate(parts, axis=1)
-    if RELATION in blocks:
-        edge_index, attr = merge_relations(edge_index, attr)
+    if kinds:
+        edge_index, attr = merge_relations(edge_index, attr, kinds, path)
     return {"edge_index": edge_index, "edge_attr": attr, "edge_names": np.array(names)}
 
 

@@ -165,6 +165,44 @@ def test_another_graph_is_predicted_by_its_edges(configure: Configure, of_kinds:
         open_graph(run_path, bare, None)
 
 
+NODES = "id,label,kind,pages\na,0,book,1\nb,1,person,\nc,0,book,2\nd,1,person,\ne,0,book,3\nf,1,book,4\n"
+EDGES = "source,target,relation\na,b,cites\nb,c,likes\nc,d,cites\nd,e,likes\ne,f,cites\n"
+
+
+def test_columns_of_another_graph_are_those_of_the_run(
+    configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(name: str, nodes: str = NODES, edges: str = EDGES) -> str:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "nodes.csv").write_text(nodes)
+        (tmp_path / name / "edges.csv").write_text(edges)
+        return str(tmp_path / name)
+
+    keys = {"data.path": write("own"), "data.store": None, "data.dtype": "float32", "model.name": "rgcn", "rounds": 1}
+    parts = {"partition.method": "random", "partition.clients": 1, "data.split": "per_client"}
+    run_path = run(configure({**keys, **parts, "run.root": str(tmp_path / "runs"), "engine.backend": "local"}))
+
+    def scores(path: str) -> Any:
+        return table_of(open_graph(run_path, path, None), [None])["probability"]
+
+    same = scores(keys["data.path"])
+    # Relations and columns in another order, and one that no edge here is of.
+    turned = write("turned", "pages,kind,label,id\n" + "".join(
+        ",".join(line.split(",")[::-1]) + "\n" for line in NODES.splitlines()[1:]
+    ))  # fmt: skip
+    assert scores(turned) == same
+    few = write("few", edges=EDGES.replace("likes", "cites"))
+    assert scores(few) != same
+    for name, nodes, edges, says in (
+        ("more", NODES, EDGES.replace("likes", "hates"), "column 'relation hates' is none that the run had"),
+        ("other", NODES.replace("pages", "price"), EDGES, "column 'price' is none that the run had"),
+        ("fewer", "id,label,kind\n" + "".join(line.rpartition(",")[0] + "\n" for line in NODES.splitlines()[1:]), EDGES,
+         "column 'pages' is missing, which the run had"),
+    ):  # fmt: skip
+        with refused(says=says):
+            scores(write(name, nodes, edges))
+
+
 MODEL = """
 import torch
 import shoal

@@ -185,3 +185,27 @@ def test_what_counts_right_classes_is_refused(tmp_path: Path) -> None:
         influence(path)
     with refused("target", says="see shoal export"):
         open_graph(path, str(tmp_path / "graph.npz"), None)
+
+
+def test_models_that_read_edges_cluster_nodes_and_no_graphs(tmp_path: Path) -> None:
+    of_edges = arrays()
+    of_edges["edge_attr"] = np.ones((of_edges["edge_index"].shape[1], 2), np.float32)
+    path = run_plain(config(tmp_path, of_edges, model={"name": "gine", "hidden": 8}, rounds=1))
+    assert np.isfinite(read_metrics(path)[-1]["loss"])
+    count, size = 40, 3
+    ends = np.arange(count * size).reshape(count, size)
+    edges = np.stack([ends[:, :2].ravel(), ends[:, 1:].ravel()])
+    graph = {"edge_index": edges, "x": np.ones((count * size, 2), np.float32), "y": np.arange(count) % 2}
+    graph |= {"graph": np.repeat(np.arange(count), size), "edge_attr": np.ones((edges.shape[1], 1), np.float32)}
+    np.savez(tmp_path / "graphs.npz", **graph)
+    plain = small_run(
+        tmp_path,
+        task="graph",
+        target="clustering",
+        partition={"method": "random", "clients": 2},
+        model={"name": "gat"},
+        data={"dataset": "files", "path": str(tmp_path / "graphs.npz"), "split": "per_client"},
+    )
+    del plain["data"]["options"]
+    with refused(says="data.edge_features: edges of altered graphs have no features; set it to drop"):
+        run_plain(plain)

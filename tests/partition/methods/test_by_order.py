@@ -111,6 +111,16 @@ def test_small_graphs_are_dealt_by_features() -> None:
     rank = client[np.argsort(level)]
     assert (np.diff(rank) >= 0).all() or (np.diff(rank) <= 0).all()
     assert np.bincount(client).tolist() == [20, 20, 20]
+    # However unequal graphs and clients are, each client has one.
+    sizes = np.array([100, 5, 5, 4, 4, 4])
+    graph_of = np.repeat(np.arange(6), sizes)
+    arrays = {"edge_index": np.zeros((2, 0), np.int64), "y": np.arange(6) % 2, "graph": graph_of}
+    arrays["x"] = graph_of[:, None].astype(np.float32)
+    graph_of_sizes = graph_from_arrays("sizes", arrays, {name: name for name in arrays})
+    for zipf in (0.0, 3.0):
+        of_nodes = partition(graph_of_sizes, PartitionOptions("features", 5, zipf=zipf))
+        assert set(of_nodes) == set(range(5))
+        assert all(len(set(of_nodes[graph_of == number])) == 1 for number in range(6))
     with refused("partition.method", says="homophily divides nodes"):
         partition(graph, PartitionOptions("homophily", 3))
     with refused("partition.method", says="homophily divides by labels"):

@@ -13,7 +13,7 @@ from support.small_molecules import write_molecules
 from support.small_runs import run_small
 
 from shoal.engine.records.run_folder import read_summary
-from shoal.evaluator.evaluator import EvaluatorReader
+from shoal.evaluator.evaluator import EvaluatorReader, _differ
 from shoal.past.rewind import PastRun
 from shoal.storage.datasets.readers.ogb_molecules import LABELS_OF
 from shoal.storage.datasets.sources.atoms import ATOM_FEATURES
@@ -41,6 +41,7 @@ def write_rings(root: Path, name: str) -> None:
     parts = dict(zip(("train", "valid", "test"), np.split(order, [20, 40])))
     lines = {
         "raw/edge": [f"{k},{(k + 1) % ATOMS}" for _ in range(GRAPHS) for k in range(ATOMS)],
+        "raw/edge-feat": [f"{k},0,{k % 2}" for _ in range(GRAPHS) for k in range(ATOMS)],
         "raw/node-feat": [",".join(map(str, row)) for row in atoms],
         "raw/graph-label": [",".join("" if value != value else f"{value:g}" for value in row) for row in y],
         "raw/num-node-list": [str(ATOMS)] * GRAPHS,
@@ -115,3 +116,11 @@ def test_accuracy_is_the_one_that_the_run_recorded(tmp_path: Path) -> None:
 def test_other_datasets_are_refused(tmp_path: Path) -> None:
     with refused("data.dataset", says="found sbm"):
         EvaluatorReader().read(PastRun(run_small(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "differ"),
+    [(0.5, 0.5, False), (0.5, 0.6, True), (np.nan, 0.5, True), (0.5, np.nan, True), (np.nan, np.nan, False)],
+)
+def test_a_score_beside_none_is_a_difference(ours: float, theirs: float, differ: bool) -> None:
+    assert _differ(ours, theirs) == differ

@@ -10,7 +10,8 @@ from scipy.sparse.csgraph import laplacian
 from scipy.stats import wasserstein_distance
 from support.small_runs import run_small, small_run
 
-from shoal.engine.config.config import parse_config
+from shoal.engine.config.config import load_config, parse_config
+from shoal.engine.preparing.identity import store_or_overlay
 from shoal.engine.preparing.prepare import prepare
 from shoal.pages.report import report
 from shoal.shifts.shifts import measure_shifts
@@ -75,3 +76,8 @@ def test_reader_and_page(tmp_path: Path, shoal: Callable[..., None], capsys: pyt
     page = report([run], None, kinds=("svg",)).read_text()
     assert "Shifts between clients" in page
     assert shift_sections(tmp_path) == []
+    # Where shards are gone, or the graph is, a page goes without.
+    store = Path(load_config(run).data.store or store_or_overlay(load_config(run)))
+    for shard in (store / "clients").iterdir():
+        shard.unlink()
+    assert shift_sections(run) == []

@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from shoal.storage.adapters import from_pyg, to_pyg
 from shoal.storage.adapters.clients import from_clients
 from shoal.storage.datasets.domains import join_domains
-from shoal.storage.datasets.registry import load
+from shoal.storage.datasets.registry import fingerprint, load
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.user.files import save_graph
 from shoal.storage.graph.edge_features import clean_edge_attr, merge_relations
@@ -87,10 +87,10 @@ def test_an_edge_that_is_given_twice_has_the_same_features_twice() -> None:
 
 
 def test_several_relations_of_two_nodes_are_one_edge() -> None:
-    edges, attr = merge_relations(np.array([[4, 0, 4, 1], [2, 1, 2, 0]]), np.eye(4, dtype=np.float32))
+    edges, attr = merge_relations(np.array([[4, 0, 4, 1], [2, 1, 2, 0]]), np.eye(4, dtype=np.float32), 4, "edges")
     assert (edges.tolist(), attr.tolist()) == ([[4, 0, 1], [2, 1, 0]], [[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
     none = np.zeros((2, 0), np.int64)
-    assert merge_relations(none, attr[:0])[0] is none
+    assert merge_relations(none, attr[:0], 4, "edges")[0] is none
 
 
 def test_a_part_has_the_features_of_its_edges(tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_graphs_of_one_federation_have_the_same_features_of_edges() -> None:
             join_domains([one, replace(other, name="two")])
 
 
-TABLE = "source,target,relation,hours\n1,2,reads,1.5\n2,1,writes,0\n1,2,cites,1\n3,1,reads,2\n"
-NODES = "id,label,kind,pages\n1,a,book,10\n2,b,author,\n3,a,book,30\n"
+TABLE = "source,target,Relation,hours\n1,2,reads,1.5\n2,1,writes,0\n1,2,cites,1.5\n3,1,reads,2\n"
+NODES = "id,label,Kind,pages\n1,a,book,10\n2,b,author,\n3,a,book,30\n"
 
 
 def write(folder: Path, edges: str = TABLE, nodes: str = NODES) -> DataSource:
@@ -222,6 +222,8 @@ def test_tables_have_kinds_of_nodes_and_of_edges(tmp_path: Path) -> None:
     }
     assert graph.vocabulary.tolist() == ["pages", "kind author", "kind book"]  # type: ignore[union-attr]
     assert graph.x.toarray().tolist() == [[10, 0, 1], [0, 1, 0], [30, 0, 1]]
+    assert fingerprint(write(tmp_path))["kinds"] == "read"
+    assert "kinds" not in fingerprint(write(tmp_path, nodes=NODES.replace("Kind", "sort")))
     dropped = load(replace(write(tmp_path), edge_features="drop"))
     assert (dropped.edge_attr, dropped.entries) == (None, 4)
     assert sum("is left out, as data.edge_features has it" in note for note in dropped.notes) == 2
@@ -236,8 +238,9 @@ def test_tables_have_kinds_of_nodes_and_of_edges(tmp_path: Path) -> None:
             "column 'hours' is a feature of edges and must be numbers; row 0 is 'long'",
         ),
         (TABLE.replace("writes", ""), NODES, "column 'relation': row 1 has no value; name its kind"),
-        (TABLE.replace("relation", "rel"), NODES, "did you mean 'relation' by 'rel'? rename it"),
+        (TABLE.replace("Relation", "rel"), NODES, "did you mean 'relation' by 'rel'? rename it"),
         (TABLE.replace("hours", "weight").replace(",0\n", ",1\n"), NODES, "there are both 'weight' and 'relation'"),
+        (TABLE.replace("cites,1.5", "cites,9"), NODES, "the edge of row 0 is given again with other numbers"),
         (TABLE, NODES.replace("author", ""), "column 'kind': row 1 has no value"),
         (TABLE, NODES.replace("10", "ten"), "column 'pages' is a feature and must be numbers; row 0 is 'ten'"),
     ],

@@ -16,6 +16,7 @@ from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.algorithms.models.names import NEED_EDGES, READ_EDGES, describe_edge_features
 from shoal.storage.graph.edge_matrix import EdgeMatrix
 from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.shards.cache import writes
 from shoal.storage.shards.shard import Shard
 from shoal.storage.shards.split import Split
 from shoal.storage.shards.view import Cache, View
@@ -221,3 +222,12 @@ def test_kinds_share_bases_as_pyg_has_them(make_view: MakeView) -> None:
     for embedding in (found, expected):
         embedding.square().sum().backward()
     torch.testing.assert_close(model.convs[0].kinds.shares.grad, layers[0].comp.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_writes_to_features_of_edges_are_seen(make_view: MakeView) -> None:
+    view = with_features(make_view)
+    matrix = all_nodes(view, "edges", 1).operators[0]
+    before = writes(matrix)
+    assert isinstance(matrix, EdgeMatrix)
+    matrix.features(OF_EDGES).mul_(2)
+    assert writes(matrix) != before

@@ -67,6 +67,28 @@ def test_kinds_are_one_graph() -> None:
     }  # fmt: skip
 
 
+def test_edges_that_are_given_back_in_part_have_both_columns() -> None:
+    data = papers()
+    data["venue", "has", "paper"].edge_index = torch.tensor([[0], [0]])
+    graph = from_pyg(data)
+    assert graph.edge_names is not None
+    back = graph.edge_names.index("venue at paper, the other way")
+    rows = np.repeat(np.arange(6), np.diff(graph.indptr))
+    heard = {(int(i), int(j)) for i, j, row in zip(rows, graph.indices, graph.edge_attr) if row[back]}  # type: ignore[arg-type]
+    # Of papers 0 and 1 at the venue, which is node 5, it says it of paper 0 alone.
+    assert heard == {(1, 5)}
+
+
+def test_weights_of_kinds_are_named() -> None:
+    data = papers()
+    del data["paper", "at", "venue"].edge_index
+    adjacency = torch.sparse_coo_tensor(torch.tensor([[0, 0], [0, 1]]), torch.tensor([1.0, 2.0]), (1, 3)).coalesce()
+    data["paper", "at", "venue"].adj_t = adjacency
+    with pytest.warns(Unread, match="its values are weights"):
+        graph = from_pyg(data)
+    assert graph.entries == from_pyg(papers()).entries
+
+
 def test_very_many_nodes_without_features_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "MOST_COLUMNS", 1)
     data = papers()
@@ -115,6 +137,14 @@ def test_what_kinds_cannot_be() -> None:
     wrong["paper", "at", "venue"].edge_weight = torch.ones(2)
     with refused("data['paper', 'at', 'venue'].edge_weight", says="would be lost"):
         from_pyg(wrong)
+    lengths = (("y", "paper", 4), ("y", "paper", 2), ("train_mask", "paper", 5), ("assignment", "venue", 2))
+    for key, kind, length in lengths:
+        wrong = papers()
+        for each in wrong.node_types:
+            wrong[each].assignment = torch.zeros(int(wrong[each].num_nodes), dtype=torch.int64)
+        wrong[kind][key] = torch.zeros(length, dtype=torch.bool if key == "train_mask" else torch.int64)
+        with refused(f"data[{kind!r}].{key}", says=f"shape [{length}], but there are "):
+            from_pyg(wrong)
     wrong = papers()
     wrong["venue"].client = torch.zeros(1)
     with refused("data['venue'].client", says="would be lost"):

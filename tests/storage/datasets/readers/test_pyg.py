@@ -17,7 +17,7 @@ from torch_geometric.datasets import Actor, Flickr, HeterophilousGraphDataset, K
 from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.readers.matlab_graphs import ARCHIVES, LINKX, LINKX_URL, linkx_path
 from shoal.storage.datasets.readers.pyg import FLICKR, GEOM_GCN, HETEROPHILOUS, PUBLISHED
-from shoal.storage.datasets.registry import labels_ahead, load, published_contents
+from shoal.storage.datasets.registry import fingerprint, labels_ahead, load, published_contents
 from shoal.storage.datasets.sources.source import DataSource
 
 PARTS = np.array([2, 1, 3, 1])
@@ -184,6 +184,11 @@ def test_features_of_edges_are_left_out_on_demand(graphs: int) -> None:
     assert load(source).edge_features == 3
     dropped = load(replace(source, edge_features="drop"))
     assert (dropped.features, dropped.edge_weight, dropped.edge_attr) == (4, None, None)
+    # A store of before, without what edges have, is another than one with it.
+    without_weights = replace(source, edge_weights="drop")
+    assert load(without_weights).edge_features == 3
+    assert fingerprint(without_weights)["edge_features"] == "keep"
+    assert "edge_features" not in fingerprint(source)
 
 
 @pytest.mark.parametrize(
