@@ -43,7 +43,7 @@ LISTED = {
     "partition": "partition out_of_core methods",
     "storage": """
         adapters datasets datasets/synthetic datasets/readers datasets/user datasets/sources out_of_core
-        datasets/features store shards user_code graph options files kernels storage
+        datasets/features store shards user_code graph/edges graph options files kernels storage
     """,
 }
 ORDER = {

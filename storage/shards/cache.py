@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from shoal.storage.graph.edge_matrix import EdgeMatrix
+from shoal.storage.graph.edges.edge_matrix import EdgeMatrix
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 # The share of the limit for entries that only pass.

@@ -20,7 +20,7 @@ from shoal.storage.shards.shard import AllEdges, Shard
 from shoal.storage.shards.split import Split
 
 if TYPE_CHECKING:
-    from shoal.storage.graph.cross_edges import Boundary
+    from shoal.storage.graph.edges.cross_edges import Boundary
     from shoal.storage.shards.computed_hops import ComputedHops
 
 PAGE = 4096

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.cross_edges import Boundary
+from shoal.storage.graph.edges.cross_edges import Boundary
 from shoal.storage.shards.arrow_file import REMAKE, FileRecord, MappedFile, Packs, require_content
 from shoal.storage.shards.bounds import Limits
 

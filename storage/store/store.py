@@ -20,7 +20,7 @@ from shoal.storage.store.client_table import OF_CLIENTS, Files, name_of
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
 
 if TYPE_CHECKING:
-    from shoal.storage.graph.cross_edges import Boundary
+    from shoal.storage.graph.edges.cross_edges import Boundary
     from shoal.storage.shards.computed_hops import ComputedHops
 
 IDS = Path("nodes") / "ids.arrow"

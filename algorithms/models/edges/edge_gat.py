@@ -10,7 +10,7 @@ from shoal.algorithms.models.gnn.gat import GAT, AttentionVectors
 from shoal.algorithms.models.inputs.neighbourhood import Operator
 from shoal.algorithms.models.layers.dropout import transform
 from shoal.algorithms.models.layers.message_layers import EdgeAttention, EdgeGATConv
-from shoal.storage.graph.edge_matrix import EdgeMatrix
+from shoal.storage.graph.edges.edge_matrix import EdgeMatrix
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.storage.graph.edge_matrix import EdgeMatrix
+from shoal.storage.graph.edges.edge_matrix import EdgeMatrix
 
 
 def softmax_of_entries(matrix: EdgeMatrix, score_EH: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from shoal.algorithms.models.gnn.gin import Norm
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
 from shoal.algorithms.models.layers.message_layers import GINEConv
-from shoal.storage.graph.edge_matrix import EdgeMatrix
+from shoal.storage.graph.edges.edge_matrix import EdgeMatrix
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import transform
 from shoal.algorithms.models.layers.message_layers import KindWeights, RGCNConv
-from shoal.storage.graph.edge_matrix import EdgeMatrix
+from shoal.storage.graph.edges.edge_matrix import EdgeMatrix
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 

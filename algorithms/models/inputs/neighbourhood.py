@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.storage.graph.edge_matrix import EdgeMatrix
 from shoal.storage.graph.edge_weights import degrees
+from shoal.storage.graph.edges.edge_matrix import EdgeMatrix
 from shoal.storage.graph.induced import Induced, entries_among
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.shards.view import View

@@ -14,7 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from shoal.algorithms.models.items.plain_graphs import graphs_of_rows
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.head import Head, Output
-from shoal.storage.graph.edge_matrix import EdgeMatrix
+from shoal.storage.graph.edges.edge_matrix import EdgeMatrix
 from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix
 from shoal.storage.user_code.user_code import UserCode
 

@@ -14,8 +14,8 @@ from shoal.engine.screen.progress import progress
 from shoal.storage.files.disk import require_disk
 from shoal.storage.files.mapped import ROWS, read, row_blocks
 from shoal.storage.files.names import place_in
-from shoal.storage.graph.cross_edges import ENTRIES_A_BLOCK, ENTRY_BYTES, Boundary, boundaries, cross_hop
 from shoal.storage.graph.edge_weights import degrees
+from shoal.storage.graph.edges.cross_edges import ENTRIES_A_BLOCK, ENTRY_BYTES, Boundary, boundaries, cross_hop
 from shoal.storage.graph.propagation import require_held
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.options.propagation import CrossEdges, CrossPropagation, PropagationOptions

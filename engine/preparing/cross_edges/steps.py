@@ -23,7 +23,7 @@ from shoal.engine.preparing.cross_edges.section import CROSS_EDGES
 from shoal.engine.preparing.store_builder import READERS, StoreBuilder
 from shoal.engine.screen.progress import progress, say
 from shoal.storage.files.names import place_in
-from shoal.storage.graph.cross_edges import ENTRY_BYTES
+from shoal.storage.graph.edges.cross_edges import ENTRY_BYTES
 from shoal.storage.graph.gather import Memory, files_of
 from shoal.storage.graph.induced import BLOCK_BYTES
 from shoal.storage.options.propagation import CrossPropagation

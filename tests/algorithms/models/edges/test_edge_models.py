@@ -14,7 +14,7 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes, receptive_field, sample_neighbourhood
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.algorithms.models.names import NEED_EDGES, READ_EDGES, describe_edge_features
-from shoal.storage.graph.edge_matrix import EdgeMatrix
+from shoal.storage.graph.edges.edge_matrix import EdgeMatrix
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.shards.cache import writes
 from shoal.storage.shards.shard import Shard

@@ -30,7 +30,7 @@ from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.cross_edges import boundaries, cross_hop
+from shoal.storage.graph.edges.cross_edges import boundaries, cross_hop
 from shoal.storage.options.propagation import CrossEdges, propagation_of
 from shoal.storage.store.store import Store, boundary_path
 from shoal.storage.store.verify import unnamed_files, verify

@@ -1,0 +1,1 @@
+"""Edges between clients, and edges with features as a matrix."""
