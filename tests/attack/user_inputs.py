@@ -226,7 +226,8 @@ def attributes(seed: int) -> str | None:
         return line
     graph = seen[0]
     if key in ("edge_attr", "weight", "edge_weight"):
-        right = graph.edge_weight is not None and np.isclose(graph.edge_weight.sum(), float(weight.sum()), rtol=1e-5)
+        kept = graph.edge_weight if graph.edge_attr is None else graph.edge_attr
+        right = kept is not None and np.isclose(kept.sum(), float(found[key].sum()), rtol=1e-5)
     elif key in ("train_idx", "train_mask"):
         right = graph.split is not None and (graph.split == 1).tolist() == [node < 9 for node in range(NODES)]
     else:

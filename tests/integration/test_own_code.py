@@ -166,7 +166,7 @@ MISTAKES = {
     ],
     ("data.dataset", DATASET): [
         ('"y": ring % 2', '"z": ring', "load gives 'z', which is none of edge_index, x, y"),
-        ("def load(self, root):", OBJECT, "edge_attr: would be lost: of an edge one weight is read, from edge_weight"),
+        ("def load(self, root):", OBJECT, "edge_attr: must be a tensor or an array, found int"),
         ('"y": ring % 2', '"y": ring[1:]', "y: shape [59], but x has 60 rows"),
         ("np.ones(", "np.nan * np.ones(", "x: row 0 of the features has NaN"),
         ("np.ones(", "np.once(", "line 11: AttributeError"),

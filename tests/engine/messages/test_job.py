@@ -42,7 +42,7 @@ def job_of(configure: Configure) -> MakeJob:
     return job_of
 
 
-def test_what_a_config_says(job_of: MakeJob, configure: Configure) -> None:
+def test_what_a_config_says(job_of: MakeJob, configure: Configure, tmp_path: Path) -> None:
     job = job_of(seed=5, algorithm__weight="train", model__init="own")
     assert (job.id, job.seed, job.hops, job.model_of) == ("job", 5, 2, (0,) * 6)
     assert (job.method.name, job.method.options) == ("fedavg", {"weight": "train"})
@@ -52,8 +52,10 @@ def test_what_a_config_says(job_of: MakeJob, configure: Configure) -> None:
     assert [one.compute.gpu_share for one in (job, job_of(resources__gpus_per_host=0.25))] == [1.0, 0.25]
     assert Path(job.store).is_absolute()
     assert (job.compute.memory_limit, job_of(engine__memory_limit=9000).compute.memory_limit) == (None, 9000)
-    own = job_of(algorithm__name=f"{__file__}:nothing")
-    assert own.method.source == Path(__file__).read_text()
+    file = tmp_path / "mine.py"
+    file.write_text("from shoal.algorithms.methods.fedavg import FedAvg as Mine\n")
+    own = job_of(algorithm__name=f"{file}:Mine")
+    assert own.method.source == file.read_text()
     assert pickle.loads(pickle.dumps(own)) == own
 
 
