@@ -25,7 +25,7 @@ test: .venv/installed-test ## every test that is not marked slow, a tenth of the
 test-all: .venv/installed-test ## all tests
 	$(BIN)/python -m pytest --exhaustive $(PARALLEL)
 
-test-adapters: ## adapters beside DGL and torch-sparse themselves, compiled from source in 20 minutes or more, in .venv-adapters
+test-adapters: ## adapters beside DGL and torch-sparse themselves, compiled from source, in .venv-adapters
 	$(PYTHON) -m venv .venv-adapters
 	.venv-adapters/bin/pip install --quiet --editable '.[test]'
 	.venv-adapters/bin/pip install --quiet --no-build-isolation torch-scatter torch-sparse
