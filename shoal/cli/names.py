@@ -9,6 +9,7 @@ from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS
 from shoal.partition.methods.options import Methods as Partitioners
 from shoal.storage.options.dataset_names import DATASETS, INDUCED
+from shoal.storage.options.dataset_summaries import ABOUT
 from shoal.tables.text_table import TextTable
 
 if TYPE_CHECKING:
@@ -32,15 +33,13 @@ def table_of_names(kind: str) -> TextTable:
 
 
 def describe_dataset(name: str) -> str:
-    """Says what has labels in a dataset of ours, and whether its published files are on this machine."""
+    """Says what a dataset of ours is, and whether its published files are on this machine."""
     from shoal.storage.datasets.registry import missing_files, record
     from shoal.storage.datasets.sources.source import DataSource
 
-    if name == "files":
-        return "your own graph, at data.path"
-    what, source = f"{record(name).task}s with labels", DataSource(name)
-    if name in INDUCED:
-        return f"small {what}, cut out of data.options.base"
+    what, source = ABOUT[name], DataSource(name)
+    if name == "files" or name in INDUCED:
+        return what
     if not record(name).published_files(source):
         return f"{what}; made when it is used"
     return f"{what}; its files are {'not here yet' if missing_files(source) else 'here'}"
