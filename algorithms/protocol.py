@@ -6,9 +6,11 @@ state and client state are values (`Tree`), which the engine ships, counts, chec
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 
+import torch
 from torch import Tensor
 
 Tree = dict[str, Tensor]
@@ -136,3 +138,18 @@ class Replies:
 
     def __getitem__(self, entry: str) -> Tensor:
         return self.entries[entry]
+
+
+def creating_on(device: torch.device) -> AbstractContextManager[object]:
+    """Puts tensors that a method makes anew inside the block on the device."""
+    return nullcontext() if device.type == "cpu" else device
+
+
+def to_device(tree: Tree, device: torch.device) -> Tree:
+    """Moves the tensors to a device; those that lie there already are the same."""
+    return {name: t.to(device) for name, t in tree.items()}
+
+
+def copy_to(tree: Tree, device: torch.device) -> Tree:
+    """Copies the tensors to a device."""
+    return {name: t.to(device, copy=True) for name, t in tree.items()}

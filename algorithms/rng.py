@@ -1,11 +1,8 @@
-"""Random streams by what they are for, and tensors on the device that computes."""
+"""Random streams by what they are for, on the device that computes."""
 
 import hashlib
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
-
-from shoal.algorithms.protocol import Tree
 
 CPU = torch.device("cpu")
 
@@ -49,18 +46,3 @@ class Stream:
     def __exit__(self, *error: object) -> None:
         self._state = self._default.get_state()
         self._default.set_state(self._outer)
-
-
-def creating_on(device: torch.device) -> AbstractContextManager[object]:
-    """Puts tensors that a method makes anew inside the block on the device."""
-    return nullcontext() if device.type == "cpu" else device
-
-
-def to_device(tree: Tree, device: torch.device) -> Tree:
-    """Moves the tensors to a device; those that lie there already are the same."""
-    return {name: t.to(device) for name, t in tree.items()}
-
-
-def copy_to(tree: Tree, device: torch.device) -> Tree:
-    """Copies the tensors to a device."""
-    return {name: t.to(device, copy=True) for name, t in tree.items()}

@@ -91,7 +91,9 @@ class _HostHere(Host):
 
     def begins(self, client: int) -> None:
         assert self._opened is not None
-        self.note(f"round {self.round}, {self._opened.job.who(client)}")
+        job = self._opened.job
+        who = f"client {client}" if client < len(job.model_of) else job.who(client)
+        self.note(f"round {self.round}, {who}")
 
 
 class LocalBackend:

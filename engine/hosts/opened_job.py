@@ -12,8 +12,8 @@ from torch import Tensor
 from shoal.algorithms.base import trains_plainly
 from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.method_errors import OURS, file_of
-from shoal.algorithms.protocol import MODEL, parameters_key
-from shoal.algorithms.rng import CPU, creating_on
+from shoal.algorithms.protocol import MODEL, creating_on, parameters_key
+from shoal.algorithms.rng import CPU
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer

@@ -186,6 +186,8 @@ class Exchange:
                 self.meter.keep_losses(outcome)
         with self.meter.scoring():
             for outcome in outcomes:
+                if not outcome.scores and "trained" not in next_state.scores:
+                    continue
                 trained = next_state.scores.setdefault("trained", ScoreTable())
                 # Those that come back are evaluated then; should they fail, no older counts stand for this training.
                 trained.change(dict.fromkeys(outcome.ids) if ask.train else {})
@@ -279,7 +281,9 @@ class Exchange:
         for outcome in outcomes.values():
             for client, failure in outcome.failures.items():
                 self._leave_out(client, failure)
-        return [outcomes[position] for position in range(len(cells))], sums, [*tables, ScoreTable(counts)]
+        if counts:
+            tables.append(ScoreTable(counts))
+        return [outcomes[position] for position in range(len(cells))], sums, tables
 
     def _take_predicted(self, scope: str, outcomes: Sequence[Outcome]) -> None:
         by_client = {i: of_parts for outcome in outcomes for i, of_parts in outcome.predicted.items()}

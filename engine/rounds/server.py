@@ -14,8 +14,8 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm, Context, Requests
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.method_errors import OURS, ProtocolError, raise_named, yield_place
-from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree
-from shoal.algorithms.rng import CPU, creating_on, key, to_device
+from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree, creating_on, to_device
+from shoal.algorithms.rng import CPU, key
 from shoal.engine.config.sections import EVALUATED
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import model_of

@@ -18,7 +18,8 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.inputs.neighbourhood import kept_rows
 from shoal.algorithms.models.layers.dropout import fill_kept, masks
 from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.rng import Stream, creating_on, seed_default
+from shoal.algorithms.protocol import creating_on
+from shoal.algorithms.rng import Stream, seed_default
 from shoal.algorithms.training.joint_training import own_optimizer
 from shoal.algorithms.training.local_training import bounded_loss, flat_step, without_denormals
 from shoal.storage.errors import ShoalError

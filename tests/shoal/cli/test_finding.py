@@ -16,6 +16,8 @@ from shoal.cli.kept import list_command
 from shoal.cli.names import KINDS, describe_names
 from shoal.cli.past import possible_path
 from shoal.engine.config.config import config_from
+from shoal.storage.datasets.registry import record
+from shoal.storage.options.target_names import CLASSIFICATION
 
 Refused, Shoal = Callable[..., str], Callable[..., None]
 
@@ -76,6 +78,12 @@ def test_every_name_of_a_list_is_explained(kind: str, capsys: pytest.CaptureFixt
         plain: dict[str, Any] = {"name": "a", "data": {"dataset": "digits"}, "algorithm": "fedavg"}
         plain |= {section: {option: name} if option else name}
         config_from({**plain, **({"task": "graph"} if name == "star" else {})})
+
+
+def test_list_of_datasets_says_what_each_is_for_as_its_record_does() -> None:
+    for name, line in describe_names("datasets").items():
+        target = record(name).target
+        assert (f"target: {target}" in line) == (target != CLASSIFICATION), line
 
 
 def test_a_list_of_a_folder_that_is_not_there_is_refused(tmp_path: Path, refused: Refused, shoal: Shoal) -> None:
