@@ -25,7 +25,8 @@ test: .venv/installed-test ## every test that is not marked slow, a tenth of the
 test-all: .venv/installed-test ## all tests
 	$(BIN)/python -m pytest --exhaustive $(PARALLEL)
 
-# torch-sparse has no build for this torch: its 32 files are compiled one after another, each in half a minute to two.
+# torch-sparse has no build for this torch: its 32 files are compiled one after another, each for about a minute of a
+# processor, torch's headers most of it. On two busy cores that was never seen to its end.
 test-adapters: ## adapters beside DGL, in a minute; then beside torch-sparse, compiled from source in half an hour or more
 	$(PYTHON) -m venv .venv-adapters
 	.venv-adapters/bin/pip install --quiet --editable '.[test]' ninja wheel

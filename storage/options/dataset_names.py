@@ -75,8 +75,8 @@ OTHERS_OF_OGB = {
 }
 # Datasets of other programs that are not read, and the way out.
 OF_OTHERS = {
-    "herg": "OpenFGL's own pickles, which are not opened; its table of SMILES is read by data.dataset=files "
-    "data.path=herg.csv",
+    "herg": "OpenFGL's own pickles, which are not opened; molecules are read from a table of SMILES, "
+    "data.dataset=files data.path=herg.csv",
 }
 # A dataset class of torch_geometric, and the `name` that its constructor takes: `pyg:Planetoid/Cora`.
 PYG = "pyg:"
