@@ -27,8 +27,8 @@ OPTIONAL = {
     "wandb": "callback wandb (pip install --editable '.[wandb]')",
     "optuna": "search of options, shoal sweep --search (pip install --editable '.[search]')",
     "tenseal": "secure=homomorphic (pip install --editable '.[homomorphic]')",
-    "torch-sparse": "SparseTensor in and out; no build for this torch exists, compile it from source",
-    "dgl": "DGLGraph in and out (pip install --editable '.[dgl]')",
+    "torch-sparse": "SparseTensor in and out; no build for this torch exists, 0.6.18 is compiled (make test-adapters)",
+    "dgl": "DGLGraph in and out (pip install --editable '.[dgl]': 1.1.3, below Python 3.12; 2.x is for older torch)",
 }
 # Drivers of GPUs have these files: NVIDIA's, Windows' below Linux, and AMD's.
 DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")

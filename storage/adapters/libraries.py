@@ -21,8 +21,9 @@ from shoal.storage.shards.split import Split, to_codes
 X, Y = "feat", "label"
 # Both ship code that is compiled for a version of torch.
 WAYS_OUT = {
-    "dgl": "dgl 1.1.3 works beside this torch, 2.x does not: pip install 'shoal[dgl]'",
-    "torch_sparse": "no build for this torch: pip install --no-build-isolation torch-scatter torch-sparse compiles it",
+    "dgl": "dgl 1.1.3 works beside this torch, below Python 3.12, 2.x does not: pip install 'shoal[dgl]'",
+    "torch_sparse": "no build for this torch: pip install --no-build-isolation torch-scatter==2.1.2 "
+    "torch-sparse==0.6.18 compiles it, in half an hour or more",
 }
 WEIGHTS = ("weight", "w")
 # Features of edges, as of nodes.

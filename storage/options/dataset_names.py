@@ -62,6 +62,9 @@ OTHER_NAMES = {
 TU, OGB = "tu:", "ogb:"
 TU_NAME = re.compile(TU + r"([A-Za-z][\w.+-]*)")
 OF_TU = dict(READ_INTO_MEMORY)["readers.tu"]
+# Graphs of TU that benchmarks call by their names alone, by these in lower case.
+ALONE = ("AIDS", "BZR", "COX2", "DD", "DHFR", "ENZYMES", "IMDB-MULTI", "MUTAG", "PTC_MR")
+TITLES_OF_TU = {title.lower(): title for title in ALONE}
 OF_OGB = tuple(name for name in DATASETS if name.startswith("ogb"))
 # Datasets of OGB that are not read, by what they have.
 OTHERS_OF_OGB = {
@@ -70,20 +73,25 @@ OTHERS_OF_OGB = {
     **dict.fromkeys(("ogbl-ppa", "ogbl-collab", "ogbl-ddi", "ogbl-citation2"), "a split of edges with negatives"),
     "ogbg-code2": "sequences of words to predict",
 }
+# Datasets of other programs that are not read, and the way out.
+OF_OTHERS = {
+    "herg": "OpenFGL's own pickles, which are not opened; molecules are read from a table of SMILES, "
+    "data.dataset=files data.path=herg.csv",
+}
 # A dataset class of torch_geometric, and the `name` that its constructor takes: `pyg:Planetoid/Cora`.
 PYG = "pyg:"
 PYG_NAME = re.compile(PYG + r"([A-Za-z]\w*)(?:/([\w.-]+))?")
 
 
 def usual_name(name: str) -> str:
-    """Returns our name of a dataset of OGB or TU, `ogbn-arxiv` of `ogb:arxiv`; keeps any other name."""
+    """Returns our name of a dataset of OGB or TU, `ogbn-arxiv` of `ogb:arxiv`, `tu:MUTAG` of MUTAG; keeps others."""
     prefix, _, title = name.partition(":")
     title = title.lower()
     if f"{prefix.lower()}:" == TU:
-        return title if title in OF_TU else f"{TU}{name.partition(':')[2]}"
+        return title if title in OF_TU else f"{TU}{TITLES_OF_TU.get(title, name.partition(':')[2])}"
     if f"{prefix.lower()}:" == OGB:
         return next((ours for ours in OF_OGB if title in (ours, ours.partition("-")[2])), f"{OGB}{title}")
-    return name
+    return f"{TU}{TITLES_OF_TU[name.lower()]}" if name.lower() in TITLES_OF_TU else name
 
 
 def has_user_options(name: str) -> bool:
@@ -95,8 +103,10 @@ def require_dataset(name: str) -> None:
     """Raises a ShoalError for a name of no dataset; files and classes are looked up when they are read."""
     name = usual_name(name)
     lower = name.lower()
-    if name.startswith(OGB):
-        _refuse_of_ogb(name.removeprefix(OGB))
+    if name.startswith(OGB) or lower in OTHERS_OF_OGB:
+        _refuse_of_ogb(lower.removeprefix(OGB))
+    if lower in OF_OTHERS:
+        raise ShoalError("data.dataset", f"{name} is {OF_OTHERS[lower]}")
     if name.startswith(TU):
         if not TU_NAME.fullmatch(name):
             raise ShoalError("data.dataset", f"expected tu:NAME as TUDataset has it, as tu:MUTAG, got {name!r}")

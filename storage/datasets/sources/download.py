@@ -6,6 +6,7 @@ import shutil
 import threading
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -17,6 +18,8 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.names import name_fault
 
 PATIENCE_SECONDS = 20.0
+# What `zipfile` raises of archives that are damaged, or cut off.
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError)
 
 
 def fetch_published(
@@ -50,7 +53,7 @@ def fetch_published(
                 _require_unpacked(path)
             else:
                 _download(address, path, into)
-        except (OSError, HTTPException, zipfile.BadZipFile) as error:
+        except (OSError, HTTPException, *DAMAGED) as error:
             reason = " ".join(str(error).split())
             others = _describe_looked(root, looked)
             raise ShoalError(
@@ -62,12 +65,15 @@ def fetch_published(
 
 
 def _download(url: str, path: Path, tree: Path | None) -> None:
-    with _open(url) as answer, _copy(answer, path) as part:
+    archive = url.endswith(".zip")
+    # Files of the archive, the one at `path` among them, are written while it is read: it has a name of its own.
+    into = path.with_name(url.rpartition("/")[2]) if archive else path
+    with _open(url) as answer, _copy(answer, into) as part:
         # `http.client` raises nothing where a body is cut off.
         announced = answer.headers.get("Content-Length")
         if announced is not None and part.stat().st_size != int(announced):
             raise OSError(f"ended after {part.stat().st_size} of {announced} bytes")
-        if url.endswith(".zip"):
+        if archive:
             _unpack(part, path.parent, tree)
         else:
             part.replace(path)

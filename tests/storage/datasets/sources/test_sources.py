@@ -84,7 +84,17 @@ ARCHIVE = io.BytesIO()
 with zipfile.ZipFile(ARCHIVE, "w") as archive:
     archive.writestr("inner/a.npy", b"first")
     archive.writestr("b.npy", b"second")
-BODIES = {"/a.npy": b"published", "/cut.npy": b"publ", "/both.zip": ARCHIVE.getvalue(), "/bad.zip": b"no archive"}
+# More than a reader holds at once; and the same with a block of no known type behind the header of its first file.
+LARGE, CONTENT = io.BytesIO(), np.random.default_rng(0).bytes(1 << 18)
+with zipfile.ZipFile(LARGE, "w", zipfile.ZIP_DEFLATED) as archive:
+    archive.writestr("x.npy", CONTENT)
+    archive.writestr("y.npy", b"second")
+DAMAGED = bytearray(LARGE.getvalue())
+DAMAGED[30 + len("x.npy")] = 0xFF
+BODIES = {
+    **{"/a.npy": b"published", "/cut.npy": b"publ", "/both.zip": ARCHIVE.getvalue(), "/bad.zip": b"no archive"},
+    **{"/large.zip": LARGE.getvalue(), "/damaged.zip": bytes(DAMAGED)},
+}
 
 
 class Publisher(BaseHTTPRequestHandler):
@@ -126,12 +136,15 @@ def test_downloads_what_is_missing_and_unpacks_archives(url: str, tmp_path: Path
     assert [path.read_bytes() for path in paths] == [b"first", b"second"]
     found = [sorted(path.name for path in (tmp_path / folder).iterdir()) for folder in ("raw", "other/raw")]
     assert found == [["a.npy", "own.npy"], ["a.npy", "b.npy"]]
+    paths = published(tmp_path / "large", url + "/large.zip", "x.npy", "y.npy")
+    assert [path.read_bytes() for path in paths] == [CONTENT, b"second"]
 
 
 FAILURES = {
     "cut.npy": "ended after 4 of 9 bytes",
     "none.npy": "404",
     "bad.zip": "not a zip file",
+    "damaged.zip": "invalid block type",
     "both.zip": "it has no x.npy",
 }
 
