@@ -132,10 +132,10 @@ def make_noise(
             (graph.edge_attr, "features", "data.edge_features"),
         ):
             if given is not None:
-                reason = (
-                    f"edges of dataset '{graph.name}' have {what}, and added ones none; set it to 0, or {key} to drop"
+                raise ShoalError(
+                    "data.noise.edges_added",
+                    f"edges of dataset '{graph.name}' have {what}, and added ones none; set it to 0, or {key} to drop",
                 )
-                raise ShoalError("data.noise.edges_added", reason)
     graph_of = None if graph is None or not most_of(options.edges_added) else graph.graph_of
     return ClientNoise(options.seed, strengths, classes, deviation_F, graph_of, client_of)
 
