@@ -141,7 +141,8 @@ class SplitSource:
         code: Part of every item, int8 `[items]`; None: each client draws its split, or its pairs have it.
         sparsity: Masks training labels; None: it does not.
         alterations: What features change of splits.
-        train_label: Label of every item as training sees it, int32 `[items]`; None: that of the shard.
+        train_label: Label of every item as clients see it in training, int32 `[items]`, -1 where none trains it; None:
+            that of the shard.
     """
 
     shards: Store
@@ -184,7 +185,8 @@ def _split_of(source: SplitSource, shard: Shard) -> Split:
     for alteration in source.alterations:
         split = alteration.alter_split(shard, split)
     if source.train_label is not None:
-        split = replace(split, train_label=source.train_label[shard.item[split.train]])
+        label = source.train_label[shard.item[split.train]]
+        split = replace(split, train_label=np.where(label < 0, shard.item_label[split.train], label))
     return split
 
 

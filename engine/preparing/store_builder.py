@@ -242,7 +242,7 @@ class StoreBuilder(StoreSteps):
     def _alterations(self, graph: Graph, count: int) -> list[Alteration]:
         """Makes what features change of shards, of so many clients or of the whole graphs above them."""
         clients = self.clients
-        if clients is None:
+        if clients is None or not list_store_changes(self.config):
             return make_alterations(self.config, count, graph.classes, graph)
         client_of = np.full(graph.nodes, -1, dtype=np.int32)
         for client in range(clients.clients):

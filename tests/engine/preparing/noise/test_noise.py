@@ -323,6 +323,35 @@ def test_graphs_get_edges_inside_themselves_and_labels_of_graphs(tmp_path: Path)
     assert run_small(tmp_path, **changes).exists()
 
 
+def test_domains_have_the_noise_of_the_clients_of_their_nodes(tmp_path: Path) -> None:
+    """Nodes that no client holds have none; those that train keep their labels."""
+    paths = [user_graph(tmp_path, 90, name=name, seed=seed) for seed, name in enumerate(("one", "two"))]
+    data = {"dataset": ["files", "files"], "path": paths, "options": {}, "split": "per_client"}
+    partition = {"method": "index", "clients": [2, 2], "chunks": 3}
+    noise = {"labels": 1.0, "features": [0.5, 1.0], "edges_added": 0.5}
+    clean, noisy = (
+        parse_config(small_run(tmp_path, data={**data, "noise": each}, partition=partition), "x")
+        for each in ({}, noise)
+    )
+    before, store = prepare(clean).domain_graphs(), prepare(noisy)
+    domains, clients = store.domain_graphs(), [store.shard(client) for client in range(4)]
+    held = np.concatenate([shard.node for shard in clients])
+    assert len(held) == 120
+    x, name = features_of(store), noisy.data.split_name
+    for domain in range(2):
+        shard, split, _ = domains.data(name, None, domain)
+        of_clients = np.isin(shard.node, held)
+        np.testing.assert_array_equal(dense(shard.x)[of_clients], x[shard.node[of_clients]])
+        np.testing.assert_array_equal(dense(shard.x)[~of_clients], features_of(before)[shard.node[~of_clients]])
+        differs = shard.label != domains.shard(domain).label
+        trains = np.zeros(shard.nodes, dtype=bool)
+        trains[split.train] = True
+        np.testing.assert_array_equal(differs, trains & of_clients)
+        added = edges_of(domains, domain) - edges_of(before, domain)
+        assert {v for pair in added for v in pair} <= set(held.tolist())
+    assert verify(domains) == verify(store) == []
+
+
 def test_strengths_are_spread_evenly_and_kinds_apart() -> None:
     orders = set()
     for kind in ("features", "masked", "labels", "edges_removed", "edges_added"):
