@@ -1,4 +1,4 @@
-"""What the models of a finished run predict of the validation and test items of all clients, put together."""
+"""Predictions of a finished run of the validation and test items of all clients, put together."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class Predictions(NamedTuple):
 
 
 def predict_parts(opened: Reopened) -> dict[str, dict[str, Predictions]]:
-    """Returns what is predicted of all clients by scope and part; parts without items are left out.
+    """Returns the predictions of all clients by scope and part; parts without items are left out.
 
     Raises ShoalError: they do not fit in `engine.memory_limit`.
     """

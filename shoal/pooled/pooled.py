@@ -48,10 +48,10 @@ class PooledReader:
         target = opened.job.target_of(opened.store)
         if target == CLUSTERING:
             raise ShoalError("target", "clusters of a client are none of another, so they have no pooled score")
-        names, own = tuple(opened.job.metrics), opened.job.own_metrics
+        names = tuple(opened.job.metrics)
         if target == CLASSIFICATION:
             names = tuple(dict.fromkeys((ACCURACY, F1, *RANKINGS, *names)))
-        measures = measures_of(names, own)
+        measures = measures_of(names, opened.job.own_metrics)
         for scope, of_parts in predict_parts(opened).items():
             for part, (scores_NC, label, clients) in of_parts.items() if self.best in (None, scope) else ():
                 values = score_items(scores_NC, label, measures, target == CLASSIFICATION)

@@ -1,4 +1,4 @@
-"""Noise in the data of clients: what `data.noise` does to shards and splits while a store is written.
+"""Noise in the data of clients, which `data.noise` adds to shards and splits while a store is written.
 
 What is drawn hangs on a seed and on global numbers, of a node and a column, of two nodes, of an item, or of the client:
 the store of the clients and those of whole graphs have the same noise, in any layout, pack and order.
@@ -99,7 +99,7 @@ class ClientNoise:
         place_N = np.empty_like(order)
         place_N[order] = np.arange(len(order))
         first, second = place_N[source], place_N[part.indices]
-        # Of the two ways of an edge one counts.
+        # One of the two ways of an edge counts.
         ends = np.stack([first, second])[:, (owner_N[source] == owner_N[part.indices]) & (first < second)]
         drawn = [(none, none)]
         for client in np.unique(owner_N[owner_N >= 0]).tolist():
