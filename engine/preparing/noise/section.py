@@ -38,9 +38,8 @@ class Noise:
         labels: Share of a client's training items, rounded down, whose label is another class, any with the same
             chance. Validation and test items keep theirs.
         edges_removed: Probability with which an edge inside a client is removed.
-        edges_added: Edges between nodes of a client that had none, as a share of its edges, rounded down; with `task:
-            graph` inside its graphs.
-        seed: Of all of them, and of which client has which strength, for every kind anew.
+        edges_added: New edges inside a client, as a share of its edges, rounded down; with `task: graph` inside graphs.
+        seed: Of all kinds, and of which client has which strength.
     """
 
     features: Deviations = 0.0
