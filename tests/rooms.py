@@ -26,10 +26,12 @@ DECLARED = {"section.py": "engine/sections", "feature.py": "shoal/features"}
 # The room named after a package is what lies in the folder itself.
 LISTED = {
     "shoal": """
-        attacks clock evaluator influence search shifts shoal cli past pages scaling sweeps kept tables study features
+        attacks clock evaluator influence pooled search shifts shoal cli past pages scaling sweeps kept tables study
+        features
     """,
     "engine": """
-        engine runs preparing/cross_edges preparing cluster screen callbacks hosts hosts/devices newcomers targets
+        engine runs preparing/cross_edges preparing/noise preparing cluster screen callbacks hosts hosts/devices
+        newcomers targets
         stages/hostile stages/robust stages/privacy stages/secure stages/compression stages/digests stages/users
         stages records schedules/asynchronous schedules/availability schedules/selection schedules
         rounds scores simulation messages config sections

@@ -69,6 +69,8 @@ FEATURES = {
     "hostile": _stage("hostile", "attack=sign_flip"),
     "influence": _around("influence", "read RUN influence"),
     "newcomers": Feature(("engine/newcomers",), (SECTIONS,), "run quickstart data.newcomers=0.3"),
+    "noise": Feature(("engine/preparing/noise",), (SECTIONS,), "run quickstart data.noise.labels=0.2"),
+    "pooled": _around("pooled", "read RUN pooled"),
     "privacy": _stage("privacy", "privacy.unit=client", "docs/privacy.md"),
     "robust": _stage("robust", "aggregation=median"),
     "search": _around("search", "sweep quickstart --search=optuna --space=train.lr=0.1,0.2"),

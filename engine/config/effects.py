@@ -11,7 +11,7 @@ from shoal.engine.sections.rules import OWN, Rule
 from shoal.engine.sections.sections import list_rules
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
-from shoal.storage.options.types import is_own
+from shoal.storage.options.types import WithShortForm, is_own
 
 # Errors of keys that a command was given name this.
 COMMAND_LINE = "command line"
@@ -119,6 +119,8 @@ def _show(value: Any) -> str:
         return "null"
     if isinstance(value, Sparsity):
         return "0 in all"
+    if isinstance(value, WithShortForm):
+        return str(getattr(value, value.short))
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_show, value))}]"
     return str(getattr(value, "name", value))

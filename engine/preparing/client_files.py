@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.engine.config.sections import DataConfig
+from shoal.engine.preparing.alteration import Alteration, alter_shard
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edge_weights import weights_among
 from shoal.storage.graph.gather import gather_features
@@ -24,7 +25,7 @@ from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.shards.arrow_file import FileRecord, Pack, write_pack
 from shoal.storage.shards.hops import hop_columns, hop_memory, hops_bytes, rows_on_disk, training_graph
-from shoal.storage.shards.shard import Shard, graph_columns, shard_columns
+from shoal.storage.shards.shard import Shard, graph_columns, shard_columns, with_training_labels
 from shoal.storage.shards.split import Split, from_codes, random_split, split_columns
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path
@@ -46,6 +47,7 @@ class ShardSource:
         memory: Bytes to gather clients in.
         pairs_of: Makes the pairs of a client from its number and its graph; None: items are no pairs.
         target: Targets of every item, float32 `[items, T]`; None: classes are predicted.
+        alterations: What features change of shards.
     """
 
     path: Path
@@ -58,6 +60,7 @@ class ShardSource:
     memory: int
     pairs_of: PairsOf | None
     target: np.ndarray | None
+    alterations: Sequence[Alteration]
 
 
 def shards_bytes(graph: Graph, layout: Layout, dtype: str, pairs: bool) -> int:
@@ -96,6 +99,7 @@ def _shard_columns(source: ShardSource, client: int, part: Induced, x: Rows) -> 
 
         kept = without_edges(part, data.sparsity)
         x = without_features(x, kept.node, data.sparsity)
+    kept, x = alter_shard(source.alterations, client, kept, x)
     weight = edge_attr = None
     if graph.edge_weight is not None:
         weight = weights_among(kept, graph.indptr, graph.indices, graph.edge_weight)
@@ -136,6 +140,9 @@ class SplitSource:
         missing: Packs whose splits are not finished.
         code: Part of every item, int8 `[items]`; None: each client draws its split, or its pairs have it.
         sparsity: Masks training labels; None: it does not.
+        alterations: What features change of splits.
+        train_label: Label of every item as clients see it in training, int32 `[items]`, -1 where none trains it; None:
+            that of the shard.
     """
 
     shards: Store
@@ -143,6 +150,8 @@ class SplitSource:
     options: SplitOptions
     code: np.ndarray | None
     sparsity: Sparsity | None
+    alterations: Sequence[Alteration]
+    train_label: np.ndarray | None
 
 
 # The record of a pack's file, if it was missing; numbers of items that train, validate and test, `[n, 3]`; that of
@@ -169,11 +178,16 @@ def _split_of(source: SplitSource, shard: Shard) -> Split:
         split = random_split(shard.item_label, shard.item, shard.client, source.options)
     else:
         split = from_codes(source.code[shard.item])
-    if source.sparsity is None or not source.sparsity.labels:
-        return split
-    from shoal.storage.shards.masking import without_labels
+    if source.sparsity is not None and source.sparsity.labels:
+        from shoal.storage.shards.masking import without_labels
 
-    return without_labels(split, shard.item, source.sparsity)
+        split = without_labels(split, shard.item, source.sparsity)
+    for alteration in source.alterations:
+        split = alteration.alter_split(shard, split)
+    if source.train_label is not None:
+        label = source.train_label[shard.item[split.train]]
+        split = replace(split, train_label=np.where(label < 0, shard.item_label[split.train], label))
+    return split
 
 
 def _measure(pack: Pack, shards: Sequence[Shard], options: SplitOptions, what: str) -> tuple[np.ndarray, int]:
@@ -193,6 +207,8 @@ def _measure(pack: Pack, shards: Sequence[Shard], options: SplitOptions, what: s
         raise ShoalError(
             f"data.split {options.split}: client {number} has an unlabelled {what} in its split; mark it 0 (none)"
         )
+    if "label" in pack.batch(0).schema.names:
+        label[part == 0] = np.concatenate([pack.batch(number).column("label").flatten() for number in range(len(pack))])
     trains = np.zeros((len(rows), label.max(initial=0) + 1), dtype=bool)
     trains[client[part == 0], label[part == 0]] = True
     return counts, int((~trains[client[part == 2], label[part == 2]]).sum())
@@ -216,8 +232,9 @@ def write_training_shards(given: tuple[Path, Store, str], packs: Sequence[range]
 
 
 def _training_columns(clients: Store, split: str, client: int) -> dict[str, pa.Array]:
-    shard = clients.shard(client)
-    part, row = training_graph(shard, clients.split(split, client).train)
+    rows = clients.split(split, client)
+    shard = with_training_labels(clients.shard(client), rows)
+    part, row = training_graph(shard, rows.train)
     weight = shard.edge_weight
     if weight is not None:
         weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)

@@ -9,6 +9,7 @@ from shoal.engine.config.run_identity import PARTITIONS, fingerprint_of, flatten
 from shoal.engine.preparing.overlay import additions_go_elsewhere, overlay_path
 from shoal.engine.records.graphs import fingerprints, remote_of, sources
 from shoal.engine.records.inputs import contents
+from shoal.engine.sections.sections import list_store_changes
 from shoal.storage.datasets.domains import joined_name
 from shoal.storage.datasets.registry import published_contents
 from shoal.storage.datasets.sources.source import data_root
@@ -20,7 +21,7 @@ from shoal.storage.user_code.user_code import read_user_code
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Identifies a store: the dataset, the partition, the edges that are held out, and the masks."""
+    """Identifies a store: the dataset, the partition, held-out edges, masks, and what features change of it."""
     chosen = asdict(config.partition)
     file = chosen.pop("file")
     if file is not None:
@@ -52,7 +53,8 @@ def identity(config: Config) -> dict[str, Any]:
     # Which edges are held out is a part of the shards, of no others.
     edges = {"edges": data.split_name} if config.task == "edge" else {}
     masked = {"sparsity": data.sparsity.of_shards} if data.sparsity.of_shards else {}
-    return {"dataset": dataset, "partition": chosen, **edges, **masked}
+    changed = {key: value for change in list_store_changes(config) for key, value in change.identify(config).items()}
+    return {"dataset": dataset, "partition": chosen, **edges, **masked, **changed}
 
 
 def published_digests(config: Config) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal.engine.config.config import Config
+from shoal.engine.preparing.alteration import Alteration, make_alterations
 from shoal.engine.preparing.checks import read_graph
 from shoal.engine.preparing.client_files import (
     PairsOf,
@@ -28,6 +29,7 @@ from shoal.engine.preparing.store_steps import StoreSteps
 from shoal.engine.records.graphs import places_of, sources
 from shoal.engine.screen.progress import progress, say
 from shoal.engine.screen.tables import abridge
+from shoal.engine.sections.sections import describe_store, layout_of, list_store_changes
 from shoal.partition.domains import first_clients
 from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.options import PartitionOptions
@@ -144,12 +146,14 @@ class StoreBuilder(StoreSteps):
         _report(graph)
         if masked := masks(self.made.get("sparsity", {})):
             say(f"sparsity: clients lack {masked}")
+        for subject, text in describe_store(self.made).items():
+            say(f"{subject}: {text}")
         if self.config.task == "edge" and self.clients is None:
             _report_sides(graph, self.lazy.sides)
         assignment = self.assign(graph)
         count = int(assignment.max()) + 1
         data = self.config.data
-        layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, self.dtype)
+        layout = chosen_layout(graph.x, layout_of(self.config), data.dataset, data.path, self.dtype)
         pairs_only = self.config.task == "edge"
         needed = shards_bytes(graph, layout, self.dtype, pairs_only)
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
@@ -181,6 +185,7 @@ class StoreBuilder(StoreSteps):
             room.memory,
             self._pairs(graph),
             graph.target,
+            self._alterations(graph, count),
         )
         groups = memory.groups(missing, room.memory, room.groups)
         self.make_files("shards", shard_path, count, here, write_shards, source, groups, room.memory)
@@ -234,13 +239,39 @@ class StoreBuilder(StoreSteps):
             return partial(draw_pairs, self.config.data, self.lazy.sides, limit)
         return partial(pairs_of_all, self.clients, graph.nodes, limit)
 
+    def _alterations(self, graph: Graph, count: int) -> list[Alteration]:
+        """Makes what features change of shards, of so many clients or of the whole graphs above them."""
+        clients = self.clients
+        if clients is None or not list_store_changes(self.config):
+            return make_alterations(self.config, count, graph.classes, graph)
+        client_of = np.full(graph.nodes, -1, dtype=np.int32)
+        for client in range(clients.clients):
+            client_of[clients.shard(client).node] = client
+        return make_alterations(self.config, clients.clients, graph.classes, graph, client_of)
+
+    def _training_labels(self, options: SplitOptions, items: int) -> np.ndarray | None:
+        """Returns the label that the training of clients sees of every item, where it differs, for whole graphs."""
+        if self.clients is None or not list_store_changes(self.config):
+            return None
+        label, differs = np.full(items, -1, dtype=np.int32), False
+        for client in range(self.clients.clients):
+            split, shard = self.clients.split(options.split_name, client), self.clients.shard(client)
+            if split.train_label is not None:
+                label[shard.item[split.train]] = split.train_label
+                differs = True
+        return label if differs else None
+
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
         code = None if shards.manifest.pairs is not None else self._codes(shards, options)
         what, place = shards.manifest.item_name, partial(split_path, options.split_name)
         sparsity = self.config.data.sparsity if self.clients is None else None
         packs, pack = ranges(shards.clients, shards.manifest.pack), shards.manifest.pack
         missing = self.list_missing(place, shards.clients, pack)
-        source = SplitSource(shards, frozenset(missing), options, code, sparsity)
+        manifest = shards.manifest
+        of_clients = self.clients is None and manifest.pairs is None
+        alterations = make_alterations(self.config, shards.clients, manifest.classes) if of_clients else []
+        labels = self._training_labels(options, manifest.items)
+        source = SplitSource(shards, frozenset(missing), options, code, sparsity, alterations, labels)
         sizes = [record.bytes for _, record in shards.manifest.clients.files.files()]
         here, memory = runner(sum(sizes), self.path, self.list_files_to_see(packs)), max(sizes)
         groups = parts(packs, here.room(memory, memory).groups)

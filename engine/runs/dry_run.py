@@ -41,7 +41,7 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console
 from shoal.engine.sections.section import load as load_place
-from shoal.engine.sections.sections import SECTIONS, by_subject, describe_done, load_crossing
+from shoal.engine.sections.sections import SECTIONS, by_subject, describe_done, layout_of, load_crossing
 from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
 from shoal.partition.methods.workspace import scratch_bytes
@@ -150,7 +150,7 @@ def _sizes_of_graph(config: Config, absent: Sequence[int]) -> _Sizes:
     if config.partition.method == "file":
         require_own_clients(graph, config.partition, by_file(graph, config.partition))
     codes = given_codes(data, graph.name, graph.items, lambda: graph.split, graph.item_name)
-    layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
+    layout = chosen_layout(graph.x, layout_of(config), data.dataset, data.path, data.dtype)
     items, what, classes = graph.items, graph.item_name, graph.classes
     labelled = int((graph.y >= 0).sum())
     # Drawn shares are rounded down, so that there are as many training items at most.

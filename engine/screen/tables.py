@@ -36,7 +36,7 @@ from shoal.engine.records.summary import (
 from shoal.engine.records.untrained import UNTRAINED, describe_untrained
 from shoal.engine.screen.head import shown_path
 from shoal.engine.screen.output import Console, Table
-from shoal.engine.sections.sections import SECTIONS
+from shoal.engine.sections.sections import SECTIONS, describe_store
 from shoal.storage.options.masking import masks
 from shoal.storage.options.target_names import CLASSIFICATION
 from shoal.storage.options.types import is_own
@@ -187,6 +187,7 @@ def show_store(place: object, manifest: Manifest) -> None:
         ),
         **({"inductive": "these are the training nodes of clients"} if TRAINING in manifest.identity else {}),
         **({"masked": lacking} if (lacking := masks(manifest.identity.get("sparsity", {}))) else {}),
+        **describe_store(manifest.identity),
         "hops": ", ".join(manifest.hops) or "none",
         **{f"cross edges {name}": _cross_edges(manifest, name) for name in manifest.boundaries},
         "size": size(clients.files.total) + " of shards",

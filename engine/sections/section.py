@@ -29,6 +29,24 @@ class Metric(NamedTuple):
 
 
 @dataclass(frozen=True)
+class StoreChange:
+    """A change of what a store holds of its clients.
+
+    Attributes:
+        identify: What of the options changes shards, in the identity of a store, `(config) -> mapping`.
+        make: Makes what changes shards and splits, named `module:function`, `(config, clients, classes, graph,
+            client_of) -> Alteration`; see `shoal.engine.preparing.alteration`.
+        describe: Rows of `shoal inspect STORE`, `(identity) -> mapping` by subject.
+        fills: Whether no feature stays zero, so that `data.layout: auto` is dense.
+    """
+
+    identify: Callable[[Any], Mapping[str, Any]]
+    make: str
+    describe: Callable[[Mapping[str, Any]], Mapping[str, str]]
+    fills: Callable[[Any], bool] = lambda config: False
+
+
+@dataclass(frozen=True)
 class Section(Generic[OptionsT]):
     """A feature as the engine knows it; functions are named `module:function`, and imported where the feature is on.
 
@@ -89,6 +107,7 @@ class Section(Generic[OptionsT]):
             none, or of a part and a whole (`join_parts`); the metric is the mean of columns. See
             `shoal.engine.scores.counts`.
         usual_metrics: Metrics of a config that names none, `(values) -> names | None`, None for those of classes.
+        store_change: What it changes of a store; None: nothing.
     """
 
     name: str
@@ -134,6 +153,7 @@ class Section(Generic[OptionsT]):
     measures: tuple[Metric, ...] = ()
     make_measure: str = ""
     usual_metrics: Callable[[Mapping[str, Any]], tuple[str, ...] | None] = lambda values: None
+    store_change: StoreChange | None = None
 
     def as_field(self) -> dict[str, Any]:
         """Returns the field of a config by its name: type and default; none where the section is the engine's."""

@@ -9,11 +9,12 @@ from pydantic.dataclasses import dataclass
 
 from shoal.engine.newcomers.section import NEWCOMERS
 from shoal.engine.preparing.cross_edges.section import CROSS_EDGES
+from shoal.engine.preparing.noise.section import NOISE
 from shoal.engine.schedules.asynchronous.section import ASYNCHRONOUS
 from shoal.engine.schedules.availability.section import AVAILABILITY
 from shoal.engine.schedules.selection.section import SELECTION
 from shoal.engine.sections.rules import Rule
-from shoal.engine.sections.section import Section, load
+from shoal.engine.sections.section import Section, StoreChange, load
 from shoal.engine.stages.compression.section import COMPRESSION
 from shoal.engine.stages.digests.section import DIGESTS
 from shoal.engine.stages.hostile.section import HOSTILE
@@ -27,7 +28,7 @@ from shoal.storage.options.types import CLOSED
 
 # Sections have the order that they have in a config.
 SECTIONS: tuple[Section[Any], ...] = (
-    *(TARGET, CROSS_EDGES, AVAILABILITY, SELECTION, ASYNCHRONOUS),
+    *(TARGET, CROSS_EDGES, NOISE, AVAILABILITY, SELECTION, ASYNCHRONOUS),
     *(COMPRESSION, HOSTILE, ROBUST, PRIVACY, SECURE, USERS, DIGESTS, NEWCOMERS),
 )
 
@@ -86,6 +87,23 @@ def by_subject(done: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 def find_bounding(config: Any) -> Section[Any] | None:
     """Returns the section that bounds by epsilon what uploads of a run say of clients; None: nothing does."""
     return next((section for section in SECTIONS if section.epsilon and section.is_on(config)), None)
+
+
+def list_store_changes(config: Any) -> list[StoreChange]:
+    """Lists what the features of a config change of its store, in their order."""
+    return [section.store_change for section in SECTIONS if section.store_change and section.is_on(config)]
+
+
+def describe_store(made: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what features changed of a store, by subject, from its identity."""
+    changes = [section.store_change for section in SECTIONS if section.store_change]
+    return {subject: text for change in changes for subject, text in change.describe(made).items()}
+
+
+def layout_of(config: Any) -> str:
+    """Returns the layout of a config's features; `auto` is dense where a feature fills what is zero."""
+    fills = config.data.layout == "auto" and any(change.fills(config) for change in list_store_changes(config))
+    return "dense" if fills else str(config.data.layout)
 
 
 def load_crossing() -> ModuleType:

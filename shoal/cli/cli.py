@@ -434,6 +434,19 @@ def inspect_command(
 
             store = Store(path)
             show_class_pairs({name: load_crossing().class_pairs(store, name) for name in store.manifest.boundaries})
+    if not as_json and not is_address(place) and not is_sweep(path):
+        _show_inspected(path)
+
+
+def _show_inspected(path: Path) -> None:
+    """Shows what features tell of a store or a run in a folder."""
+    from shoal.engine.sections.section import load
+    from shoal.features.features import FEATURES
+    from shoal.tables.table_output import on_screen
+
+    for feature in FEATURES:
+        if feature.inspected and (table := load(feature.inspected)(path)) is not None:
+            put(on_screen(table), end="")
 
 
 @app.command("verify")

@@ -11,24 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from shoal.engine.config.sections import ACCURACY, AVERAGE_PRECISION, ROC_AUC
 from shoal.engine.records.run_folder import read_summary
-from shoal.engine.runs.export import Reopened, reopen, visits_of
-from shoal.engine.scores.counts import (
-    PARTS,
-    class_label,
-    precision_bits,
-    scores_in_form,
-    twice_wins,
-    values_of,
-    winners,
-)
-from shoal.engine.screen.progress import progress
+from shoal.engine.runs.export import reopen
+from shoal.engine.scores.counts import precision_bits, twice_wins, values_of, winners
 from shoal.engine.sections.section import load
 from shoal.engine.sections.sections import SECTIONS
+from shoal.past.predictions import predict_parts
 from shoal.past.reader import Reading
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
@@ -66,10 +57,10 @@ class EvaluatorReader:
         read_summary(past.path)
         evaluator, name = _evaluator_of(past), str(past.config.data.dataset)
         opened, rows = reopen(past.path, self.best), []
-        for scope, scores_of_part in _predict(opened).items():
+        for scope, scores_of_part in predict_parts(opened).items():
             if self.best not in (None, scope):
                 continue
-            for part, (scores_NC, label) in scores_of_part.items():
+            for part, (scores_NC, label, _) in scores_of_part.items():
                 ours = _score(evaluator.eval_metric, scores_NC, label)
                 try:
                     theirs = _ask(evaluator, scores_NC, label)
@@ -114,29 +105,6 @@ def _evaluator_of(past: PastRun) -> Any:
     except ImportError as error:
         raise ShoalError("ogb", f"not installed ({error}); pip install --editable '.[ogb]'") from error
     return Evaluator(name=name.replace("100m", "100M"))
-
-
-def _predict(opened: Reopened) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
-    """Returns scores `[N, C]` and labels of all clients by scope and part, in the order of clients."""
-    gathered: dict[str, dict[str, list[tuple[Tensor, Tensor]]]] = {}
-    with progress("scores", opened.store.clients, "clients") as step:
-        for client in range(opened.store.clients):
-            for scope, visit in visits_of(opened.host, opened.state, client, opened.global_model):
-                scored = visit.scored
-                for part in PARTS:
-                    if count := len(getattr(scored.data, part)):
-                        scores = scores_in_form(opened.algorithm, scored, visit.received, part, count)
-                        label = class_label(scored.data, part)
-                        parts = gathered.setdefault(scope, {}).setdefault(part, [])
-                        parts.append((scores.detach().float().cpu(), label.cpu()))
-            step.advance()
-    return {
-        scope: {
-            part: (torch.cat([s for s, _ in pairs]), torch.cat([y for _, y in pairs]))
-            for part, pairs in of_parts.items()
-        }
-        for scope, of_parts in gathered.items()
-    }
 
 
 def _score(official: str, scores_NC: Tensor, label: Tensor) -> float:

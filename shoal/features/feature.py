@@ -16,6 +16,8 @@ class Feature:
         page: Makes its sections of the page of a run or a sweep, `(folder) -> list[Section]`; empty: it has none.
         searches: What makes the search of a study by its name, `(study, options, at_once) -> Searching`, see
             `shoal.sweeps.searching`.
+        inspected: Makes a table of `shoal inspect` of a folder of a store or a run, `(folder) -> TextTable | None`;
+            empty: it has none.
         chosen: Reads what its searches chose, `(folder of a sweep) -> TextTable | None`; empty: it has none.
     """
 
@@ -25,4 +27,5 @@ class Feature:
     behind: str = ""
     page: str = ""
     searches: Mapping[str, str] = field(default_factory=dict)
+    inspected: str = ""
     chosen: str = ""

@@ -5,8 +5,9 @@ from shoal.clock.feature import CLOCK
 from shoal.evaluator.feature import EVALUATOR
 from shoal.features.feature import Feature
 from shoal.influence.feature import INFLUENCE
+from shoal.pooled.feature import POOLED
 from shoal.search.feature import SEARCH
 from shoal.shifts.feature import SHIFTS
 
 # Their sections of a page have this order.
-FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS, EVALUATOR, SHIFTS)
+FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS, EVALUATOR, POOLED, SHIFTS)

@@ -3,6 +3,7 @@
 from shoal.features.feature import Feature
 
 SHIFTS = Feature(
-    readers={"shifts": "shoal.shifts.shifts:ShiftsReader"},
+    readers={"shifts": "shoal.shifts.reader:ShiftsReader"},
+    inspected="shoal.shifts.inspected:summarize",
     page="shoal.shifts.shifts_page:shift_sections",
 )

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import wasserstein_distance
 
-from shoal.past.reader import Reading
-from shoal.past.rewind import PastRun
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.options.target_names import CLASSIFICATION
 from shoal.storage.shards.shard import Shard
@@ -34,7 +31,8 @@ class Shifts:
         label_BC: Items of every client by class, int64; of no columns where no classes are predicted.
         homophily: Share of a client's edges with labels at both ends that join nodes of one class.
         features: Distance of the mean of its features from that of all, over the root of the variance of all nodes.
-        spectrum: Distance of Wasserstein between the eigenvalues of its normalised Laplacian and those of all clients.
+        spectrum: Distance of Wasserstein between the eigenvalues of its normalised Laplacian and those of all clients
+            (Gu, Hua and Liu, "Spectral distances on graphs", Discrete Applied Mathematics 2015).
     """
 
     nodes: np.ndarray
@@ -57,9 +55,26 @@ class Shifts:
         return np.abs(self.shares_BC - self.label_BC.sum(0) / max(self.label_BC.sum(), 1)).sum(1) / 2
 
     @property
+    def gini(self) -> float:
+        """Gini coefficient of the clients' numbers of nodes: 0 where all are the same, below 1."""
+        ordered, clients = np.sort(self.nodes), len(self.nodes)
+        return float(((2 * np.arange(1, clients + 1) - clients - 1) * ordered).sum() / max(clients * ordered.sum(), 1))
+
+    @property
     def divergence_BB(self) -> np.ndarray:
         """Total variation distance of the shares of classes of any two clients."""
         return np.abs(self.shares_BC[:, None] - self.shares_BC[None]).sum(2) / 2
+
+    def summary(self) -> TextTable:
+        """Makes a table of a row a shift: its mean over clients at which it is defined, the least and the most."""
+        columns = (self.nodes, self.labels, self.homophily, self.features, self.spectrum)
+        cells = [("nodes", f"{self.nodes.mean():,.1f}", f"{self.nodes.min():,}", f"{self.nodes.max():,}")]
+        for name, column in zip(HEADS[2:], columns[1:], strict=True):
+            if len(defined := column[~np.isnan(column)]):
+                mean, least, most = (f"{number:.3f}" for number in (defined.mean(), defined.min(), defined.max()))
+                cells.append((name, mean, least, most))
+        title = f"shifts between {len(self.nodes)} clients; Gini coefficient of their nodes {self.gini:.3f}"
+        return TextTable(("shift", "mean", "least", "most"), tuple(cells), 1, title=title)
 
     def table(self, rows: int | None = MOST_ROWS) -> TextTable:
         """Makes a table of all clients, or of more than `rows` of least, median and most."""
@@ -78,24 +93,16 @@ class Shifts:
             "label divergence: total variation, 0 to 1, from all; homophily: edges that join one class",
             "feature distance: of means, in spreads of all; spectral distance: of Laplacians' eigenvalues, 0 to 2, "
             f"of clients of at most {MOST_NODES:,} nodes",
+            f"Gini coefficient of nodes: {self.gini:.3f}",
         )
         return TextTable(HEADS, cells, 1, title=f"shifts between {len(self.nodes)} clients", notes=notes)
 
 
-@dataclass(frozen=True)
-class ShiftsReader:
-    """The reader that measures by how much the data of a run's clients differ."""
+def measure_shifts(store: Store, spectra_too: bool = True) -> Shifts:
+    """Measures the shifts between all clients of a store, which are opened one after another.
 
-    def read(self, past: PastRun) -> Reading:
-        """Returns the table of `measure_shifts`, and a CSV of every client. Raises ShoalError: the store is gone."""
-        # A run that is not whole is refused, though only its store is read.
-        assert past.lines
-        shifts = measure_shifts(past.store)
-        return Reading((shifts.table(),), shifts.table(rows=None).csv())
-
-
-def measure_shifts(store: Store) -> Shifts:
-    """Measures the shifts between all clients of a store, which are opened one after another."""
+    Without spectra, which take the longest, there are no spectral distances.
+    """
     manifest = store.manifest
     of_classes = manifest.target == CLASSIFICATION
     labels, homophily, sums, squares, spectra = [], [], [], 0.0, list[np.ndarray]()
@@ -107,7 +114,7 @@ def measure_shifts(store: Store) -> Shifts:
         total, square = _moments(shard.x)
         sums.append(total)
         squares += square
-        spectra.append(_spectrum(shard) if shard.nodes <= MOST_NODES else np.zeros(0))
+        spectra.append(_spectrum(shard) if spectra_too and shard.nodes <= MOST_NODES else np.zeros(0))
     nodes, sum_BF = manifest.clients.count("nodes"), np.stack(sums)
     mean_F = sum_BF.sum(0) / max(nodes.sum(), 1)
     variance = max(squares / max(nodes.sum(), 1) - float(mean_F @ mean_F), 0.0)
@@ -118,7 +125,7 @@ def measure_shifts(store: Store) -> Shifts:
         np.stack(labels),
         np.array(homophily),
         away / np.sqrt(variance) if variance > 0 else np.zeros(len(nodes)),
-        np.array([wasserstein_distance(values, every) if len(values) else np.nan for values in spectra]),
+        np.array([_wasserstein(values, every) if len(values) else np.nan for values in spectra]),
     )
 
 
@@ -147,3 +154,14 @@ def _spectrum(shard: Shard) -> np.ndarray:
     a[source, shard.indices] = -root[source] * root[shard.indices]
     a[np.arange(shard.nodes), np.arange(shard.nodes)] = degree > 0
     return np.linalg.eigvalsh(a)
+
+
+def _wasserstein(first: np.ndarray, second: np.ndarray) -> float:
+    """Computes the distance of Wasserstein of two samples: the area between their distribution functions.
+
+    SciPy has the same, and takes seconds to be imported.
+    """
+    first, second = np.sort(first), np.sort(second)
+    every = np.sort(np.concatenate([first, second]))
+    below = (np.searchsorted(values, every[:-1], side="right") / len(values) for values in (first, second))
+    return float((np.abs(next(below) - next(below)) * np.diff(every)).sum())

@@ -61,7 +61,7 @@ RULES = {
 }
 # A location of an error has these parts for the branch of a union; they are no keys.
 OF_UNIONS = re.compile(
-    r"(one|list of) (model|graph)s?|int|float|(literal|list|tuple)\[.*|constrained-int|"
+    r"(one|list of) (model|graph)s?|int|float|(literal|list|tuple)\[.*|constrained-(int|float)|"
     r"function-(before|after|wrap)\[.*|\[key\]"
 )
 # A store or a run can be at addresses of these schemes.

@@ -1,6 +1,6 @@
 """One client's graph, and its hops: a memory-mapped Arrow file each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -114,6 +114,15 @@ class Shard:
         if self.pairs is not None:
             return self.pairs.label.astype(np.int32)
         return self.label if self.graph is None else self.label[self.graph_ptr[:-1]]
+
+
+def with_training_labels(shard: Shard, split: Split) -> Shard:
+    """Returns a shard with the labels that training sees, where they differ; those of other items stay."""
+    if split.train_label is None:
+        return shard
+    label = shard.item_label.copy()
+    label[split.train] = split.train_label
+    return replace(shard, label=label if shard.graph is None else np.repeat(label, np.diff(shard.graph_ptr)))
 
 
 def write_shard(path: Path, *args: Any, **kwargs: Any) -> FileRecord:

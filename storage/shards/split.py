@@ -12,18 +12,22 @@ from shoal.storage.options.split import SplitOptions
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 from shoal.storage.shards import arrow_file
 from shoal.storage.shards.arrow_file import REMAKE, FileRecord, MappedFile, Packs, require_content, require_none
-from shoal.storage.shards.bounds import check_parts
+from shoal.storage.shards.bounds import Limits, check_labels, check_parts
 
 PARTS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
 class Split:
-    """Ascending numbers, int32, of the training, validation and test items of one shard: of its rows, or graphs."""
+    """Ascending numbers, int32, of the training, validation and test items of one shard: of its rows, or graphs.
+
+    `train_label` is the label that training sees of every training item, int32; None: that of the shard.
+    """
 
     train: np.ndarray
     val: np.ndarray
     test: np.ndarray
+    train_label: np.ndarray | None = None
 
 
 def random_split(label: np.ndarray, item: np.ndarray, client: int, options: SplitOptions) -> Split:
@@ -78,18 +82,22 @@ def write_split(path: Path, split: Split) -> FileRecord:
 
 
 def split_columns(split: Split) -> dict[str, pa.Array]:
-    """Makes a split's columns of three rows, `part` and its row numbers."""
+    """Makes a split's columns of three rows: `part`, its row numbers, and labels that training sees, if they differ."""
     parts: Sequence[np.ndarray] = (split.train, split.val, split.test)
     offsets = np.cumsum([0, *map(len, parts)]).astype(np.int32)
     rows = pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(parts).astype(np.int32)))
-    return {"part": pa.array(np.arange(3, dtype=np.int8)), "rows": rows}
+    columns = {"part": pa.array(np.arange(3, dtype=np.int8)), "rows": rows}
+    if split.train_label is not None:
+        ends = np.array([0, *[len(split.train_label)] * 3], dtype=np.int32)
+        columns["label"] = pa.ListArray.from_arrays(pa.array(ends), pa.array(split.train_label.astype(np.int32)))
+    return columns
 
 
 def open_split(
     path: Path,
     items: int,
     record: FileRecord | None = None,
-    limits: object | None = None,
+    limits: Limits | None = None,
     opened: Packs = None,
 ) -> Split:
     """Maps a split; with limits, every byte is checked, and that parts are ascending and share no row.
@@ -98,14 +106,21 @@ def open_split(
     """
     if limits is not None and record is not None:
         require_content(path, record)
-    offsets, rows = MappedFile(path, "split", record, opened).lists("rows")
+    file = MappedFile(path, "split", record, opened)
+    offsets, rows = file.lists("rows")
     if len(offsets) != 4 or offsets[0] != 0 or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
         raise ShoalError(path, f"not three parts; {REMAKE}")
     if len(rows) and (rows.min() < 0 or rows.max() >= items):
         raise ShoalError(path, f"rows outside the shard; {REMAKE}")
     parts = [rows[offsets[i] : offsets[i + 1]] for i in range(3)]
+    label = file.lists("label")[1] if "label" in file.names else None
+    if label is not None and len(label) != len(parts[0]):
+        raise ShoalError(path, f"{len(label)} labels for {len(parts[0])} training items; {REMAKE}")
     if limits is not None:
         faults: list[str] = []
         check_parts(parts, faults.append)
+        if label is not None:
+            check_labels(label, limits.classes, faults.append)
         require_none(path, faults)
-    return Split(*parts)
+    train, val, test = parts
+    return Split(train, val, test, label)

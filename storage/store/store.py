@@ -14,7 +14,15 @@ from shoal.storage.files.names import FOLDER
 from shoal.storage.graph.rows import Rows
 from shoal.storage.options.propagation import propagation_of
 from shoal.storage.shards.arrow_file import REMAKE, FileRecord, MappedFile, Pack, require_content
-from shoal.storage.shards.shard import AllEdges, Shard, only_labelled, open_hops, open_shard, weights_of
+from shoal.storage.shards.shard import (
+    AllEdges,
+    Shard,
+    only_labelled,
+    open_hops,
+    open_shard,
+    weights_of,
+    with_training_labels,
+)
 from shoal.storage.shards.split import Split, open_split
 from shoal.storage.store.client_table import OF_CLIENTS, Files, name_of
 from shoal.storage.store.manifest import NAME, Manifest, read_manifest
@@ -170,7 +178,8 @@ class Store:
         self, split: str, propagation: str | None, client: int
     ) -> tuple[Shard, Split, "list[Rows] | ComputedHops"]:
         """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep."""
-        shard, rows = self.shard(client), self.split(split, client)
+        rows = self.split(split, client)
+        shard = with_training_labels(self.shard(client), rows)
         if propagation is None:
             return shard, rows, []
         options = propagation_of(propagation)

@@ -186,6 +186,9 @@ def matrix() -> dict[str, Keys]:
         runs[f"{name} sparsity"] = {**of_method, "data": masked}
         if name != "global":
             runs[f"{name} inductive {model['name']}"] = {**of_method, "data": {"inductive": True}, **MOST}
+    noise = {"features": 0.5, "masked": 0.2, "labels": [0.0, 0.6], "edges_removed": 0.2, "edges_added": [0.1, 0.3]}
+    for name, model in (("fedavg", DECOUPLED), ("global", COUPLED)):
+        runs[f"{name} data with noise"] = {"algorithm": {"name": name}, "model": model, "data": {"noise": noise}}
     runs["fedavg batches, sgd"] = {
         "train": {"epochs": 2, "batch_size": 4, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "opt_state": "reset"}
     }
@@ -348,6 +351,7 @@ def config_of(name: str, changes: Mapping[str, Any], graph: Path, **more: Any) -
     kind = "masked" if "sparsity" in plain["data"] else plain["data"].get("dtype", "float32")
     kind += f"-{target}" if isinstance(target := plain.get("target", ""), str) else "-numbers"
     kind += "-kinds" if of_kinds else ""
+    kind += "-noise" if "noise" in plain["data"] else ""
     plain["data"]["store"] = str(graph.parent / f"store-of-{task}s-{kind}-{layout}")
     return parse_config(plain, name)
 

@@ -111,6 +111,7 @@ REFUSED: dict[str, list[Any]] = {
     "data.fractions": [[0.9, 0.2, 0.2], [-0.1, 0.5, 0.5], [0, 0, 0], [0.5, NAN, 0.1], [0.5, "0.1", 0.1], "half"],
     "data.options": ["nodes"],
     "data.sparsity": [0.5, None, "half"],
+    "data.noise": [0.5, None, "half"],
     "data.cross_edges": ["generate"],
     "data.name": [3, "", "a/b", "a b", "a" * 61],
     "data.features": [0.5, None, ["degree"]],

@@ -88,7 +88,9 @@ WRONG: dict[str, list[str]] = {
         seed=1 task=edge data.dataset=cora data.split=per_client data.split_seed=3 data.fractions=[0.3,0.3,0.4]
         data.dtype=float16 data.layout=sparse data.row_normalize=true data.features.kind=degree
         data.sparsity.features=0.5 data.sparsity.edges=0.5 data.sparsity.labels=0.5 data.inductive=true
-        data.edge_weights=drop data.edge_features=drop data.cross_edges=hops data.newcomers=0.25
+        data.noise.features=0.5 data.noise.masked=0.5 data.noise.labels=[0.0,0.5] data.noise.edges_removed=0.5
+        data.noise.edges_added=0.5 data.edge_weights=drop data.edge_features=drop data.cross_edges=hops
+        data.newcomers=0.25
         partition.method=random partition.clients=5
         partition.seed=2 partition.imbalance=1.1 partition.domains=[a] propagation.hops=2 propagation.r=0
         propagation.dtype=float16 propagation.rows=train propagation.max_degree=2 model.init=each model.pretrained=TRACE
@@ -101,6 +103,7 @@ WRONG: dict[str, list[str]] = {
     "data.features.width": ["data.features={kind: degree, width: 8}"],
     "data.features.seed": ["data.features={kind: random, seed: 2}"],
     "data.sparsity.seed": ["data.sparsity={labels: 0.5, seed: 3}"],
+    "data.noise.seed": ["data.noise={labels: 0.5, seed: 3}"],
     "data.cross_share": ["data.cross_edges=hops", "data.cross_share=0.5"],
     "data.cross_seed": ["data.cross_edges=hops", "data.cross_seed=4"],
     "data.cross_min_neighbours": ["data.cross_edges=hops", "data.cross_min_neighbours=2"],

@@ -2,20 +2,24 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from scipy.sparse.csgraph import laplacian
 from scipy.stats import wasserstein_distance
+from support.needs import needs
 from support.small_runs import run_small, small_run
 
 from shoal.engine.config.config import load_config, parse_config
 from shoal.engine.preparing.identity import store_or_overlay
 from shoal.engine.preparing.prepare import prepare
 from shoal.pages.report import report
-from shoal.shifts.shifts import measure_shifts
+from shoal.shifts.inspected import summarize
+from shoal.shifts.shifts import Shifts, measure_shifts
 from shoal.shifts.shifts_page import shift_sections
+from shoal.storage.store.store import Store, shard_path
 
 
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
@@ -81,3 +85,48 @@ def test_reader_and_page(tmp_path: Path, shoal: Callable[..., None], capsys: pyt
     for shard in (store / "clients").iterdir():
         shard.unlink()
     assert shift_sections(run) == []
+
+
+def test_inspect_shows_a_row_a_shift(
+    tmp_path: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_small(tmp_path, partition={"method": "random", "zipf": 1.0})
+    store = store_or_overlay(load_config(run))
+    shifts = measure_shifts(Store(store))
+    # The mean difference of any two clients over twice the mean.
+    n = shifts.nodes.astype(float)
+    gini = np.abs(n[:, None] - n).mean() / (2 * n.mean())
+    assert shifts.gini == pytest.approx(gini)
+    assert gini > 0.1
+    for folder in (store, run):
+        capsys.readouterr()
+        shoal("inspect", folder)
+        out = capsys.readouterr().out
+        lines = {line.split("  ")[0]: line.split() for line in out.splitlines()}
+        assert f"Gini coefficient of their nodes {gini:.3f}" in out
+        for name, column in {"label divergence": shifts.labels, "spectral distance": shifts.spectrum}.items():
+            numbers = [f"{number:.3f}" for number in (column.mean(), column.min(), column.max())]
+            assert lines[name][-3:] == numbers
+    capsys.readouterr()
+    shoal("inspect", run, "--json")
+    assert "Gini" not in capsys.readouterr().out
+
+
+def test_inspect_says_nothing_of_what_it_cannot_read(tmp_path: Path) -> None:
+    store = Store(store_or_overlay(load_config(run_small(tmp_path))))
+    assert summarize(store.path) is not None
+    shard = store.path / shard_path(next(iter(store.manifest.clients.files.files()))[0])
+    shard.write_bytes(shard.read_bytes()[:-9] + b"something")
+    assert summarize(store.path) is None
+    assert summarize(tmp_path) is None
+
+
+@needs("noise")
+def test_noise_is_seen_in_what_is_measured(tmp_path: Path) -> None:
+    def measured(**noise: Any) -> Shifts:
+        data = {"options": {"nodes": 600, "homophily": 0.9}, "noise": noise}
+        return measure_shifts(prepare(parse_config(small_run(tmp_path, data=data), "x")))
+
+    clean, edges = measured(), measured(edges_added=1.0)
+    assert (edges.homophily < clean.homophily - 0.1).all()
+    assert (edges.spectrum != clean.spectrum).any()

@@ -1,0 +1,1 @@
+"""Noise in the data of clients, a strength a client: the section `data.noise`."""
