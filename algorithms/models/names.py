@@ -36,8 +36,12 @@ READ_EDGES = {
 }
 NEED_EDGES = {
     "gine": "shoal.algorithms.models.edges.gine:GINE",
+    "han": "shoal.algorithms.models.edges.han:HAN",
+    "hgt": "shoal.algorithms.models.edges.hgt:HGT",
     "rgcn": "shoal.algorithms.models.edges.rgcn:RGCN",
 }
+# These have parameters by kinds of nodes and edges.
+OF_KINDS = ("han", "hgt")
 # Models with first layers that can read sums of neighbours at all clients, by `data.cross_edges`.
 READ_SUMS = {"one_hop": ("gcn", "sage"), "two_hop": ("gcn",)}
 BACKBONES = dict(sorted({**READ_HOPS, **READ_NO_HOPS, **NEED_EDGES}.items()))

@@ -28,6 +28,7 @@ from shoal.engine.messages.trainers import AUTOGRAD, Clients, trainers_of
 from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS, find_bounding, options_of
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.edges.kinds import Kinds
 from shoal.storage.graph.targets import Scale
 from shoal.storage.options.propagation import PropagationOptions, propagation_of
 from shoal.storage.options.target_names import CLASSIFICATION, CLUSTERING, Target
@@ -236,6 +237,7 @@ class Job:
             "task": manifest.task,
             "texts": self.texts,
             "edge_features": manifest.edge_features,
+            "kinds": Kinds.read(manifest.kinds),
         }
 
     def _fitting(self, built: BuiltModels) -> BuiltModels:

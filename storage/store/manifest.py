@@ -98,6 +98,7 @@ class Manifest:
         target: What labels are; `classes` is the number of targets where these are no classes.
         edge_features: Number of features of an edge; 0 where edges have none.
         edge_names: What every feature of edges is called; None: that is not known.
+        kinds: `Kinds` of nodes and edges as plain values; None: edges have no features, or it was made before.
         copies: Where graphs were cut out of a large one, how many of them a node lies in, by split.
     """
 
@@ -129,6 +130,7 @@ class Manifest:
     target: Target = CLASSIFICATION
     edge_features: int = 0
     edge_names: list[str] | None = None
+    kinds: list[Any] | None = None
 
     @property
     def items(self) -> int:
@@ -231,7 +233,7 @@ def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
 
 # Keys that came later: they are written only where they say more than this.
 USUAL: dict[str, object] = {
-    **dict.fromkeys(("label_names", "feature_names", "ids", "graphs", "pairs", "edge_names")),
+    **dict.fromkeys(("label_names", "feature_names", "ids", "graphs", "pairs", "edge_names", "kinds")),
     **{"domains": [], "weighted": False, "copies": {}, "boundaries": {}, "target": CLASSIFICATION, "edge_features": 0},
 }
 
