@@ -25,9 +25,9 @@ from shoal.storage.datasets.features.features import check_finite, made_features
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.user.files import load_files
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.edges.kinds import OF_NODES, Kinds
 from shoal.storage.files.atomic import output, replacing
 from shoal.storage.graph.edge_weights import weights_among
+from shoal.storage.graph.edges.kinds import OF_NODES, Kinds
 from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import entries_among, kept_entries
@@ -278,7 +278,7 @@ def _view_of(graph: Graph, client: int, config: Config, opened: Reopened, folder
     # All nodes are predicted, so that hops of all of them are needed, with and without labels.
     propagation: PropagationOptions = replace(config.propagation, rows="all", keep="all")
     if propagation.used:
-        write_hops(folder / "hops", shard, propagation)
+        write_hops(folder / "hops", shard, propagation, opened.store.manifest.relations)
         file = open_hops(folder / "hops", shard.nodes, propagation)
         hops = [file.features(name) for name in file.names]
     none = np.zeros(0, dtype=np.int32)

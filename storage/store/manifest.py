@@ -19,6 +19,7 @@ from shoal.storage.files.checksummed_json import SEAL, sealed, unsealed
 from shoal.storage.files.digest import text_digest
 from shoal.storage.files.names import FOLDER, place_in, require_name
 from shoal.storage.files.reading import cannot_read, read_bytes
+from shoal.storage.graph.edges.kinds import Kinds
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import dense_bytes, sparse_bytes
 from shoal.storage.graph.targets import Scale, describe_outputs
@@ -160,12 +161,18 @@ class Manifest:
         return dense_bytes(self.nodes, self.features, self.dtype)
 
     @property
+    def relations(self) -> int:
+        """Number of kinds of edges, where features of edges are kinds."""
+        kinds = Kinds.read(self.kinds)
+        return (0 if kinds is None else kinds.edges) or self.edge_features
+
+    @property
     def limits(self) -> Limits:
         """Bounds for the files of all clients."""
         pairs, targets = self.pairs is not None, 0 if self.target == CLASSIFICATION else self.classes
         return Limits(
             self.nodes, self.features, self.classes, self.layout, self.graphs, pairs, self.weighted, targets,
-            self.edge_features,
+            self.edge_features, self.relations,
         )  # fmt: skip
 
     def content(self, split: str, propagation: str | None) -> str:

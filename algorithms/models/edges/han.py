@@ -1,6 +1,7 @@
 """HAN: attention to nodes along every meta-path, and to meta-paths."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -117,7 +118,7 @@ class HAN(Coupled):
         def steps(path: tuple[int, ...]) -> list[np.ndarray]:
             of_kind = kind_NT.bool().cpu().numpy()
             receiver, sender = operator.receiver.cpu().numpy(), operator.parts()[1].cpu().numpy()
-            return [of_kind[sender, here] & of_kind[receiver, there] for here, there in zip(path, path[1:])]
+            return [of_kind[sender, here] & of_kind[receiver, there] for here, there in pairwise(path)]
 
         return [operator.path(path, lambda path=path: steps(path)) for path in self.paths]
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.algorithms.models.edges.node_kinds import one_hot_kinds, require_linear_head
 from shoal.algorithms.models.gnn.gat import require_heads

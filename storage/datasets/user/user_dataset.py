@@ -44,7 +44,8 @@ class Dataset(ABC):
         NaN or "": no label; with `task: edge` y may be missing), and if there are `train_mask`, `val_mask` and
         `test_mask`, truth values `[N]`, or `split` `[N]` (0 none, 1 train, 2 val, 3 test), `assignment` `[N]` (the
         client of every node), `edge_weight` `[E]` (a positive number for every edge), `edge_attr` `[E, D]` (numbers of
-        every edge, which `edge_names` `[D]`, texts, say, and of which the first `edge_kinds` are kinds), `ids` `[N]` (what the nodes are called, integers or texts),
+        every edge, which `edge_names` `[D]`, texts, say, and of which the first `edge_kinds` are kinds), `ids` `[N]`
+        (what the nodes are called, integers or texts),
         and `graph` `[N]` (the graph of every node, where these are many small graphs; labels and split are then those
         of graphs). `root` is `data.root`, or the folder of published files.
         """

@@ -136,7 +136,8 @@ def gradients_of(name: str, theirs: Any, ours: Any) -> list[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "head"), [*((name, None) for name in MODELS if name != "han"), *((name, "conv") for name in ("gat", "gine", "rgcn"))]
+    ("name", "head"),
+    [*((name, None) for name in MODELS if name != "han"), *((name, "conv") for name in ("gat", "gine", "rgcn"))],
 )
 def test_parts_of_the_graph_answer_as_the_whole(name: str, head: str | None, make_view: MakeView) -> None:
     view = with_features(make_view, name in OF_KINDS)

@@ -146,9 +146,7 @@ def paths_by_hand() -> dict[tuple[str, str, str], Tensor]:
     by, at, cites = np.zeros((nodes[0], nodes[1])), np.zeros((nodes[0], nodes[2])), np.zeros((nodes[0], nodes[0]))
     by[BY[0], BY[1]], at[AT[0], AT[1]], cites[CITES[0], CITES[1]] = 1, 1, 1
     found = {"author": by @ by.T, "venue": at @ at.T, "none": cites + cites.T}
-    return {
-        ("paper", name, "paper"): torch.from_numpy(np.stack(matrix.T.nonzero())) for name, matrix in found.items()
-    }
+    return {("paper", name, "paper"): torch.from_numpy(np.stack(matrix.T.nonzero())) for name, matrix in found.items()}
 
 
 def test_han_is_pygs_along_paths() -> None:
@@ -179,3 +177,91 @@ def test_han_is_pygs_along_paths() -> None:
         for number, path in enumerate(edges):
             close(ours.att_src[number].grad, theirs.lin_src["__".join(path)].grad)
             close(ours.att_dst[number].grad, theirs.lin_dst["__".join(path)].grad)
+
+
+@pytest.mark.parametrize("name", ["hgt", "han"])
+def test_drawn_models_answer_for_nodes_of_no_kind(name: str) -> None:
+    graph, kinds = kinds_of_graph()
+    model = make(name, view_of(graph), kinds, **({"metapaths": PATHS} if name == "han" else {})).eval()
+    # No column of kinds is set, and a node alone has itself as neighbour, by no relation.
+    x = torch.zeros(2, graph.features)
+    x[1, 0] = 1
+    out = model(standalone(x, "edges", model.depth)).logits_NC
+    assert out.isfinite().all()
+    out.sum().backward()
+
+
+def test_rows_of_a_part_are_those_of_all() -> None:
+    graph, kinds = kinds_of_graph()
+    view = view_of(graph)
+    model = make("hgt", view, kinds).eval()
+    redraw(model)
+    whole = model(all_nodes(view, "edges", 2)._replace(rows=view.train)).logits_NC
+    torch.testing.assert_close(model(receptive_field(view, "edges", 2)).logits_NC, whole, rtol=1e-5, atol=1e-6)
+    assert not make("han", view, kinds, metapaths=PATHS).row_by_row
+
+
+def test_relations_are_the_paths_of_nodes_of_one_kind() -> None:
+    graph, _ = kinds_of_graph()
+    view = view_of(graph)
+    model = make("han", view, Kinds((), (), 0)).eval()
+    redraw(model)
+    edges = {
+        ("node", str(number), "node"): torch.from_numpy(
+            np.stack([view.csr[1].astype(np.int64), np.repeat(np.arange(view.nodes), np.diff(view.csr[0]))])
+        )[:, torch.from_numpy(graph.edge_attr[:, number] == 1)]
+        for number in range(len(relations()))
+    }
+    theirs, (ours,) = HANConv(view.features, HIDDEN, (["node"], list(edges)), HEADS), model.convs
+    theirs.proj["node"].load_state_dict(ours.lin.state_dict())
+    theirs.k_lin.load_state_dict(ours.k_lin.state_dict())
+    theirs.q.data = ours.q.detach().clone()
+    for number, path in enumerate(edges):
+        theirs.lin_src["__".join(path)].data = ours.att_src[number].detach().clone()
+        theirs.lin_dst["__".join(path)].data = ours.att_dst[number].detach().clone()
+    expected = theirs({"node": torch.from_numpy(graph.x.toarray())}, edges)["node"]
+    torch.testing.assert_close(model(all_nodes(view, "edges", 1)).embedding_NH, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("metapaths", "says"),
+    [
+        (None, "han reads paths of kinds of nodes (paper, author, venue); name them, such as [[paper, author, paper]]"),
+        ([], "must be paths of two kinds of nodes or more"),
+        ([["paper"]], "must be paths of two kinds of nodes or more"),
+        ([["paper", "author"]], "all paths start and end at one kind, that with labels, found author, paper"),
+        ([["paper", "book", "paper"]], "there is no kind of nodes 'book'; choose of paper, author, venue"),
+        ("paper", "must be"),
+    ],
+)
+def test_wrong_paths_are_refused(metapaths: Any, says: str) -> None:
+    graph, kinds = kinds_of_graph()
+    with refused("model.metapaths", says=says):
+        make("han", view_of(graph), kinds, metapaths=metapaths)
+    if metapaths is not None and says.startswith("there"):
+        # Before the graph is known, names are taken as they are.
+        make("han", view_of(graph), None, metapaths=metapaths)
+
+
+def test_what_models_of_kinds_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, kinds = kinds_of_graph()
+    view = view_of(graph)
+    for name in ("hgt", "han"):
+        with refused("model.head", says=f"{name} has a linear classifier, found conv"):
+            make(name, view, kinds, head="conv", metapaths=PATHS) if name == "han" else make(
+                name, view, kinds, head="conv"
+            )
+        with refused("model.heads", says="must divide model.hidden"):
+            build(name, 4, 2, 0, 0.0, {"heads": 3}, edge_features=1)
+        with refused("model.name", says=f"{name} reads features of edges, and these edges have none"):
+            build(name, 4, 2, 0, 0.0, {})
+    with refused("model.name", says="han weighs meta-paths by means over all nodes"):
+        build("han", 4, 2, 0, 0.0, {}, task="graph", edge_features=1)
+    with refused("model.fanouts"):
+        make("han", view, kinds, metapaths=PATHS, fanouts=[2])
+    numbers = EdgeMatrix(all_nodes(view, "edges", 1).operators[0].csr, torch.full((graph.entries, 2), 0.5))
+    with refused("model.name", says="hgt reads kinds of edges, features that are 0 or 1, found others"):
+        numbers.by_relation(2)
+    monkeypatch.setattr(edge_matrix, "MOST_OF_PATH", 3)
+    with refused("model.metapaths", says="a path joins up to"):
+        make("han", view_of(graph), kinds, metapaths=PATHS)(all_nodes(view_of(graph), "edges", 1))
