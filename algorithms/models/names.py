@@ -70,13 +70,15 @@ PROMPTS = {
 WIDEST, MOST_LAYERS = 2**24, 1000
 
 
-def describe_edge_features(count: int, models: Sequence[str]) -> str:
-    """Says who reads the features of edges, of which there are so many; empty: edges have none."""
+def describe_edge_features(count: int, models: Sequence[str], by_hops: bool = False) -> str:
+    """Says who reads the features of edges, of which there are so many, or that hops do; empty: edges have none."""
     if not count:
         return ""
     readers = {*READ_EDGES, *NEED_EDGES}
     read, others = ([name for name in dict.fromkeys(models) if (name in readers) == reads] for reads in (True, False))
     has = f"{count} feature{'s' if count > 1 else ''} of edges"
+    if by_hops:
+        return f"{has}, whose kinds hops are of (propagation.relations)"
     if not others:
         return f"{has}, read by {' and '.join(read)}"
     return f"{has}, not read by {' and '.join(others)}; {', '.join(sorted(readers))} read them"

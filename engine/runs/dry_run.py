@@ -325,7 +325,9 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     # Training nodes alone have at most as much as all nodes.
     scratch, *made, exchange = (step * (1 + config.data.inductive) for step in total.disk)
     disk = sum(made)
-    of_edges = describe_edge_features(total.edge_features, [spec.name for spec in config.models()])
+    of_edges = describe_edge_features(
+        total.edge_features, [spec.name for spec in config.models()], config.kernel().relations
+    )
     at_most = " at most" if total.what == "pair" and not prepared else ""
     rows = {
         "store": f"{remote_of(config) or path} ({'ready' if prepared else 'to be prepared'})",

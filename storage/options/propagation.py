@@ -149,12 +149,8 @@ def propagation_of(name: str) -> PropagationOptions:
     kernel, _, cross = name.partition("-cross-")
     if cross:
         return over_cross_edges(propagation_of(kernel), cross)
-    parts = (
-        r"r(.+)-k(\d+)-(float32|float16)",
-        r"(?:-degree(\d+))?(-relations)?",
-        "(-labelled)?(?:-keep-(labelled|none))?",
-    )
-    match = re.fullmatch("".join(parts), name)
+    beside = r"(?:-degree(\d+))?(-relations)?(-labelled)?(?:-keep-(labelled|none))?"
+    match = re.fullmatch(rf"r(.+)-k(\d+)-(float32|float16){beside}", name)
     assert match is not None, name
     r, hops, dtype, most, relations, labelled, keep = match.groups()
     kept: Any = {"dtype": dtype, "relations": relations is not None, "rows": "labelled" if labelled else "all"}
