@@ -18,7 +18,7 @@ READ_HOPS = {
     "sgc": "shoal.algorithms.models.decoupled.fixed_hops:SGC",
     "sign": "shoal.algorithms.models.decoupled.sign:SIGN",
 }
-# Of these, models that read each hop by weights of its own, whichever it is of.
+# Models among these that weigh each hop for itself, whichever it is.
 WEIGH_HOPS = ("gamlp", "sign")
 # These pass messages along edges, or read features alone.
 READ_NO_HOPS = {

@@ -2,15 +2,13 @@
 
 from typing import Any
 
-from shoal.algorithms.methods.registry.names import READ_HOPS_THEMSELVES
+from shoal.algorithms.methods.registry.names import READ_POWERS
 from shoal.algorithms.models.names import READ_HOPS, WEIGH_HOPS
 from shoal.engine.config.round_sections import RULES as ROUND_RULES
 from shoal.engine.sections.rules import OWN, Rule, one_of, reads_hops
 from shoal.storage.options.types import is_address, is_own
 
 RELATIONS = "propagation.relations"
-# These read hops as powers of one propagation.
-BY_POWERS = (*READ_HOPS_THEMSELVES, "fedpub")
 
 
 def _several_models(config: Any) -> bool:
@@ -70,8 +68,8 @@ OWN_RULES = (
         lambda c: all(model.name in WEIGH_HOPS or is_own(model.name) for model in c.models()),
     ),
     Rule(
-        (RELATIONS,), "algorithm.name", f"other than {', '.join(BY_POWERS)}",
-        lambda c: c.algorithm.name not in BY_POWERS,
+        (RELATIONS,), "algorithm.name", f"other than {', '.join(READ_POWERS)}",
+        lambda c: c.algorithm.name not in READ_POWERS,
     ),
     Rule(("heterogeneity.rule", "heterogeneity.seed", "heterogeneity.clients"), "model", "as a list", _several_models),
     one_of("heterogeneity.seed", "heterogeneity.rule", "random"),

@@ -157,7 +157,7 @@ def hop_memory(
 ) -> int:
     """Estimates bytes of memory to compute the hops of one shard, its map included; sparse ones take less."""
     of_entry = 12 if weighted else 8
-    # Of relations there is the sum of the last step, too, and the shares of one of them.
+    # A step of relations also holds the sum of the last one, and the shares of a relation.
     beside, of_entry = (4, of_entry + 4 * relations + 16) if propagation.relations else (0, of_entry)
     of_hops = propagation.stored(relations) * np.dtype(propagation.dtype).itemsize
     return nodes * (features * (4 + beside + of_hops) + 50) + of_entry * entries

@@ -92,17 +92,17 @@ class HAN(Coupled):
 
     def _convolve(self, conv: Any, patterns: Sequence[SparseMatrix], x: Features, rows: Tensor) -> Tensor:
         message_NH = transform(x, conv.lin.weight, conv.lin.bias)
-        found = [
+        outputs = [
             F.relu(attend_to_messages(pattern, message_NH, of_senders, of_receivers, SLOPE))
             for pattern, of_senders, of_receivers in zip(patterns, conv.att_src, conv.att_dst)
         ]
         scores = []
-        for z_NH in found:
+        for z_NH in outputs:
             of_rows = torch.tanh(transform(z_NH.index_select(0, rows), conv.k_lin.weight, conv.k_lin.bias))
             scores.append((conv.q * (of_rows.sum(0) / max(len(rows), 1))).sum())
         shares = torch.stack(scores).softmax(0)
-        out = shares[0] * found[0]
-        for share, z_NH in zip(shares[1:], found[1:]):
+        out = shares[0] * outputs[0]
+        for share, z_NH in zip(shares[1:], outputs[1:]):
             out = out + share * z_NH
         return out
 

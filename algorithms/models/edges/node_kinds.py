@@ -20,13 +20,13 @@ def one_hot_kinds(x_NF: Features, kinds: Kinds) -> Tensor:
     if not kinds.columns:
         return torch.ones(rows, 1, device=_device(x_NF))
     if isinstance(x_NF, Tensor):
-        said_NT = x_NF[:, list(kinds.columns)].float()
+        column_NT = x_NF[:, list(kinds.columns)].float()
     else:
         chosen_FT = torch.zeros(features, len(kinds.columns))
         chosen_FT[list(kinds.columns), range(len(kinds.columns))] = 1
-        said_NT = x_NF.float() @ chosen_FT.to(_device(x_NF))
-    most_N, kind_N = said_NT.max(1)
-    one_hot_NT = torch.zeros_like(said_NT).scatter_(1, kind_N[:, None], 1.0)
+        column_NT = x_NF.float() @ chosen_FT.to(_device(x_NF))
+    most_N, kind_N = column_NT.max(1)
+    one_hot_NT = torch.zeros_like(column_NT).scatter_(1, kind_N[:, None], 1.0)
     return one_hot_NT * (most_N > 0)[:, None]
 
 

@@ -140,10 +140,10 @@ class EdgeMatrix(SparseMatrix):
         if key not in self._paths:
             starts, columns, _ = (part.cpu().numpy() for part in self.parts())
             csr = sp.csr_array((np.ones(len(columns), np.float32), columns, starts), self.shape)
-            found = _product([_of_entries(csr, step) for step in steps()])
-            found.sort_indices()
-            ones = np.ones(found.nnz, dtype=np.float32)
-            arrays = found.indptr.astype(np.int32), found.indices.astype(np.int32)
+            pattern = _product([_of_entries(csr, step) for step in steps()])
+            pattern.sort_indices()
+            ones = np.ones(pattern.nnz, dtype=np.float32)
+            arrays = pattern.indptr.astype(np.int32), pattern.indices.astype(np.int32)
             self._paths[key] = SparseMatrix.of(*arrays, ones, self.shape[1]).to(self.device)
         return self._paths[key]
 

@@ -24,8 +24,8 @@ class Kinds(NamedTuple):
     def of(cls, vocabulary: Sequence[Any] | None, edges: int) -> "Kinds":
         """Finds kinds of nodes by the names of features, if these have any."""
         named = enumerate(() if vocabulary is None else map(str, vocabulary))
-        found = [(name.removeprefix(OF_NODES), column) for column, name in named if name.startswith(OF_NODES)]
-        return cls(tuple(name for name, _ in found), tuple(column for _, column in found), edges)
+        of_nodes = [(name.removeprefix(OF_NODES), column) for column, name in named if name.startswith(OF_NODES)]
+        return cls(tuple(name for name, _ in of_nodes), tuple(column for _, column in of_nodes), edges)
 
     @classmethod
     def read(cls, plain: Any) -> "Kinds | None":
