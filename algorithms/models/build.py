@@ -22,6 +22,7 @@ from shoal.algorithms.models.names import (
     MOST_LAYERS,
     NEED_EDGES,
     OF_GRAPHS,
+    OF_KINDS,
     PROMPTS,
     READ_EDGES,
     WIDEST,
@@ -30,6 +31,7 @@ from shoal.algorithms.models.names import (
 from shoal.algorithms.models.prompts.prompts import Prompted
 from shoal.algorithms.models.user.user_model import user_model, user_readout
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.edges.kinds import Kinds
 from shoal.storage.options.types import is_own, message_of, quoted
 from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.user_code import UserCode, read_user_code
@@ -111,6 +113,7 @@ def build(
     task: str = "node",
     texts: Texts = MappingProxyType({}),
     edge_features: int = 0,
+    kinds: Kinds | None = None,
 ) -> nn.Module:
     """Makes a backbone; its parameters are drawn from torch's default generator.
 
@@ -127,6 +130,7 @@ def build(
         headless: It may be one of `HEADLESS`, which has no `head_dropout` and is not adapted.
         task: What the model answers for: every `node`, whether an `edge` joins two nodes, or every `graph`.
         edge_features: Features of an edge; 0 where edges have none.
+        kinds: Kinds of nodes and edges; None: they are not known.
 
     Raises:
         ShoalError: The name or an option does not exist, a value has the wrong type or is out of range, or the model
@@ -143,14 +147,19 @@ def build(
     pooling = user_readout(_text("model.readout", readout, texts)) if is_own(readout) else None
     prompt = _prompt(name, cls, options[PROMPT], task) if PROMPT in options else None
 
-    shape = [hops, dropout]
+    shape: list[Any] = [hops, dropout]
     if is_own(name):
         shape.append(edge_features)
     if needs_edges(name, cls) or (edge_features and name in READ_EDGES):
         _require_edges(name, edge_features, prompt is not None)
     if name in NEED_EDGES or (edge_features and name in READ_EDGES):
         cls = _import({**READ_EDGES, **NEED_EDGES}[name])
-        shape.append(edge_features)
+        of_edges = (kinds or Kinds()).edges or edge_features
+        if name in OF_KINDS:
+            _require_one_graph(name, task)
+            shape.append((kinds or Kinds())._replace(edges=of_edges))
+        else:
+            shape.append(of_edges if name == "rgcn" else edge_features)
 
     def of_classes(classes: int) -> nn.Module:
         module = cls(features, classes, *shape, **of_class)
@@ -171,6 +180,16 @@ def build(
 def needs_edges(name: str, cls: type[nn.Module]) -> bool:
     """Whether a model reads features of edges, and no graph without any: one of ours, or a class of the user's."""
     return name in NEED_EDGES or (is_own(name) and issubclass(cls, Coupled) and cls.operator == "edges")
+
+
+def _require_one_graph(name: str, task: str) -> None:
+    """Raises a ShoalError if a model that takes means over all nodes would see them a few graphs at a time."""
+    if name == "han" and task == "graph":
+        raise ShoalError(
+            "model.name",
+            "han weighs meta-paths by means over all nodes of a client, and a graph task reads some graphs at a time; "
+            "take hgt or rgcn",
+        )
 
 
 def _require_edges(name: str, edge_features: int, prompted: bool) -> None:

@@ -18,6 +18,8 @@ READ_HOPS = {
     "sgc": "shoal.algorithms.models.decoupled.fixed_hops:SGC",
     "sign": "shoal.algorithms.models.decoupled.sign:SIGN",
 }
+# Models among these that weigh each hop for itself, whichever it is.
+WEIGH_HOPS = ("gamlp", "sign")
 # These pass messages along edges, or read features alone.
 READ_NO_HOPS = {
     "gat": "shoal.algorithms.models.gnn.gat:GAT",
@@ -36,8 +38,12 @@ READ_EDGES = {
 }
 NEED_EDGES = {
     "gine": "shoal.algorithms.models.edges.gine:GINE",
+    "han": "shoal.algorithms.models.edges.han:HAN",
+    "hgt": "shoal.algorithms.models.edges.hgt:HGT",
     "rgcn": "shoal.algorithms.models.edges.rgcn:RGCN",
 }
+# These have parameters by kinds of nodes and edges.
+OF_KINDS = ("han", "hgt")
 # Models with first layers that can read sums of neighbours at all clients, by `data.cross_edges`.
 READ_SUMS = {"one_hop": ("gcn", "sage"), "two_hop": ("gcn",)}
 BACKBONES = dict(sorted({**READ_HOPS, **READ_NO_HOPS, **NEED_EDGES}.items()))
@@ -64,13 +70,15 @@ PROMPTS = {
 WIDEST, MOST_LAYERS = 2**24, 1000
 
 
-def describe_edge_features(count: int, models: Sequence[str]) -> str:
-    """Says who reads the features of edges, of which there are so many; empty: edges have none."""
+def describe_edge_features(count: int, models: Sequence[str], by_hops: bool = False) -> str:
+    """Says who reads the features of edges, of which there are so many, or that hops do; empty: edges have none."""
     if not count:
         return ""
     readers = {*READ_EDGES, *NEED_EDGES}
     read, others = ([name for name in dict.fromkeys(models) if (name in readers) == reads] for reads in (True, False))
     has = f"{count} feature{'s' if count > 1 else ''} of edges"
+    if by_hops:
+        return f"{has}, whose kinds hops are of (propagation.relations)"
     if not others:
         return f"{has}, read by {' and '.join(read)}"
     return f"{has}, not read by {' and '.join(others)}; {', '.join(sorted(readers))} read them"

@@ -155,7 +155,7 @@ class Config(ConfigOfFeatures):
         Where neither model nor method reads hops, there are none.
         """
         crossing = (section.kernel(self) for section in SECTIONS if section.kernel and section.is_on(self))
-        none = replace(self.propagation, hops=0, keep="all")
+        none = replace(self.propagation, hops=0, keep="all", relations=False)
         return next(crossing, self.propagation if reads_hops(self) else none)
 
     def memory_limit(self) -> int:

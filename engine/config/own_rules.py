@@ -2,10 +2,13 @@
 
 from typing import Any
 
-from shoal.algorithms.models.names import READ_HOPS
+from shoal.algorithms.methods.registry.names import READ_POWERS
+from shoal.algorithms.models.names import READ_HOPS, WEIGH_HOPS
 from shoal.engine.config.round_sections import RULES as ROUND_RULES
 from shoal.engine.sections.rules import OWN, Rule, one_of, reads_hops
-from shoal.storage.options.types import is_address
+from shoal.storage.options.types import is_address, is_own
+
+RELATIONS = "propagation.relations"
 
 
 def _several_models(config: Any) -> bool:
@@ -53,11 +56,20 @@ OWN_RULES = (
     one_of("partition.zipf", "partition.method", "random", "features", "homophily"),
     one_of("partition.options", "partition.method", OWN),
     Rule(
-        ("propagation.r", "propagation.dtype", "propagation.keep", "propagation.max_degree"),
+        tuple(f"propagation.{key}" for key in ("r", "dtype", "keep", "max_degree", "relations")),
         "propagation.hops", "above 0", lambda c: c.propagation.hops > 0,
     ),
     Rule(
         ("propagation.r", "propagation.max_degree"), "model", f"that reads hops ({', '.join(READ_HOPS)})", reads_hops
+    ),
+    Rule(("propagation.r", "propagation.max_degree"), RELATIONS, "false", lambda c: not c.propagation.relations),
+    Rule(
+        (RELATIONS,), "model", f"{' or '.join(WEIGH_HOPS)}, or {OWN}",
+        lambda c: all(model.name in WEIGH_HOPS or is_own(model.name) for model in c.models()),
+    ),
+    Rule(
+        (RELATIONS,), "algorithm.name", f"other than {', '.join(READ_POWERS)}",
+        lambda c: c.algorithm.name not in READ_POWERS,
     ),
     Rule(("heterogeneity.rule", "heterogeneity.seed", "heterogeneity.clients"), "model", "as a list", _several_models),
     one_of("heterogeneity.seed", "heterogeneity.rule", "random"),

@@ -175,8 +175,8 @@ class DataConfig(SplitOptions, DatasetPlaces):
         inductive: Train on the graphs that the training nodes of each client induce, as if there were no others, and
             evaluate on all nodes.
         edge_weights: `keep` or `drop` the weights of edges; `drop` is for models and methods that cannot use them.
-        edge_features: `keep` or `drop` the features of edges, kinds of bonds or of relations, which gine, rgcn, gat and
-            transformer read.
+        edge_features: `keep` or `drop` the features of edges, kinds of bonds or of relations, which gine, rgcn, hgt,
+            han, gat and transformer read.
         allow_untrained: Run even if more than nine tenths of the clients have no training item.
     """
 

@@ -28,6 +28,7 @@ from shoal.engine.messages.trainers import AUTOGRAD, Clients, trainers_of
 from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS, find_bounding, options_of
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.edges.kinds import Kinds
 from shoal.storage.graph.targets import Scale
 from shoal.storage.options.propagation import PropagationOptions, propagation_of
 from shoal.storage.options.target_names import CLASSIFICATION, CLUSTERING, Target
@@ -69,7 +70,7 @@ class Job:
         remote: The store at an address, with its manifests; None: the store is a folder.
         content: Of the store, as far as the run reads it; see `Manifest.content`.
         propagation: Name of the hops; None if only the features are used.
-        hops: K.
+        hops: Hops beyond the features that models read: K, or K of each relation.
         model_of: Number of every client's model.
         embedding: Width of all embeddings; None: that of the first of several models, or a single model's own.
         compute: What hosts compute with.
@@ -163,7 +164,7 @@ class Job:
             return
         for manifest in (store.manifest for store in stores if store.manifest.layout == "dense"):
             nodes = int(manifest.clients.count("nodes").max(initial=0))
-            require_room_for_hops(options, nodes, manifest.features, limit)
+            require_room_for_hops(options, nodes, manifest.features, limit, manifest.relations)
 
     def open_store(self) -> Store:
         """Opens the store as this process sees it; raises a ShoalError if the run was made for another one."""
@@ -236,6 +237,7 @@ class Job:
             "task": manifest.task,
             "texts": self.texts,
             "edge_features": manifest.edge_features,
+            "kinds": Kinds.read(manifest.kinds),
         }
 
     def _fitting(self, built: BuiltModels) -> BuiltModels:
@@ -317,12 +319,14 @@ class Job:
         return f"domain {self.domains[number - len(self.model_of)]}" if self.is_graph(number) else f"client {number}"
 
 
-def require_room_for_hops(propagation: PropagationOptions, nodes: int, features: int, limit: int) -> None:
+def require_room_for_hops(
+    propagation: PropagationOptions, nodes: int, features: int, limit: int, relations: int = 0
+) -> None:
     """Raises a ShoalError if dense hops that are computed for so many nodes take more than a cache of `limit` bytes."""
     # The import loads the kernel, which only a host that computes hops needs.
     from shoal.storage.shards.hops import hops_bytes
 
-    needed = hops_bytes(nodes, features, replace(propagation, rows="all"))
+    needed = hops_bytes(nodes, features, replace(propagation, rows="all"), relations)
     if needed > limit:
         raise ShoalError(
             "propagation.keep",
@@ -351,7 +355,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         content=store.manifest.content(config.data.split_name, hops.folder),
         split=config.data.split_name,
         propagation=hops.name if hops.used else None,
-        hops=hops.hops,
+        hops=hops.stored(store.manifest.relations),
         method=method,
         models=config.models(),
         model_of=tuple(assign_models(config, store.clients)),

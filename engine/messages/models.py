@@ -23,6 +23,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
 from shoal.engine.sections.sections import options_of
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.edges.kinds import Kinds
 
 # A parameter takes so many bytes: value, gradient, and two moments of Adam.
 OF_PARAMETER = 16
@@ -164,6 +165,7 @@ def build_models(
     task: str = "node",
     texts: Texts | None = None,
     edge_features: int = 0,
+    kinds: Kinds | None = None,
 ) -> list[FlatModel]:
     """Builds the models of a run; several have embeddings of one width, by adapters.
 
@@ -173,7 +175,7 @@ def build_models(
         features: Width F of a hop.
         sparse: Features are sparse.
         headless: They may be networks without a classifier, which methods describe.
-        task: As `texts` and `edge_features` what `shoal.algorithms.models.build.build` takes.
+        task: As `texts`, `edge_features` and `kinds` what `shoal.algorithms.models.build.build` takes.
 
     Raises:
         ShoalError: A backbone or an option is unknown or out of range, or a coupled one is to multiply in bfloat16.
@@ -182,7 +184,8 @@ def build_models(
     for number, spec in enumerate(specs):
         try:
             shape = features, classes, hops, dropout
-            module = build(spec.name, *shape, spec.options, embedding, headless, task, texts or {}, edge_features)
+            of_edges = edge_features, kinds
+            module = build(spec.name, *shape, spec.options, embedding, headless, task, texts or {}, *of_edges)
         except ShoalError as error:
             if len(specs) == 1 or not error.line.startswith("model."):
                 raise

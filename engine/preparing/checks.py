@@ -1,13 +1,14 @@
 """Checks of a config against its data, before a store is made."""
 
 import warnings
+from pathlib import Path
 
 from shoal.algorithms.base import WEIGHTED
 from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.methods.registry.load import describe, load, weighing_methods
 from shoal.algorithms.models.build import backbone, needs_edges
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.names import READ_EDGES
+from shoal.algorithms.models.names import OF_KINDS, READ_EDGES
 from shoal.engine.config.config import Config
 from shoal.engine.config.sections import RANKINGS
 from shoal.engine.config.sizes import size
@@ -34,6 +35,7 @@ from shoal.storage.options.masking import Sparsity
 from shoal.storage.options.split import read_split_file
 from shoal.storage.options.types import is_own
 from shoal.storage.shards.hops import hops_bytes
+from shoal.storage.store.manifest import Manifest
 
 
 def read_graph(config: Config) -> Graph:
@@ -61,6 +63,7 @@ def require_fitting_data(
     require_metric(config, dataset, classes)
     require_weights_used(config, dataset, weighted)
     require_features_of_edges(config, dataset, edge_features)
+    require_relations(config, dataset, weighted, edge_features)
     for feature in SECTIONS:
         if feature.checks_data and feature.is_on(config):
             load_place(feature.checks_data)(config, dataset, classes)
@@ -158,13 +161,20 @@ def _require_options_read(config: Config) -> None:
 
 
 def require_whole(
-    nodes: int, features: int, feature_bytes: int, entries: int, config: Config, weighted: bool = False
+    nodes: int,
+    features: int,
+    feature_bytes: int,
+    entries: int,
+    config: Config,
+    weighted: bool = False,
+    relations: int = 0,
 ) -> None:
     """Refuses to hold a whole graph that is larger than `engine.memory_limit`.
 
     It has so many nodes and directed entries, and F features that take `feature_bytes` as they are stored.
     """
-    needed = feature_bytes + hops_bytes(nodes, features, config.propagation) + (8 if weighted else 4) * entries
+    of_hops = hops_bytes(nodes, features, config.propagation, relations)
+    needed = feature_bytes + of_hops + (8 if weighted else 4) * entries
     limit = config.memory_limit()
     if needed > limit:
         raise ShoalError(
@@ -229,6 +239,7 @@ def require_features_of_edges(config: Config, dataset: str, edge_features: int) 
             "another model",
         )
     readers += [spec.name for spec in config.models() if spec.name in READ_EDGES and edge_features]
+    readers += ["propagation.relations"] if config.kernel().relations else []
     if not readers:
         return
     if WEIGHTED not in algorithm.supports:
@@ -237,6 +248,30 @@ def require_features_of_edges(config: Config, dataset: str, edge_features: int) 
             "algorithm.name",
             f"{readers[0]} reads features of edges, which those that {name} makes have not; take another method "
             f"({others}), or set data.edge_features to drop",
+        )
+
+
+def require_relations(config: Config, dataset: str, weighted: bool, edge_features: int) -> None:
+    """Refuses hops a relation of a graph whose edges have no kinds, or have weights, which such hops leave out."""
+    if not config.kernel().relations:
+        return
+    key = "propagation.relations"
+    if not edge_features:
+        raise ShoalError(key, f"edges of dataset '{dataset}' have no kinds, which hops would be of; set false")
+    if weighted:
+        raise ShoalError(
+            key, f"hops a relation leave out weights of edges, which '{dataset}' has; set false, {WAY_OUT}"
+        )
+
+
+def require_kinds_kept(config: Config, path: Path, manifest: Manifest) -> None:
+    """Refuses models of kinds on a store that was made before kinds of nodes were kept."""
+    readers = [spec.name for spec in config.models() if spec.name in OF_KINDS]
+    if readers and manifest.edge_features and manifest.kinds is None:
+        raise ShoalError(
+            path,
+            f"was made by an older Shoal, which did not keep the kinds of nodes that {readers[0]} reads; delete it, or "
+            "set data.store to another folder",
         )
 
 

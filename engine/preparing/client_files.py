@@ -257,7 +257,9 @@ def write_hops(given: tuple[Store, PropagationOptions], packs: Sequence[range]) 
     shards, propagation = given
 
     def columns_of(pack: range) -> list[dict[str, pa.Array]]:
-        return [hop_columns(shards.shard(client), propagation, len(pack) > 1) for client in pack]
+        return [
+            hop_columns(shards.shard(client), propagation, len(pack) > 1, shards.manifest.relations) for client in pack
+        ]
 
     with spread() as on_threads:
         for several in batches(packs):
@@ -271,7 +273,7 @@ def hops_memory(shards: Manifest, propagation: PropagationOptions, packs: Sequen
     nodes, entries = (shards.clients.count(what) for what in ("nodes", "entries"))
 
     def needed_bytes(pack: range) -> int:
-        of_each = (hop_memory(int(nodes[i]), int(entries[i]), *shape, shards.weighted) for i in pack)
-        return max(of_each) + (hops_bytes(int(nodes[pack].sum()), *shape) if len(pack) > 1 else 0)
+        of_each = (hop_memory(int(nodes[i]), int(entries[i]), *shape, shards.weighted, shards.relations) for i in pack)
+        return max(of_each) + (hops_bytes(int(nodes[pack].sum()), *shape, shards.relations) if len(pack) > 1 else 0)
 
     return max(map(needed_bytes, packs), default=0)

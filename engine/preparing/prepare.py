@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import machine_cores
-from shoal.engine.preparing.checks import require_fitting_data, require_known, require_whole
+from shoal.engine.preparing.checks import require_fitting_data, require_kinds_kept, require_known, require_whole
 from shoal.engine.preparing.identity import identity, published_digests, require_identity, store_path
 from shoal.engine.preparing.overlay import additions_go_elsewhere, make_overlay, overlay_path
 from shoal.engine.preparing.store_builder import LazyGraph, StoreBuilder, TrainingBuilder, made_from
@@ -205,7 +205,8 @@ def _require_room(store: Store, config: Config) -> None:
     manifest = store.manifest
     edges = manifest.cleaning
     entries = edges["entries_read"] - edges["self_loops"] - edges["duplicates"] + edges["reversed_added"]
-    require_whole(manifest.nodes, manifest.features, manifest.feature_bytes, entries, config, manifest.weighted)
+    sizes = manifest.nodes, manifest.features, manifest.feature_bytes, entries
+    require_whole(*sizes, config, manifest.weighted, manifest.relations)
 
 
 def _complete(
@@ -226,6 +227,7 @@ def _complete(
     # The identity of a store names the task only for edges, so that a task for labels of another kind is refused here.
     of_edges = manifest.weighted, manifest.edge_features
     require_fitting_data(config, manifest.name, manifest.item_name, manifest.classes, *of_edges)
+    require_kinds_kept(config, path, manifest)
     if repair:
         ready = shards_on_disk(path, manifest) and split_on_disk(path, manifest, split)
         return store if ready and hops_on_disk(path, manifest, propagation) else None

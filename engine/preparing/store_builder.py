@@ -41,6 +41,7 @@ from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.disk import require_disk
+from shoal.storage.graph.edges.kinds import Kinds
 from shoal.storage.graph.gather import files_of, memory_of
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import kept_entries
@@ -216,6 +217,7 @@ class StoreBuilder(StoreSteps):
             target=CLASSIFICATION if graph.target is None else sources(self.config)[0].target,
             edge_features=graph.edge_features,
             edge_names=None if graph.edge_names is None else list(graph.edge_names),
+            kinds=list(Kinds.of(graph.vocabulary, graph.edge_kinds)) if graph.edge_features else None,
             provenance={
                 "places": places_of(self.config),
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),

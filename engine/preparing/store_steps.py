@@ -136,7 +136,7 @@ class StoreSteps(ABC):
                 kept_rows, (shards, propagation), parts(missing, here.room(memory, memory).groups), memory
             )
             rows = sum(of_pack for _, of_pack in counts)
-        needed = hops_bytes(rows, manifest.features, propagation)
+        needed = hops_bytes(rows, manifest.features, propagation, manifest.relations)
         require_disk(self.path, needed, "the hops")
         if not of_all and not propagation.computed:
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")

@@ -46,15 +46,15 @@ from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
 from shoal.partition.methods.workspace import scratch_bytes
 from shoal.partition.partitioning import require_enough_nodes
+from shoal.storage.graph.edges.kinds import Kinds
 from shoal.storage.graph.graph import first_rows
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
 from shoal.storage.graph.pairs import LABELS, Pairs
-from shoal.storage.graph.propagation import hops as propagated
 from shoal.storage.graph.rows import CsrRows, Rows, entries_of
 from shoal.storage.options.masking import masks
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split_codes import TRAIN
-from shoal.storage.shards.hops import hops_bytes, rows_to_keep
+from shoal.storage.shards.hops import hops_bytes, hops_of, rows_to_keep
 from shoal.storage.shards.shard import Shard
 from shoal.storage.shards.split import Split
 from shoal.storage.shards.view import Cache, View
@@ -112,6 +112,12 @@ class _Sizes:
     graphs_of_node: int | None = None
     untrained: Untrained | None = None
     edge_features: int = 0
+    kinds: Kinds | None = None
+
+    @property
+    def relations(self) -> int:
+        """Number of kinds of edges, where features of edges are kinds."""
+        return (0 if self.kinds is None else self.kinds.edges) or self.edge_features
 
 
 def _sizes_of_store(path: Path, config: Config, absent: Sequence[int]) -> _Sizes:
@@ -126,7 +132,7 @@ def _sizes_of_store(path: Path, config: Config, absent: Sequence[int]) -> _Sizes
     shards = manifest.clients.files.total + (0 if split is None else split.files.total)
     if hops is None:
         rows = _rows_of_store(Store(path, manifest=manifest), config)
-        of_hops = hops_bytes(rows, manifest.features, config.kernel())
+        of_hops = hops_bytes(rows, manifest.features, config.kernel(), manifest.relations)
         exchange = _exchange(config, manifest.nodes, manifest.features, manifest.dtype)
     else:
         of_hops, exchange = hops.total, 0
@@ -141,6 +147,7 @@ def _sizes_of_store(path: Path, config: Config, absent: Sequence[int]) -> _Sizes
         int(manifest.clients.count("entries").sum()), manifest.weighted, manifest.feature_bytes, values,
         disk, None if (copies := manifest.copies.get(config.data.split_name)) is None else copies.most,
         None if split is None else untrained_of(manifest, config.data.split_name, absent), manifest.edge_features,
+        Kinds.read(manifest.kinds),
     )  # fmt: skip
 
 
@@ -165,16 +172,17 @@ def _sizes_of_graph(config: Config, absent: Sequence[int]) -> _Sizes:
         items, what, classes, untrained = graph.entries, "pair", LABELS, None
         train = _drawn(config, items)
     rows = rows_to_keep(graph.indptr, graph.indices, graph.of_nodes(graph.y), config.kernel())
+    kinds = Kinds.of(graph.vocabulary, graph.edge_kinds) if graph.edge_features else None
     disk = _Disk(
         scratch_bytes(config.partition.method, graph.nodes, graph.entries),
         shards_bytes(graph, layout, data.dtype, config.task == "edge"),
-        hops_bytes(rows, graph.features, config.kernel()),
+        hops_bytes(rows, graph.features, config.kernel(), (kinds.edges if kinds else 0) or graph.edge_features),
         _exchange(config, graph.nodes, graph.features, data.dtype),
     )
     return _Sizes(
         items, train, what, graph.nodes, graph.features, classes, graph.entries, graph.edge_weight is not None,
         stored_bytes(graph.x, layout, data.dtype), None if layout == "dense" else entries_of(graph.x),
-        disk, most, untrained, graph.edge_features,
+        disk, most, untrained, graph.edge_features, kinds,
     )  # fmt: skip
 
 
@@ -216,16 +224,17 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     A process of the run takes `load` seconds until it is ready.
     """
     config, algorithm, on_ray = plan.config, plan.algorithm, plan.config.engine.backend == "ray"
-    train, hops, limit = config.train, config.kernel().hops, config.memory_limit()
+    train, limit = config.train, config.memory_limit()
     path = store_or_overlay(config)
     prepared = (path / NAME).exists()
     absent = plan.rounds.never_train
     began = time.perf_counter()
     total = _sizes_of_store(path, config, absent) if prepared else _sizes_of_graph(config, absent)
-    reading = time.perf_counter() - began
+    reading, hops = time.perf_counter() - began, config.kernel().stored(total.relations)
     untrained = ""
     if algorithm.centralized:
-        require_whole(total.nodes, total.features, total.x_bytes, total.entries, config, total.weighted)
+        sizes_of_all = total.nodes, total.features, total.x_bytes, total.entries
+        require_whole(*sizes_of_all, config, total.weighted, total.relations)
     elif total.untrained is not None:
         untrained = plan.require_trainable(total.untrained, total.what)
 
@@ -251,6 +260,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
         "sparse": total.values is not None,
         "task": config.task,
         "edge_features": total.edge_features,
+        "kinds": total.kinds,
     }
     models_of = algorithm, config.models(), config.heterogeneity.embedding
     require_fitting(*models_of, limit, **shape)
@@ -277,7 +287,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     fewer = None if pairs is None else int(pairs * part)
     measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part), graphs=few, pairs=fewer)
     a_row = None if total.values is None else total.values // total.nodes
-    entries = int(edges * part), total.edge_features
+    entries = int(edges * part), total.edge_features, total.relations
     mean_client = _mean_client(measured, total.features, entries, config.kernel(), a_row)
     torch.set_num_threads(1)
     times = [_measure(*pair, mean_client, measured, train) for pair in zip(models, trainers)]
@@ -315,7 +325,9 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     # Training nodes alone have at most as much as all nodes.
     scratch, *made, exchange = (step * (1 + config.data.inductive) for step in total.disk)
     disk = sum(made)
-    of_edges = describe_edge_features(total.edge_features, [spec.name for spec in config.models()])
+    of_edges = describe_edge_features(
+        total.edge_features, [spec.name for spec in config.models()], config.kernel().relations
+    )
     at_most = " at most" if total.what == "pair" and not prepared else ""
     rows = {
         "store": f"{remote_of(config) or path} ({'ready' if prepared else 'to be prepared'})",
@@ -370,8 +382,8 @@ def _bfloat16(models: Sequence[FlatModel], rows: int, sparse: bool) -> str:
 def _computed_hops(config: Config, nodes: int, of: _Sizes, cached: int) -> str:
     """Says what a visit computes; refuses, as a host does, a cache that is too small for a client of so many nodes."""
     if of.values is None:
-        require_room_for_hops(config.kernel(), nodes, of.features, cached)
-    most = hops_bytes(nodes, of.features, replace(config.kernel(), rows="all"))
+        require_room_for_hops(config.kernel(), nodes, of.features, cached, of.relations)
+    most = hops_bytes(nodes, of.features, replace(config.kernel(), rows="all"), of.relations)
     others = "" if config.kernel().keep == "none" else "of unlabelled nodes "
     return f"{others}computed at visits that read them: {size(most)} of a mean client, {size(cached)} of a host's cache"
 
@@ -382,13 +394,13 @@ def _span(seconds: np.ndarray) -> str:
 
 
 def _mean_client(
-    info: ClientInfo, features: int, of_edges: tuple[int, int], propagation: PropagationOptions, a_row: int | None
+    info: ClientInfo, features: int, of_edges: tuple[int, int, int], propagation: PropagationOptions, a_row: int | None
 ) -> View:
     """Makes random features and edges in the shape of a mean client; sparse features have `a_row` values a row.
 
-    `of_edges` are the number of entries, and that of features of each.
+    `of_edges` are the number of entries, and those of features of each, and of relations.
     """
-    rng, (entries, edge_features) = np.random.default_rng(0), of_edges
+    rng, (entries, edge_features, relations) = np.random.default_rng(0), of_edges
     indptr = np.linspace(0, entries if info.nodes else 0, info.nodes + 1).astype(np.int32)
     graph, starts, sizes = None, np.zeros(1, dtype=np.int64), np.array([max(info.nodes, 1)])
     if info.graphs is not None:
@@ -404,10 +416,11 @@ def _mean_client(
         edge_attr = np.eye(edge_features, dtype=np.float32)[rng.integers(edge_features, size=len(indices))]
     x: list[Rows]
     if a_row is None:
-        x = [rng.standard_normal((info.nodes, features), dtype=np.float32) for _ in range(propagation.hops + 1)]
+        hops = propagation.stored(relations)
+        x = [rng.standard_normal((info.nodes, features), dtype=np.float32) for _ in range(hops + 1)]
     else:
         sparse = _random_rows(info.nodes, features, a_row, rng)
-        x = [sparse, *propagated(indptr, indices, sparse, propagation)]
+        x = [sparse, *hops_of(_shard_of(indptr, indices, sparse, edge_attr), propagation, relations)]
     rows = np.arange(info.nodes)
     pairs = None if info.pairs is None else _random_pairs(info.nodes, info.pairs, rng)
     shard = Shard(
@@ -415,6 +428,11 @@ def _mean_client(
     )
     train = np.arange(info.train)
     return View("mean client", shard, Split(train, rows[:0], rows[:0]), x[1:], info.classes, Cache(2**63))
+
+
+def _shard_of(indptr: np.ndarray, indices: np.ndarray, x: Rows, edge_attr: np.ndarray | None) -> Shard:
+    nodes = np.arange(len(x))
+    return Shard(0, nodes, np.zeros(len(x), dtype=np.int32), indptr, indices, x, edge_attr=edge_attr)
 
 
 def _random_pairs(nodes: int, count: int, rng: np.random.Generator) -> Pairs:

@@ -24,10 +24,10 @@ from shoal.engine.sections.sections import options_of
 from shoal.storage.datasets.features.features import check_finite, made_features, row_normalized
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.user.files import load_files
-from shoal.storage.datasets.user.table_faults import KIND
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import output, replacing
 from shoal.storage.graph.edge_weights import weights_among
+from shoal.storage.graph.edges.kinds import OF_NODES, Kinds
 from shoal.storage.graph.gather import gather_features
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import entries_among, kept_entries
@@ -138,12 +138,14 @@ def _with_columns_of(manifest: Manifest, graph: Graph, called: str) -> Graph:
     if names is not None and manifest.feature_names is not None:
         graph = replace(
             graph,
-            x=_columns_in_order(graph.x, names, manifest.feature_names, f"{called}.x", (f"{KIND} ",)),
+            x=_columns_in_order(graph.x, names, manifest.feature_names, f"{called}.x", (OF_NODES,)),
             vocabulary=np.array(manifest.feature_names),
         )
     if graph.edge_names is not None and manifest.edge_names is not None:
-        # Kinds of edges, ones and zeros, may all be missing.
+        # Kinds of edges, ones and zeros, may all be missing, and with a relation its features.
         kinds = ("",) if graph.edge_attr is not None and np.isin(graph.edge_attr, (0, 1)).all() else ()
+        of_run = Kinds.read(manifest.kinds)
+        kinds = tuple(manifest.edge_names[: of_run.edges]) if of_run is not None and of_run.edges else kinds
         names, where = list(graph.edge_names), f"{called}.edge_attr"
         attr = _columns_in_order(graph.edge_attr, names, manifest.edge_names, where, kinds)
         graph = replace(graph, edge_attr=attr, edge_names=tuple(manifest.edge_names))
@@ -254,7 +256,7 @@ def _as_prepared(graph: Graph, config: Config, called: str) -> Graph:
     if data.edge_weights == "drop":
         graph = replace(graph, edge_weight=None)
     if data.edge_features == "drop":
-        graph = replace(graph, edge_attr=None, edge_names=None)
+        graph = replace(graph, edge_attr=None, edge_names=None, edge_kinds=0)
     require_weights_used(config, graph.name, graph.edge_weight is not None)
     return graph
 
@@ -276,7 +278,7 @@ def _view_of(graph: Graph, client: int, config: Config, opened: Reopened, folder
     # All nodes are predicted, so that hops of all of them are needed, with and without labels.
     propagation: PropagationOptions = replace(config.propagation, rows="all", keep="all")
     if propagation.used:
-        write_hops(folder / "hops", shard, propagation)
+        write_hops(folder / "hops", shard, propagation, opened.store.manifest.relations)
         file = open_hops(folder / "hops", shard.nodes, propagation)
         hops = [file.features(name) for name in file.names]
     none = np.zeros(0, dtype=np.int32)

@@ -123,7 +123,9 @@ def run(
         parameters = [len(model.w) for model in models]
         lines = by_subject(describe_done(config, parameters, config.rounds))
         if go_on is None:
-            of_edges = describe_edge_features(store.manifest.edge_features, [spec.name for spec in config.models()])
+            of_edges = describe_edge_features(
+                store.manifest.edge_features, [spec.name for spec in config.models()], config.kernel().relations
+            )
             rows = {"graph": _sizes(store.manifest), "edges": of_edges, "train": untrained}
             show({subject: text for subject, text in rows.items() if text} | lines)
         else:

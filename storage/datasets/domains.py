@@ -36,7 +36,7 @@ def join_domains(graphs: Sequence[Graph]) -> Graph:
     if len(targets) > 1:
         of_graphs = ", ".join(f"{graph.name} {graph.outputs}" for graph in graphs)
         raise ShoalError("data.dataset", f"graphs of one federation have the same targets, found {of_graphs}")
-    of_edges = {(graph.edge_features, graph.edge_names) for graph in graphs}
+    of_edges = {(graph.edge_features, graph.edge_names, graph.edge_kinds) for graph in graphs}
     if len(of_edges) > 1:
         widths_of = ", ".join(f"{graph.name} {graph.edge_features}" for graph in graphs)
         raise ShoalError(
@@ -76,6 +76,7 @@ def join_domains(graphs: Sequence[Graph]) -> Graph:
         target=_together([graph.target for graph in graphs]),
         edge_attr=_together([graph.edge_attr for graph in graphs]),
         edge_names=graphs[0].edge_names,
+        edge_kinds=graphs[0].edge_kinds,
     )
 
 

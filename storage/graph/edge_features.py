@@ -20,7 +20,7 @@ def clean_edge_attr(edge_index: np.ndarray, attr: Any, nodes: int, where: str) -
     theirs. Raises ShoalError: they are of another shape or no finite numbers, or an edge that is given again has
     others.
     """
-    given_GD = _numbers(attr, edge_index.shape[1], where)
+    given_GD = numbers_of_edges(attr, edge_index.shape[1], where)
     source, target = (ends.astype(np.int64) for ends in edge_index)
     proper = np.flatnonzero(source != target)
     source, target = source[proper], target[proper]
@@ -76,7 +76,24 @@ def merge_relations(
     return edge_index[:, kept[by_place]], merged[by_place]
 
 
-def _numbers(attr: Any, edges: int, where: str) -> np.ndarray:
+def add_relations(edge_index: np.ndarray, attr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Joins edges of several relations to one, whose features are in columns of their own: adds them up.
+
+    Takes and gives integers `[2, G]` and numbers `[G, D]`, in the order in which edges come first.
+    """
+    if not edge_index.size:
+        return edge_index, attr
+    key = edge_index[0].astype(np.int64) * (int(edge_index.max()) + 1) + edge_index[1]
+    _, first, edge = np.unique(key, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    summed = np.zeros((len(order), attr.shape[1]), dtype=attr.dtype)
+    np.add.at(summed, place[edge], attr)
+    return edge_index[:, first[order]], summed
+
+
+def numbers_of_edges(attr: Any, edges: int, where: object) -> np.ndarray:
     """Reads features of edges as given, float32 `[G, D]`. Raises ShoalError: as `clean_edge_attr`."""
     fits = isinstance(attr, np.ndarray) and attr.ndim in (1, 2) and len(attr) == edges and attr.dtype.kind in "fiub"
     width = attr.shape[1] if fits and attr.ndim == 2 else 1

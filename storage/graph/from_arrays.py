@@ -45,7 +45,7 @@ def class_count(y: np.ndarray, where: str, what: str = "node", may_be_none: bool
 
 
 REQUIRED = ("edge_index", "x", "y")
-OF_EDGES = ("edge_weight", "edge_attr", "edge_names")
+OF_EDGES = ("edge_weight", "edge_attr", "edge_names", "edge_kinds")
 OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "ids", *OF_EDGES)
 
 
@@ -70,7 +70,8 @@ def graph_from_arrays(
             float32 become float32; whether they are finite is not checked. `label_names [C]` says what classes are
             called; y are then their numbers, or names out of these. `edge_weight` has a positive number for every edge
             of `edge_index` (`shoal.storage.graph.edge_weights.clean_weights`), `edge_attr` D numbers
-            (`shoal.storage.graph.edge_features.clean_edge_attr`), which `edge_names [D]`, texts, say. `ids [N]`,
+            (`shoal.storage.graph.edge_features.clean_edge_attr`), which `edge_names [D]`, texts, say, of which
+            the first `edge_kinds`, a number, are kinds. `ids [N]`,
             integers or texts, each once, is what the nodes are called (Arrow: as `clean_ids` gives them). `notes` are
             those of `Graph`.
         where: Name of each array in error messages.
@@ -140,7 +141,24 @@ def graph_from_arrays(
         target=target_NT,
         edge_attr=edge_attr,
         edge_names=None if edge_attr is None else edge_names,
+        edge_kinds=_kinds_of_edges(arrays, edge_attr, where),
     )
+
+
+def _kinds_of_edges(arrays: Mapping[str, Any], edge_attr: np.ndarray | None, where: Mapping[str, str]) -> int:
+    """Returns how many columns of features of edges are kinds, 0 for all; raises a ShoalError if they are not."""
+    given = arrays.get("edge_kinds")
+    if given is None:
+        return 0
+    place = where.get("edge_kinds", where["edge_index"])
+    features, count = 0 if edge_attr is None else edge_attr.shape[1], np.asarray(given)
+    if count.shape != () or count.dtype.kind not in "iu" or not 0 <= count <= features:
+        raise ShoalError(
+            place, f"must be a number from 0 to {features}, how many columns of edge_attr are kinds, found {given}"
+        )
+    if edge_attr is not None and not np.isin(edge_attr[:, : int(count)], (0, 1)).all():
+        raise ShoalError(place, f"the first {count} columns of edge_attr must be kinds, zeros and ones")
+    return int(count)
 
 
 def _target_names(arrays: Mapping[str, Any], targets: int, where: Mapping[str, str]) -> Names | None:

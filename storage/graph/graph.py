@@ -59,6 +59,7 @@ class Graph:
         edge_attr: Features of every entry of `indices`, float32 `[E, D]`: those of the edge from its column to its row;
             None: edges have none.
         edge_names: What every column of them stands for, D texts; None if that is not known.
+        edge_kinds: How many of these columns, the first ones, are kinds of edges, ones and zeros; 0: all may be.
         target: What is predicted of every item where these are no classes, float32 `[items, T]`, NaN where it is
             missing; `label_names` are then theirs. None: classes are predicted.
     """
@@ -84,6 +85,7 @@ class Graph:
     target: np.ndarray | None = None
     edge_attr: np.ndarray | None = None
     edge_names: tuple[str, ...] | None = None
+    edge_kinds: int = 0
 
     @property
     def edge_features(self) -> int:

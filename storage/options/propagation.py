@@ -28,6 +28,8 @@ class PropagationOptions:
             computed when a visit reads them, to the same bits, and cached. It changes no number.
         max_degree: Most edges of a node that hops run over; see `bound_degrees` in `shoal.storage.graph.propagation`.
             null: all.
+        relations: Hops are means over the senders of each relation, K of each, instead of over all neighbours; see
+            `shoal.storage.graph.edges.relation_hops`.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -39,13 +41,19 @@ class PropagationOptions:
     rows: Literal["all", "labelled"] = "all"
     keep: Literal["all", "labelled", "none"] = "all"
     max_degree: Positive | None = None
+    relations: Flag = False
 
     @property
     def name(self) -> str:
         """Name of these hops, such as `r0.5-k3-float32`."""
         rows = "" if self.rows == "all" else f"-{self.rows}"
         most = "" if self.max_degree is None else f"-degree{self.max_degree}"
+        most += "-relations" if self.relations else ""
         return f"r{self.r}-k{self.hops}-{self.dtype}{most}{rows}" + (f"-keep-{self.keep}" if self.computed else "")
+
+    def stored(self, relations: int) -> int:
+        """Counts the hops beyond the features, of a graph with so many relations."""
+        return self.hops * relations if self.relations else self.hops
 
     @property
     def boundaries(self) -> str | None:
@@ -141,8 +149,10 @@ def propagation_of(name: str) -> PropagationOptions:
     kernel, _, cross = name.partition("-cross-")
     if cross:
         return over_cross_edges(propagation_of(kernel), cross)
-    match = re.fullmatch(r"r(.+)-k(\d+)-(float32|float16)(?:-degree(\d+))?(-labelled)?(?:-keep-(labelled|none))?", name)
+    beside = r"(?:-degree(\d+))?(-relations)?(-labelled)?(?:-keep-(labelled|none))?"
+    match = re.fullmatch(rf"r(.+)-k(\d+)-(float32|float16){beside}", name)
     assert match is not None, name
-    r, hops, dtype, most, labelled, keep = match.groups()
-    kept: Any = {"dtype": dtype, "rows": "labelled" if labelled else "all", "keep": keep or "all"}
+    r, hops, dtype, most, relations, labelled, keep = match.groups()
+    kept: Any = {"dtype": dtype, "relations": relations is not None, "rows": "labelled" if labelled else "all"}
+    kept |= {"keep": keep or "all"}
     return PropagationOptions(int(hops), float(r), max_degree=int(most) if most else None, **kept)

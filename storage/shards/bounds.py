@@ -17,7 +17,8 @@ Report = Callable[[str], None]
 class Limits:
     """Bounds that a manifest sets for the files of all its clients; `graphs` is None where labels are of none.
 
-    `targets` is 0 where classes are predicted, and `edge_features` where edges have none.
+    `targets` is 0 where classes are predicted, and `edge_features` where edges have none, of which `relations` are
+    kinds.
     """
 
     nodes: int
@@ -29,6 +30,7 @@ class Limits:
     weighted: bool = False
     targets: int = 0
     edge_features: int = 0
+    relations: int = 0
 
 
 def check_adjacency(indptr: np.ndarray, indices: np.ndarray, rows: int, report: Report) -> None:

@@ -21,20 +21,35 @@ from shoal.storage.shards.shard import Shard, weights_column
 SAMPLED = 10_000
 
 
-def write_hops(path: Path, shard: Shard, propagation: PropagationOptions) -> FileRecord:
+def write_hops(path: Path, shard: Shard, propagation: PropagationOptions, relations: int = 0) -> FileRecord:
     """Writes the hops of a shard to a file of their own; errors of `hop_columns`, or the disk is full."""
-    return arrow_file.write(path, "hops", hop_columns(shard, propagation))
+    return arrow_file.write(path, "hops", hop_columns(shard, propagation, relations=relations))
 
 
-def hop_columns(shard: Shard, propagation: PropagationOptions, packed: bool = False) -> dict[str, pa.Array]:
-    """Propagates the features of a shard: hop 1 to K, one column `[N, F]` each.
+def hop_columns(
+    shard: Shard, propagation: PropagationOptions, packed: bool = False, relations: int = 0
+) -> dict[str, pa.Array]:
+    """Propagates the features of a shard: hop 1 to K, of each relation or of all, one column `[N, F]` each.
 
-    A hop of sparse features is sparse where that gains. Raises ShoalError: a value does not fit `propagation.dtype`.
+    A hop of sparse features is sparse where that gains. Raises ShoalError: a value does not fit `propagation.dtype`, or
+    edges are of no kinds.
     """
-    hops_NF = hops(shard.indptr, shard.indices, shard.x, propagation, shard.edge_weight)
+    hops_NF = hops_of(shard, propagation, relations)
     # The same hop of another client in a pack may be dense.
     column = arrow_file.either_column if packed and isinstance(shard.x, CsrRows) else arrow_file.rows_column
     return columns_of_hops(shard, hops_NF, propagation, column)
+
+
+def hops_of(shard: Shard, propagation: PropagationOptions, relations: int) -> list[Rows]:
+    """Computes hop 1 to K of all rows, each `[N, F]`; where they are of relations, those of each of so many."""
+    if not propagation.relations:
+        return hops(shard.indptr, shard.indices, shard.x, propagation, shard.edge_weight)
+    # Few runs need it.
+    from shoal.storage.graph.edges.relation_hops import relation_hops
+
+    assert shard.edge_attr is not None, "hops a relation are of edges with kinds"
+    kind_ER = shard.edge_attr[:, :relations]
+    return relation_hops(shard.indptr, shard.indices, kind_ER, shard.x, propagation.hops, propagation.dtype)
 
 
 def columns_of_hops(
@@ -113,9 +128,9 @@ def training_graph(shard: Shard, train: np.ndarray) -> tuple[Induced, np.ndarray
     return Induced(shard.node[row], part.indptr, part.indices), row
 
 
-def hops_bytes(rows: int, features: int, propagation: PropagationOptions) -> int:
+def hops_bytes(rows: int, features: int, propagation: PropagationOptions, relations: int = 0) -> int:
     """Counts bytes on disk of the hops of `rows` rows that are kept; sparse ones take fewer."""
-    kept = propagation.hops + (propagation.rows != "all" and not propagation.computed)
+    kept = propagation.stored(relations) + (propagation.rows != "all" and not propagation.computed)
     return rows * features * kept * np.dtype(propagation.dtype).itemsize
 
 
@@ -132,7 +147,17 @@ def rows_to_keep(indptr: np.ndarray, indices: np.ndarray, label: np.ndarray, pro
     return -(-sum(map(bool, shown)) * len(label) // len(rows))
 
 
-def hop_memory(nodes: int, entries: int, features: int, propagation: PropagationOptions, weighted: bool = False) -> int:
+def hop_memory(
+    nodes: int,
+    entries: int,
+    features: int,
+    propagation: PropagationOptions,
+    weighted: bool = False,
+    relations: int = 0,
+) -> int:
     """Estimates bytes of memory to compute the hops of one shard, its map included; sparse ones take less."""
     of_entry = 12 if weighted else 8
-    return nodes * (features * (4 + propagation.hops * np.dtype(propagation.dtype).itemsize) + 50) + of_entry * entries
+    # A step of relations also holds the sum of the last one, and the shares of a relation.
+    beside, of_entry = (4, of_entry + 4 * relations + 16) if propagation.relations else (0, of_entry)
+    of_hops = propagation.stored(relations) * np.dtype(propagation.dtype).itemsize
+    return nodes * (features * (4 + beside + of_hops) + 50) + of_entry * entries

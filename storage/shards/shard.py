@@ -369,7 +369,7 @@ def open_hops(
 
 def _faults_of(file: MappedFile, nodes: int, propagation: PropagationOptions, limits: Limits) -> list[str]:
     labelled = propagation.rows == "labelled"
-    hop_names = [f"hop{k}" for k in range(0 if labelled else 1, propagation.hops + 1)]
+    hop_names = [f"hop{k}" for k in range(0 if labelled else 1, propagation.stored(limits.relations) + 1)]
     weights = ["weights"] if limits.weighted else []
     names = ["row", "neighbors", *hop_names, *weights] if labelled else hop_names
     names = ["row", *hop_names] if propagation.computed else names

@@ -19,6 +19,7 @@ from shoal.storage.files.checksummed_json import SEAL, sealed, unsealed
 from shoal.storage.files.digest import text_digest
 from shoal.storage.files.names import FOLDER, place_in, require_name
 from shoal.storage.files.reading import cannot_read, read_bytes
+from shoal.storage.graph.edges.kinds import Kinds
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import dense_bytes, sparse_bytes
 from shoal.storage.graph.targets import Scale, describe_outputs
@@ -98,6 +99,7 @@ class Manifest:
         target: What labels are; `classes` is the number of targets where these are no classes.
         edge_features: Number of features of an edge; 0 where edges have none.
         edge_names: What every feature of edges is called; None: that is not known.
+        kinds: `Kinds` of nodes and edges as plain values; None: edges have no features, or it was made before.
         copies: Where graphs were cut out of a large one, how many of them a node lies in, by split.
     """
 
@@ -129,6 +131,7 @@ class Manifest:
     target: Target = CLASSIFICATION
     edge_features: int = 0
     edge_names: list[str] | None = None
+    kinds: list[Any] | None = None
 
     @property
     def items(self) -> int:
@@ -158,12 +161,18 @@ class Manifest:
         return dense_bytes(self.nodes, self.features, self.dtype)
 
     @property
+    def relations(self) -> int:
+        """Number of kinds of edges, where features of edges are kinds."""
+        kinds = Kinds.read(self.kinds)
+        return (0 if kinds is None else kinds.edges) or self.edge_features
+
+    @property
     def limits(self) -> Limits:
         """Bounds for the files of all clients."""
         pairs, targets = self.pairs is not None, 0 if self.target == CLASSIFICATION else self.classes
         return Limits(
             self.nodes, self.features, self.classes, self.layout, self.graphs, pairs, self.weighted, targets,
-            self.edge_features,
+            self.edge_features, self.relations,
         )  # fmt: skip
 
     def content(self, split: str, propagation: str | None) -> str:
@@ -231,7 +240,7 @@ def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
 
 # Keys that came later: they are written only where they say more than this.
 USUAL: dict[str, object] = {
-    **dict.fromkeys(("label_names", "feature_names", "ids", "graphs", "pairs", "edge_names")),
+    **dict.fromkeys(("label_names", "feature_names", "ids", "graphs", "pairs", "edge_names", "kinds")),
     **{"domains": [], "weighted": False, "copies": {}, "boundaries": {}, "target": CLASSIFICATION, "edge_features": 0},
 }
 

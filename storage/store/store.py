@@ -188,7 +188,7 @@ class Store:
             from shoal.storage.shards.computed_hops import open_computed
 
             file = None if options.folder is None else self.hops_file(options.folder, client)
-            return open_computed(shard, rows, options, file)
+            return open_computed(shard, rows, options, file, self.manifest.relations)
         file = self.hops_file(propagation, client)
         if "row" in file.names:
             return only_labelled(file, shard, rows)

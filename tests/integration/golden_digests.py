@@ -56,7 +56,7 @@ OF_GRAPHS = (
     "local", "global", "fedavg", "lg_fedavg", "fedproto", "fedtgp", "feddistill", "fml", "fedkd", *AVERAGING, "fedgen",
     "fedpg",
 )  # fmt: skip
-SMALL_GRAPHS, SEVERAL_LABELS, OF_KINDS = "small-graphs", "several-labels", "of-kinds"
+SMALL_GRAPHS, SEVERAL_LABELS, OF_KINDS, OF_NODES = "small-graphs", "several-labels", "of-kinds", "of-kinds-of-nodes"
 FEW, MOST = {"participation": {"ratio": 0.34}}, {"participation": {"ratio": 0.67}}
 
 Keys = dict[str, Any]
@@ -97,6 +97,10 @@ def write_graph(folder: Path) -> Path:
     first = np.unique(edges[0] * nodes + edges[1], return_index=True)[1]
     of_kinds = {**arrays, "edge_index": edges[:, first], "edge_attr": kinds[first]}
     np.savez(folder.with_name(f"{OF_KINDS}.npz"), **of_kinds)
+    names = [f"x[{k}]" for k in range(of_kinds["x"].shape[1])] + ["kind even", "kind odd"]
+    kind_of_nodes = np.eye(2, dtype=np.float32)[np.arange(len(of_kinds["x"])) % 2]
+    of_kinds |= {"x": np.concatenate([of_kinds["x"], kind_of_nodes], axis=1), "vocabulary": np.array(names)}
+    np.savez(folder.with_name(f"{OF_NODES}.npz"), **of_kinds)
     _write_small_graphs(folder.with_name(SMALL_GRAPHS))
     return folder
 
@@ -209,6 +213,14 @@ def matrix() -> dict[str, Keys]:
         "data": {"path": OF_KINDS, "inductive": True, **masked}, "model": {"name": "transformer", "hidden": 8},
     }  # fmt: skip
     runs["edge kinds rgcn"] = {**kinds, "model": {"name": "rgcn", "hidden": 8}, "algorithm": {"name": "scaffold"}}
+    nodes = {"data": {"path": OF_NODES}}
+    runs["kinds of nodes hgt"] = {**nodes, "model": {"name": "hgt", "hidden": 8, "heads": 2}, **MOST}
+    paths = [["odd", "even", "odd"], ["odd", "odd"]]
+    runs["meta-paths han"] = {
+        **nodes, "model": {"name": "han", "hidden": 8, "heads": 2, "metapaths": paths},
+        "algorithm": {"name": "scaffold"},
+    }  # fmt: skip
+    runs["hops a relation sign"] = {**nodes, "model": {"name": "sign", "hidden": 8}, "propagation": {"relations": True}}
     runs["target multilabel gcn"] = {"target": "multilabel", "model": COUPLED, "algorithm": {"name": "scaffold"}}
     runs["target clustering gcn"] = {"target": "clustering", "model": COUPLED, **MOST}
     runs["target clustering in batches"] = {
@@ -343,15 +355,16 @@ def config_of(name: str, changes: Mapping[str, Any], graph: Path, **more: Any) -
     task = plain.get("task", "node")
     if task == "graph":
         plain["data"]["path"] = str(graph.with_name(SMALL_GRAPHS))
-    of_kinds = plain["data"]["path"] == OF_KINDS
+    of_kinds = plain["data"]["path"] if plain["data"]["path"] in (OF_KINDS, OF_NODES) else ""
     if of_kinds:
-        plain["data"]["path"] = str(graph.with_name(f"{OF_KINDS}.npz"))
+        plain["data"]["path"] = str(graph.with_name(f"{of_kinds}.npz"))
     if plain.get("target") == "multilabel":
         plain["data"]["path"] = str(graph.with_name(f"{SEVERAL_LABELS}.npz"))
     kind = "masked" if "sparsity" in plain["data"] else plain["data"].get("dtype", "float32")
     kind += f"-{target}" if isinstance(target := plain.get("target", ""), str) else "-numbers"
     kind += "-kinds" if of_kinds else ""
     kind += "-noise" if "noise" in plain["data"] else ""
+    kind += f"-{of_kinds.removeprefix('of-')}" if of_kinds else ""
     plain["data"]["store"] = str(graph.parent / f"store-of-{task}s-{kind}-{layout}")
     return parse_config(plain, name)
 

@@ -77,7 +77,9 @@ def smoothed_hops(data: View, hops: Sequence[int], rows: int) -> list[Features] 
     are the same to rounding. None: so many rows of the stored hops take less time, or smoothing is not what made them.
     """
     options = data.propagation
-    if options is None or options.dtype != "float32" or options.rows != "all" or options.boundaries or not any(hops):
+    if options is None or options.dtype != "float32" or options.rows != "all" or not any(hops):
+        return None
+    if options.boundaries or options.relations:
         return None
     if data.device.type != "cpu" or data.nodes > MOST_NODES or data.edge_weight is not None:
         return None

@@ -51,7 +51,7 @@ def attend_by_products(pattern: SparseMatrix, query_NF: Tensor, key_MF: Tensor, 
     if has_torch_function((query_NF,)):
         parts = pattern, query_NF, key_MF, value_MF, heads
         return handle_torch_function(attend_by_products, (query_NF,), *parts)
-    query_NHD, key_MHD, value_MHD = (x.view(len(x), heads, -1) for x in (query_NF, key_MF, value_MF))
+    query_NHD, key_MHD, value_MHD = (x.view(len(x), heads, x.shape[1] // heads) for x in (query_NF, key_MF, value_MF))
     return _attend_by_products(pattern, query_NHD, key_MHD, value_MHD).flatten(1)
 
 

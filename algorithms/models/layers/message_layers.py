@@ -227,6 +227,55 @@ class RGCNConv(nn.Module):
         nn.init.zeros_(self.bias)
 
 
+class HGTConv(nn.Module):
+    """Keys, queries and values of every kind of nodes, and what relations make of keys and values.
+
+    A relation multiplies those of a head by a matrix of its own, `[relations, heads, D, D]`, and scores by a number.
+    """
+
+    def __init__(self, width: int, heads: int, nodes: int, relations: int) -> None:
+        """Takes the width H of input and output, and numbers of kinds of nodes and of relations."""
+        super().__init__()
+        self.heads, depth = heads, width // heads
+        self.lin_kqv = nn.ModuleList(Linear(width, 3 * width) for _ in range(nodes))
+        self.lin_out = nn.ModuleList(Linear(width, width) for _ in range(nodes))
+        self.key_weight = nn.Parameter(torch.empty(relations, heads, depth, depth))
+        self.value_weight = nn.Parameter(torch.empty(relations, heads, depth, depth))
+        self.prior = nn.Parameter(torch.empty(relations, heads))
+        self.skip = nn.Parameter(torch.empty(nodes))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for linear in (*self.lin_kqv, *self.lin_out):
+            linear.reset_parameters()  # type: ignore[operator]
+        bound = 1 / math.sqrt(self.key_weight.shape[-1])
+        for weight in (self.key_weight, self.value_weight):
+            weight.data.uniform_(-bound, bound)
+        nn.init.ones_(self.prior)
+        nn.init.ones_(self.skip)
+
+
+class HANConv(nn.Module):
+    """A linear layer to all heads, attention vectors `[1, heads, D]` of every path, and attention to paths."""
+
+    def __init__(self, features: int, outputs: int, heads: int, paths: int) -> None:
+        """Takes the width H of all heads, which share it."""
+        super().__init__()
+        self.lin = Linear(features, outputs)
+        shape = 1, heads, outputs // heads
+        self.att_src = nn.ParameterList(torch.empty(shape) for _ in range(paths))
+        self.att_dst = nn.ParameterList(torch.empty(shape) for _ in range(paths))
+        self.k_lin = Linear(outputs, outputs)
+        self.q = nn.Parameter(torch.empty(1, outputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.lin.reset_parameters()
+        self.k_lin.reset_parameters()
+        for vector in (*self.att_src, *self.att_dst, self.q):
+            glorot(vector)
+
+
 def largest(outputs: list[Tensor]) -> Tensor:
     """Returns the largest of all layers' outputs, entry by entry, `[N, H]` (Xu et al., ICML 2018)."""
     return torch.stack(outputs, dim=-1).max(dim=-1)[0]

@@ -88,6 +88,7 @@ CROSS_EDGES = Section[CrossEdgesOptions](
         one_of("data.cross_hidden", "data.cross_edges", "hops", "one_hop"),
         Rule(CROSS, "propagation.hops", "above 0", lambda c: c.data.cross_edges != "hops" or c.propagation.hops > 0),
         one_of(*CROSS, "propagation.keep", "all"),
+        Rule(CROSS, "propagation.relations", "false", lambda c: not c.propagation.relations),
         Rule(CROSS, "propagation.max_degree", "null", lambda c: c.propagation.max_degree is None),
         Rule(
             CROSS, "model", f"that reads hops ({', '.join(READ_HOPS)})",

@@ -91,6 +91,8 @@ def _no_backdoor(config: Config) -> str:
         return "and sums over edges between clients are made before; take data.cross_edges=drop"
     if config.propagation.rows != "all":
         return "and propagation.rows shows labelled ones; take all"
+    if config.propagation.relations:
+        return "and hops are of relations, which edges of a trigger have not; set propagation.relations=false"
     return ""
 
 

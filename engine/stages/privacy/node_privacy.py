@@ -55,6 +55,11 @@ def require_bounded(config: Config, method: Algorithm) -> None:
         ("train.batch_size", config.train.batch_size is None, "all rows are read in every step; take null"),
         ("engine.trainer", config.engine.trainer in ("auto", "autograd"), "rows are clipped by autograd; take auto"),
         ("participation.selection", options_of(config, "selection") is None, "losses choose clients; take random"),
+        (
+            "propagation.relations",
+            not config.propagation.relations,
+            "no bound is known of means a relation; set false",
+        ),
         (DEGREE, not hops or config.propagation.max_degree is not None, "a node reaches any row; set a small number"),
     ):
         if not bounded:

@@ -121,6 +121,8 @@ def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
                 del data[key]
         if options.edge_features == "drop" and isinstance(data, Data) and data.edge_attr is not None:
             del data.edge_attr
+        for relation in () if options.edge_features == "keep" else getattr(data, "edge_types", ()):
+            data[relation].pop("edge_attr", None)
         for key in MASKS:
             mask = getattr(data, key, None)
             if mask is not None and mask.dim() == 2:
@@ -135,7 +137,7 @@ def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
     graph = graph_of_data(graphs, name, called, way_out, own=False, target=options.target)
     if options.edge_features == "drop":
         # What is left are kinds of edges.
-        return replace(graph, edge_attr=None, edge_names=None)
+        return replace(graph, edge_attr=None, edge_names=None, edge_kinds=0)
     return graph
 
 

@@ -68,7 +68,7 @@ def load_files(name: str, options: DataSource) -> Graph:
     if options.edge_weights == "drop":
         arrays.pop("edge_weight", None)
     if options.edge_features == "drop":
-        for array in ("edge_attr", "edge_names"):
+        for array in ("edge_attr", "edge_names", "edge_kinds"):
             arrays.pop(array, None)
     synthetic = synthetic_identity(path) is not None
     graph = graph_from_arrays(options.title or name, arrays, where, synthetic, own=True, target=options.target)
@@ -94,6 +94,7 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
         "edge_weight": None if graph.edge_weight is None else graph.edge_weight[once],
         "edge_attr": graph.edge_attr,
         "edge_names": None if graph.edge_names is None else np.array(graph.edge_names),
+        "edge_kinds": np.array(graph.edge_kinds) if graph.edge_kinds else None,
         "x": graph.x if sp.issparse(graph.x) else graph.x[:],
         "split": graph.split,
         "assignment": graph.assignment,

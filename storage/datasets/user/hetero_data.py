@@ -10,6 +10,7 @@ from shoal.storage.datasets.sources.kinds import NodeKind, Relation, join_kinds,
 from shoal.storage.datasets.user.incoming import MASKS, edges_of, graph_of, to_array
 from shoal.storage.datasets.user.unread import require_read
 from shoal.storage.errors import ShoalError, Unread
+from shoal.storage.graph.edge_features import numbers_of_edges
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.target_names import CLASSIFICATION, Target
 
@@ -50,16 +51,18 @@ def graph_of_kinds(
         kinds[kind] = NodeKind(int(store.num_nodes), None if x is None else to_array(x, f"{place}.x"))
     relations: dict[Relation, np.ndarray] = {}
     where: dict[Relation, str] = {}
+    attrs: dict[Relation, np.ndarray] = {}
     for relation in data.edge_types:
         store, place = data[relation], f"{called}[{', '.join(map(repr, relation))}]"
         require_read({key: f"{place}.{key}" for key in store.to_dict()}, OF_EDGES, way_out, warns=warns)
-        if getattr(store, "edge_attr", None) is not None and warns:
-            warnings.warn(
-                Unread(f"{place}.edge_attr: of a HeteroData kinds of edges are read, and no more"), stacklevel=3
-            )
+        attr = getattr(store, "edge_attr", None)
         edges = getattr(store, "edge_index", None)
         where[relation] = f"{place}.edge_index"
         if edges is None and getattr(store, "adj_t", None) is not None:
+            if attr is not None:
+                raise ShoalError(
+                    f"{place}.edge_attr", "are features of edges in another order than adj_t; give edge_index"
+                )
             # Rows of a transposed adjacency receive.
             edges, weight = edges_of(store.adj_t, f"{place}.adj_t", square=False)
             edges = edges[::-1].copy()
@@ -70,8 +73,11 @@ def graph_of_kinds(
         if edges is None:
             raise ShoalError(place, "has no edge_index; give its edges, or leave the relation out")
         relations[relation] = to_array(edges, where[relation])
+        if attr is not None:
+            called_attr, count = f"{place}.edge_attr", relations[relation].shape[-1]
+            attrs[relation] = numbers_of_edges(to_array(attr, called_attr), count, called_attr)
     (kind,) = labelled
-    values: dict[str, Any] = join_kinds(kinds, relations, where)
+    values: dict[str, Any] = join_kinds(kinds, relations, where, attrs)
     labels = to_array(data[kind].y, f"{called}[{kind!r}].y")
     nothing = -1 if target == CLASSIFICATION else np.nan
     values["y"] = values_of_kind(labels, kind, kinds, nothing, f"{called}[{kind!r}].y")

@@ -36,7 +36,11 @@ def graph_of(
         if values.get(key) is None:
             raise ShoalError(where[key], "missing; a graph needs edges and features")
     values = {**values, "y": label_values(values.get("y"))}
-    arrays = {key: to_array(value, where[key]) for key, value in values.items() if value is not None}
+    arrays = {
+        key: np.asarray(value) if isinstance(value, int) and key == "edge_kinds" else to_array(value, where[key])
+        for key, value in values.items()
+        if value is not None
+    }
     for key, array in arrays.items():
         if sp.issparse(array) and key not in ("x", "y"):
             raise ShoalError(where[key], "is sparse, and only features and labels may be; give a dense tensor")

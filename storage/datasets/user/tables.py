@@ -513,9 +513,10 @@ def _edge_attr(path: Path, edge_index: np.ndarray, blocks: dict[str, list[Any]])
             width = parts[-1].shape[1]
             names += [name] if width == 1 else [f"{name}[{place}]" for place in range(width)]
     attr = np.concatenate(parts, axis=1)
+    some = {"edge_kinds": np.array(kinds)} if 0 < kinds < attr.shape[1] else {}
     if kinds:
         edge_index, attr = merge_relations(edge_index, attr, kinds, path)
-    return {"edge_index": edge_index, "edge_attr": attr, "edge_names": np.array(names)}
+    return {"edge_index": edge_index, "edge_attr": attr, "edge_names": np.array(names), **some}
 
 
 def _places(rows: Rows, name: str, ids: pa.Array) -> np.ndarray:

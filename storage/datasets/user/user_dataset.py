@@ -44,7 +44,8 @@ class Dataset(ABC):
         NaN or "": no label; with `task: edge` y may be missing), and if there are `train_mask`, `val_mask` and
         `test_mask`, truth values `[N]`, or `split` `[N]` (0 none, 1 train, 2 val, 3 test), `assignment` `[N]` (the
         client of every node), `edge_weight` `[E]` (a positive number for every edge), `edge_attr` `[E, D]` (numbers of
-        every edge, which `edge_names` `[D]`, texts, say), `ids` `[N]` (what the nodes are called, integers or texts),
+        every edge, which `edge_names` `[D]`, texts, say, and of which the first `edge_kinds` are kinds), `ids` `[N]`
+        (what the nodes are called, integers or texts),
         and `graph` `[N]` (the graph of every node, where these are many small graphs; labels and split are then those
         of graphs). `root` is `data.root`, or the folder of published files.
         """
@@ -61,9 +62,9 @@ def load_user_dataset(name: str, options: DataSource) -> Graph:
     with code.at_work(KEY):
         loaded = made.load(data_root(options.root))
     dropped = ["edge_weight"] if options.edge_weights == "drop" else []
-    dropped += ["edge_attr", "edge_names"] if options.edge_features == "drop" else []
+    dropped += ["edge_attr", "edge_names", "edge_kinds"] if options.edge_features == "drop" else []
     if isinstance(loaded, Graph):
-        nothing: dict[str, Any] = dict.fromkeys(dropped)
+        nothing: dict[str, Any] = {name: 0 if name == "edge_kinds" else None for name in dropped}
         return replace(loaded, **nothing)
     given = loaded
     if not isinstance(loaded, Mapping):

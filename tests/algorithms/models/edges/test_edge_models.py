@@ -23,6 +23,8 @@ from shoal.storage.shards.view import Cache, View
 
 FEATURES, CLASSES, HIDDEN, OF_EDGES = 5, 3, 8, 2
 MODELS = sorted({*READ_EDGES, *NEED_EDGES})
+# These read features that are 0 or 1.
+OF_KINDS = ("han", "hgt", "rgcn")
 every_model = pytest.mark.parametrize("name", MODELS)
 # Two rings that are joined by a path, and a node alone; every edge has other features each way.
 EDGES = [*((i, (i + 1) % 5) for i in range(5)), (5, 6), (6, 7), (5, 7), (4, 8), (8, 5)]
@@ -100,7 +102,8 @@ def by_pyg(name: str, layers: list[nn.Module], x: torch.Tensor, view: View) -> t
     return second(F.leaky_relu(first(x, edge_index, attr_ED), slope), edge_index, attr_ED)
 
 
-@every_model
+# `test_models_of_kinds.py` has the others.
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("han", "hgt")])
 def test_layers_are_those_of_pyg(name: str, make_view: MakeView) -> None:
     view = with_features(make_view, name == "rgcn")
     options = {"gat": {"heads": 2}, "transformer": {"heads": 2}, "gine": {"norm": "none"}}.get(name, {})
@@ -133,10 +136,11 @@ def gradients_of(name: str, theirs: Any, ours: Any) -> list[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "head"), [*((name, None) for name in MODELS), *((name, "conv") for name in ("gat", "gine", "rgcn"))]
+    ("name", "head"),
+    [*((name, None) for name in MODELS if name != "han"), *((name, "conv") for name in ("gat", "gine", "rgcn"))],
 )
 def test_parts_of_the_graph_answer_as_the_whole(name: str, head: str | None, make_view: MakeView) -> None:
-    view = with_features(make_view, name == "rgcn")
+    view = with_features(make_view, name in OF_KINDS)
     model = make(name, **({} if head is None else {"head": head})).eval()
     whole = model(all_nodes(view, model.operator, model.depth)._replace(rows=view.train)).logits_NC
     field = model(receptive_field(view, model.operator, model.depth)).logits_NC
@@ -146,14 +150,14 @@ def test_parts_of_the_graph_answer_as_the_whole(name: str, head: str | None, mak
         drawn = model(sample_neighbourhood(view, model.operator, [-1, -1], view.train, rng)).logits_NC
         torch.testing.assert_close(drawn, whole, rtol=1e-5, atol=1e-6)
     # Other features of edges give other answers.
-    changed = with_features(make_view, name == "rgcn", other=True)
+    changed = with_features(make_view, name in OF_KINDS, other=True)
     other = model(all_nodes(changed, model.operator, model.depth)._replace(rows=view.train)).logits_NC
     assert not torch.allclose(other[:2], whole[:2], atol=1e-4)
     # Node 9 has no edge.
     torch.testing.assert_close(other[2], whole[2])
 
 
-@every_model
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "han"])
 def test_a_batch_of_graphs_is_each_of_them(name: str) -> None:
     # Graphs of 3, 1, 2 and 3 nodes.
     starts, edges = [0, 3, 4, 6, 9], [(0, 1), (1, 2), (4, 5), (6, 7), (7, 8), (6, 8)]
@@ -162,7 +166,7 @@ def test_a_batch_of_graphs_is_each_of_them(name: str) -> None:
     indptr = np.concatenate([[0], np.cumsum(np.bincount(both[:, 0], minlength=9))]).astype(np.int32)
     x = np.random.default_rng(0).standard_normal((9, FEATURES)).astype(np.float32)
     graph = np.repeat(np.arange(4), np.diff(starts))
-    attr = attr_of(len(both), name == "rgcn")
+    attr = attr_of(len(both), name in OF_KINDS)
     shard = Shard(
         0, np.arange(9), np.zeros(9, np.int32), indptr, both[order, 1].astype(np.int32), x, graph, edge_attr=attr
     )
@@ -193,7 +197,7 @@ def test_loops_have_the_mean_of_the_edges_around_them() -> None:
 def test_who_reads_features_of_edges_is_said() -> None:
     assert describe_edge_features(0, ["gin"]) == ""
     assert describe_edge_features(1, ["gine"]) == "1 feature of edges, read by gine"
-    says = "13 features of edges, not read by gcn; gat, gine, rgcn, transformer read them"
+    says = "13 features of edges, not read by gcn; gat, gine, han, hgt, rgcn, transformer read them"
     assert describe_edge_features(13, ["gcn", "gine"]) == says
 
 

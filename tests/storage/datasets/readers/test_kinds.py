@@ -14,6 +14,7 @@ from shoal.storage.adapters import from_pyg
 from shoal.storage.datasets.registry import fingerprint, load, published_contents
 from shoal.storage.datasets.sources import kinds
 from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.datasets.user.files import save_graph
 from shoal.storage.errors import Unread
 
 PAPERS, AUTHORS, VENUES = torch.tensor([[1.0, 2], [3, 4], [5, 6]]), torch.tensor([[7.0], [8]]), 1
@@ -89,6 +90,81 @@ def test_weights_of_kinds_are_named() -> None:
     assert graph.entries == from_pyg(papers()).entries
 
 
+def test_features_of_a_relation_are_columns_of_its_edges() -> None:
+    data = papers()
+    data["author", "writes", "paper"].edge_attr = torch.tensor([0.5, 0.25, -1.0])
+    data["paper", "cites", "paper"].edge_attr = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    graph, bare = from_pyg(data), from_pyg(papers())
+    kinds_alone = bare.edge_features
+    np.testing.assert_array_equal(graph.edge_attr[:, :kinds_alone], bare.edge_attr)  # type: ignore[index]
+    np.testing.assert_array_equal(graph.indices, bare.indices)
+    assert graph.edge_names == (
+        *(bare.edge_names or ()), "author writes paper[0]", "paper cites paper[0]", "paper cites paper[1]"
+    )  # fmt: skip
+    assert (bare.edge_kinds, graph.edge_kinds) == (0, kinds_alone)
+    writes, cites = data["author", "writes", "paper"].edge_index, data["paper", "cites", "paper"].edge_index
+    expected = {}
+    for (author, paper), value in zip(writes.t().tolist(), [0.5, 0.25, -1.0]):
+        expected[paper, 3 + author] = expected[3 + author, paper] = [value, 0, 0]
+    for (paper, other), values in zip(cites.t().tolist(), [[1, 2], [3, 4]]):
+        expected[paper, other] = expected[other, paper] = [0, *values]
+    rows = np.repeat(np.arange(6), np.diff(graph.indptr))
+    for row, column, values in zip(rows, graph.indices, graph.edge_attr[:, kinds_alone:]):  # type: ignore[index]
+        assert values.tolist() == expected.get((int(row), int(column)), [0, 0, 0])
+
+
+def test_features_of_relations_survive_files_and_fit_each_other(tmp_path: Path) -> None:
+    data = papers()
+    # Author 0 and paper 1 are joined by two relations: each has its own columns.
+    data["author", "writes", "paper"].edge_attr = torch.tensor([1.0, 2.0, 3.0])
+    data["author", "reviews", "paper"].edge_attr = torch.tensor([-4.0])
+    graph = from_pyg(data)
+    entry = graph.indptr[1] + graph.indices[graph.indptr[1] : graph.indptr[2]].tolist().index(3)
+    assert graph.edge_attr[entry].tolist() == [1, 0, 1, 0, 0, 0, 0, 2, -4]  # type: ignore[index]
+    read = load(DataSource("files", path=str(save_graph(graph, tmp_path / "graph"))))
+    assert (read.edge_kinds, read.edge_names) == (graph.edge_kinds, graph.edge_names)
+    np.testing.assert_array_equal(read.edge_attr, graph.edge_attr)  # type: ignore[arg-type]
+    np.save(tmp_path / "graph" / "edge_kinds.npy", 99)
+    with refused(str(tmp_path / "graph" / "edge_kinds.npy"), says="must be a number from 0 to"):
+        load(DataSource("files", path=str(tmp_path / "graph")))
+    np.save(tmp_path / "graph" / "edge_kinds.npy", graph.edge_features)
+    with refused(str(tmp_path / "graph" / "edge_kinds.npy"), says="must be kinds, zeros and ones"):
+        load(DataSource("files", path=str(tmp_path / "graph")))
+    dropped = load(DataSource("files", path=str(tmp_path / "graph"), edge_features="drop"))
+    assert (dropped.edge_attr, dropped.edge_kinds) == (None, 0)
+
+
+def test_features_of_relations_that_cannot_be(tmp_path: Path) -> None:
+    place = "data['paper', 'cites', 'paper'].edge_attr"
+    for values, says in (
+        (torch.ones(5, 3), "must be numbers [2, D]"),
+        (torch.tensor([[1.0], [float("nan")]]), "row 1, column 0 is nan"),
+        (torch.ones(2, 0), "must be numbers [2, D]"),
+    ):
+        wrong = papers()
+        wrong["paper", "cites", "paper"].edge_attr = values
+        with refused(place, says=says):
+            from_pyg(wrong)
+    twice = papers()
+    twice["paper", "cites", "paper"].edge_index = torch.tensor([[0, 0], [1, 1]])
+    twice["paper", "cites", "paper"].edge_attr = torch.tensor([1.0, 2.0])
+    with refused("data['paper', 'cites', 'paper'].edge_index", says="is given again with other numbers"):
+        from_pyg(twice)
+    empty = papers()
+    empty["paper", "cites", "paper"].edge_index = torch.zeros(2, 0, dtype=torch.int64)
+    empty["paper", "cites", "paper"].edge_attr = torch.zeros(0, 2)
+    graph = from_pyg(empty)
+    assert graph.edge_attr is not None
+    assert graph.edge_attr[:, graph.edge_kinds :].shape[1] == 2
+    assert not graph.edge_attr[:, graph.edge_kinds :].any()
+    turned = papers()
+    edges = turned["paper", "cites", "paper"].pop("edge_index")
+    turned["paper", "cites", "paper"].adj_t = torch.sparse_coo_tensor(edges, torch.ones(2), (3, 3)).coalesce()
+    turned["paper", "cites", "paper"].edge_attr = torch.ones(2)
+    with refused(place, says="are features of edges in another order than adj_t"):
+        from_pyg(turned)
+
+
 def test_very_many_nodes_without_features_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "MOST_COLUMNS", 1)
     data = papers()
@@ -149,10 +225,6 @@ def test_what_kinds_cannot_be() -> None:
     wrong["venue"].client = torch.zeros(1)
     with refused("data['venue'].client", says="would be lost"):
         from_pyg(wrong)
-    told = papers()
-    told["paper", "cites", "paper"].edge_attr = torch.ones(2, 3)
-    with pytest.warns(Unread, match="kinds of edges are read, and no more"):
-        assert from_pyg(told).edge_features == 7
     none = HeteroData()
     none["paper"].x, none["paper"].y = PAPERS, torch.tensor([0, 1, 0])
     assert (from_pyg(none).edge_features, from_pyg(none).entries) == (0, 0)
