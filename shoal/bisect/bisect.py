@@ -10,8 +10,10 @@ from pydantic import Field
 
 from shoal.bisect.causes import Explanation, Finding
 from shoal.bisect.differences import compare
+from shoal.bisect.foreign_uploads import ForeignUploads, list_uploads
 from shoal.bisect.parting import Search
 from shoal.bisect.sides import Side
+from shoal.engine.config.config_text import CONFIG
 from shoal.past.reader import Reading
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
@@ -27,7 +29,7 @@ class Bisection:
     """The comparison of two runs.
 
     Attributes:
-        sides: The runs.
+        sides: The runs; of uploads of another program the run alone.
         rounds: Rounds that both have.
         tolerance: The largest relative difference that is one in last bits.
         finding: The first difference; None: they are equal.
@@ -37,7 +39,7 @@ class Bisection:
         reads: Pairs of checkpoints that were compared.
     """
 
-    sides: tuple[Side, Side]
+    sides: tuple[Side, ...]
     rounds: int
     tolerance: float
     finding: Finding | None
@@ -57,6 +59,8 @@ class Bisection:
         return first if self.in_value is self.finding else f"{first}; {self._line(self.in_value, 'first in value')}"
 
     def _equal(self) -> str:
+        if len(self.sides) == 1:
+            return f"uploads equal in all {self.rounds} rounds, to a relative difference of {self.tolerance:g}"
         a, b = self.sides
         text = f"equal in {'all' if a.rounds == b.rounds else 'their first'} {self.rounds} rounds"
         if self.seen_to < self.rounds:
@@ -98,7 +102,9 @@ class Bisection:
             rows.append((f"this code makes round {self.finding.round} as recorded", *made))
         notes = [f"{side.label}: {line}" for side in self.sides for line in dict.fromkeys(side.lost)]
         work = f"{self.visits} visits of clients were made again, {self.reads} pairs of checkpoints compared"
-        return TextTable(("", *(side.name for side in self.sides)), tuple(rows), 3, notes=(*notes, work))
+        return TextTable(
+            ("", *(side.name for side in self.sides)), tuple(rows), 1 + len(self.sides), notes=(*notes, work)
+        )
 
     def _of(self, finding: Finding, name: str) -> TextTable:
         rounds = str(finding.round)
@@ -182,6 +188,7 @@ def bisect(run: Path, other: Path, tolerance: float = TOLERANCE) -> Bisection:
     """Finds where two runs part, and why; their folders stay as they are.
 
     Args:
+        other: A run, or a folder of uploads of another program: `round-N/client-I.npz`, arrays by entry.
         tolerance: The largest difference of two numbers, as a share of the largest magnitude in both tensors, that is
             one in last bits.
 
@@ -190,7 +197,12 @@ def bisect(run: Path, other: Path, tolerance: float = TOLERANCE) -> Bisection:
     """
     if not (math.isfinite(tolerance) and tolerance >= 0):
         raise ShoalError("--tolerance", f"expected a number from 0 on, got {tolerance}")
-    a, b = Side("A", run), Side("B", other)
+    a = Side("A", run)
+    if not (other / CONFIG).exists() and (uploads := list_uploads(other)):
+        foreign = ForeignUploads(a, uploads, tolerance)
+        found, rounds = foreign.find(), foreign.rounds
+        return Bisection((a,), len(rounds), tolerance, found, found, rounds[-1], foreign.visits, 0)
+    b = Side("B", other)
     search = Search(a, b)
     if run.resolve() == other.resolve():
         return Bisection((a, b), a.rounds, tolerance, None, None, a.rounds, 0, 0)

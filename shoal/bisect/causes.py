@@ -161,7 +161,8 @@ class Explanation:
         if differing := list_differences(trace.points, second.points):
             self._traces["A"] = trace
             self._name(differing, only)
-            self.finding.cause, self.finding.difference = KINDS[DRAW], None
+            self.finding.cause = KINDS[DRAW]
+            self.finding.difference = Difference(differing[0][0].name, why="each replay draws another one")
             why = f"two replays of the visit differ in {side.label}: it draws from a generator without a key; "
             self.finding.why.append(f"{why}take client.rng(purpose)")
 
@@ -363,10 +364,8 @@ class Explanation:
     def _changed(self, program: Program, keys: Sequence[str]) -> Program:
         """Returns the program of A with values of B of some keys. Raises ShoalError: they cannot be set alone."""
         side, theirs = self.sides[0], self.sides[1].trained_by(self.number).config.plain()
-        values = {key: _value_of(theirs, key) for key in keys}
-        if len(keys) > 1:
-            section = keys[0].partition(".")[0]
-            values = {section: theirs[section]}
+        section = keys[0].partition(".")[0]
+        values = {section: theirs[section]} if len(keys) > 1 else {keys[0]: _value_of(theirs, keys[0])}
         config = config_from(program.config.plain(), values)
         plan = RunPlan.of(config)
         return Program(make_job(config, side.trained_by(self.number).store, program.job.id), plan.rounds, config)
@@ -431,7 +430,7 @@ def _groups(values: Mapping[str, Any]) -> list[list[str]]:
 def _value_of(plain: Mapping[str, Any], key: str) -> Any:
     value: Any = plain
     for part in key.split("."):
-        value = value[int(part)] if isinstance(value, list) else value[part]
+        value = value[int(part)] if isinstance(value, list) else value.get(part)
     return value
 
 
