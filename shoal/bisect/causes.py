@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from shoal.bisect.differences import (
@@ -101,7 +102,7 @@ class Explanation:
         if not finding.cause and "A" in self._traces and "B" in self._traces and not one:
             differing = list_differences(self._traces["A"].points, self._traces["B"].points, self._tolerance)
             if differing:
-                self._name(differing, only)
+                self._name(self._traces["A"], differing, only)
         if not finding.cause:
             self._compare_records(a, b)
         self._attribute(programs)
@@ -132,8 +133,7 @@ class Explanation:
                 program = programs[side.label]
                 if program is not None:
                     drawn = draw_cohort(program, self._parting.before[side.label], self.number)
-                    logged = side.past.cohort(self.number)
-                    self.finding.reproduces[side.label] = set(logged) <= set(drawn)
+                    self.finding.reproduces[side.label] = set(side.past.cohort(self.number)) <= set(drawn)
             return
         for side in self.sides:
             program = programs[side.label]
@@ -159,8 +159,7 @@ class Explanation:
         second = trace_round(program, self._parting.before[side.label], only)
         self.finding.visits += second.visits
         if differing := list_differences(trace.points, second.points):
-            self._traces["A"] = trace
-            self._name(differing, only)
+            self._name(trace, differing, only)
             self.finding.cause = KINDS[DRAW]
             self.finding.difference = Difference(differing[0][0].name, why="each replay draws another one")
             why = f"two replays of the visit differ in {side.label}: it draws from a generator without a key; "
@@ -182,17 +181,16 @@ class Explanation:
                 checks.append(not list_differences(points_of_state(recorded), points_of_state(trace.state)))
         return all(checks) if checks else None
 
-    def _name(self, differing: Sequence[tuple[Point, Difference]], only: Sender | None) -> None:
+    def _name(self, trace: Trace, differing: Sequence[tuple[Point, Difference]], only: Sender | None) -> None:
         """Takes the first of some differences of two rounds that were made again, or of `only` a client in them."""
         finding, first = self.finding, differing[0][0]
         # A loss that differs in its last bits may come with a model that differs in value.
         of_client = [pair for pair in differing if pair[0][:3] == first[:3]]
         point, difference = next((pair for pair in of_client if pair[1].relative > self._last_bits), of_client[0])
         finding.cause = KINDS[point.kind]
-        trace = self._traces["A"]
         alike = [other for other, _ in differing if other[:2] == point[:2] and other.step == point.step]
         finding.clients = sorted({other.client for other in alike if other.client != SERVER})
-        finding.phase = self._phase(point)
+        finding.phase = _phase(trace, point)
         if only is not None and finding.clients:
             a, b = (side.digests[self.number] for side in self.sides)
             finding.clients = sorted(i for phase, i in a if phase == only[0] and a[phase, i] != b[phase, i])
@@ -200,10 +198,6 @@ class Explanation:
         finding.tensor, finding.difference = f"{point.place}: {name}", difference
         if point.kind == DRAW and point.name == "clients":
             finding.why.append("the cohorts differ")
-
-    def _phase(self, point: Point) -> str:
-        phases = next(iter(self._traces.values())).phases
-        return phases[point.phase - 1] if 1 <= point.phase <= len(phases) else ""
 
     def _compare_records(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
         """Finds what the records of both sides, or of one and the round of the other, say of the cause."""
@@ -234,14 +228,13 @@ class Explanation:
             finding.clients = [i for phase, i in senders if phase == finding.phase]
             finding.why.append(f"digests of {len(finding.clients)} of {len(digests[0])} uploads differ")
         trained_apart = lost or bool(of_training) or bool(set(scored) & set(finding.clients))
-        if (senders and trained_apart) or (not both and (of_training or lost or scored)):
-            finding.cause = KINDS[TRAINING]
+        if of_training or (senders and trained_apart) or (not both and (lost or scored)):
+            # Records have nothing of what clients received.
+            finding.cause = KINDS[TRAINING] if of_training and not senders else OF_VISIT
             clients = sorted({point.client for point, _ in of_training} | set(scored))
             finding.clients = finding.clients or clients
             if lost:
                 finding.why.append(f"the mean loss is {a.get('loss')} in A, {b.get('loss')} in B")
-            if len(finding.clients) > 1 and len(finding.clients) == len(a["cohort"]):
-                finding.why.append("all clients differ: what they received may, too")
         elif senders and of_stages:
             finding.cause = KINDS[UPLOAD]
             finding.why.append("what stages keep at the client differs")
@@ -297,10 +290,11 @@ class Explanation:
         rows = []
         for side in self.sides:
             try:
-                table = read_client_scores(side.past.path).to_pylist()
+                table = read_client_scores(side.past.path)
             except ShoalError:
                 return []
-            own = [row for row in table if row["round"] == self.number and row["scope"] == TRAINED]
+            of_round = table.filter(np.asarray(table["round"]) == self.number).to_pylist()
+            own = [row for row in of_round if row["scope"] == TRAINED]
             rows.append({(row["client"], row["part"]): row.get("correct", row) for row in own})
         return sorted({i for i, part in rows[0] if (i, part) in rows[1] and rows[0][i, part] != rows[1][i, part]})
 
@@ -333,7 +327,11 @@ class Explanation:
         finding, jobs = self.finding, [program.job for program in programs.values() if program is not None]
         if len(jobs) < 2:
             return
-        changed = changed_data(jobs[0], jobs[1])
+        try:
+            changed = changed_data(jobs[0], jobs[1])
+        except ShoalError as error:
+            finding.why.append(f"the data cannot be compared: {error.line}")
+            return
         if changed:
             finding.clients = sorted(changed)
             finding.tensor, finding.difference = changed[finding.clients[0]]
@@ -344,21 +342,19 @@ class Explanation:
         """Returns the keys whose value of B changes the round of A, each tried alone; of one key that alone differs,
         that one.
         """
-        both = self.finding.reproduces["A"] is not False and self.finding.reproduces["B"] is not False
-        if len(values) == 1 and not code and both:
+        if len(values) == 1 and not code and all(self.finding.reproduces.values()):
             return dict(values)
         program, trace = programs["A"], self._traces.get("A")
+        if program is None or len(values) == 1:
+            self.finding.why.append(f"keys that differ: {', '.join(values)}; they could not be tried")
+            return {}
         acting = dict[str, tuple[Any, Any]]()
         for group in _groups(values)[:MOST_KEYS]:
-            if program is None:
-                continue
             try:
-                other = self._changed(program, group)
+                if self._acts(program, self._changed(program, group), trace):
+                    acting |= {key: values[key] for key in group}
             except ShoalError as error:
                 self.finding.why.append(f"{', '.join(group)} cannot be tried alone: {error.line}")
-                continue
-            if self._acts(program, other, trace):
-                acting |= {key: values[key] for key in group}
         return acting
 
     def _changed(self, program: Program, keys: Sequence[str]) -> Program:
@@ -397,7 +393,10 @@ class Explanation:
                 cell, shared = trace.cells[phases[0], client]
                 if cell.train is None:
                     continue
-                self.finding.steps[side.label] = watch_steps(program, self.number, cell, shared, client)
+                try:
+                    self.finding.steps[side.label] = watch_steps(program, self.number, cell, shared, client)
+                except ShoalError as error:
+                    side.lost.append(f"client {client} cannot be trained by autograd: {error.line}")
                 self.finding.visits += 1
 
     def _weigh(self) -> None:
@@ -409,12 +408,17 @@ class Explanation:
                     continue
                 if point.kind == UPLOAD and point.step == 0 and point.name.startswith("weight of "):
                     number = value.double().sum()
-                    rows[f"{self._phase(point)}, client {point.client}, {point.name}"] = float(number)
+                    rows[f"{_phase(trace, point)}, client {point.client}, {point.name}"] = float(number)
                 elif point.kind == REDUCTION and point.place == "mixing weights":
                     flat = value.double().reshape(-1, value.shape[-1]) if value.dim() else value.reshape(1, 1)
                     for row, numbers in enumerate(flat.tolist()):
-                        rows[f"{self._phase(point)}, {point.name}, row {row}"] = numbers
+                        rows[f"{_phase(trace, point)}, {point.name}, row {row}"] = numbers
             self.finding.weights[label] = rows
+
+
+def _phase(trace: Trace, point: Point) -> str:
+    """Returns the name of the phase of a point; empty: it is before or behind all."""
+    return trace.phases[point.phase - 1] if 1 <= point.phase <= len(trace.phases) else ""
 
 
 def _groups(values: Mapping[str, Any]) -> list[list[str]]:

@@ -21,6 +21,8 @@ from shoal.storage.errors import ShoalError
 NOT_NUMBERS = ("seconds", "memory", "hosts", "retries", "digests")
 # What a round made again has in its line, and a log has elsewhere.
 ELSEWHERE = ("uploads", "records", "client_scores", "predicted", "printed", "events", "halved_batches")
+# So many states of checkpoints stay in memory.
+MOST_STATES = 6
 # Keys that decide which data clients have, and inputs of a run by such keys begin so.
 OF_DATA = ("data.", "partition.", "propagation.", "task", "target")
 
@@ -86,6 +88,8 @@ class Side:
     def recorded(self, number: int) -> FederationState | None:
         """Returns the state after a round as its checkpoint has it; None: there is none that can be read."""
         if number not in self._states:
+            if len(self._states) >= MOST_STATES:
+                self._states.pop(next(iter(self._states)))
             self._states[number] = None
             if number in self.kept:
                 try:
