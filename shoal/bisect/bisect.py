@@ -1,4 +1,4 @@
-"""Where two runs part, and why: the reader, its tables, and the line that sums them up."""
+"""The comparison of two runs, where they part and why: the reader, its tables, and the line that sums them up."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -97,8 +97,8 @@ class Bisection:
         rows.append(("checkpoints of rounds", *(_ranges(sorted(side.kept)) for side in self.sides)))
         rows.append(("digests of uploads", *("yes" if side.digests else "no" for side in self.sides)))
         if self.finding is not None:
-            said = {True: "yes", False: "no", None: "not known"}
-            made = (said[self.finding.reproduces[side.label]] for side in self.sides)
+            words = {True: "yes", False: "no", None: "not known"}
+            made = (words[self.finding.reproduces[side.label]] for side in self.sides)
             rows.append((f"this code makes round {self.finding.round} as recorded", *made))
         notes = [f"{side.label}: {line}" for side in self.sides for line in dict.fromkeys(side.lost)]
         work = f"{self.visits} visits of clients were made again, {self.reads} pairs of checkpoints compared"
@@ -134,8 +134,8 @@ def _steps(finding: Finding) -> TextTable:
         a, b = (steps[number] if number < len(steps) else None for steps in both)
         apart = "-"
         if a is not None and b is not None:
-            found = [compare(name, g, b.gradients.get(name)) for name, g in a.gradients.items()]
-            apart = f"{max((f.relative for f in found if f is not None), default=0.0):.3g}"
+            pairs = [compare(name, g, b.gradients.get(name)) for name, g in a.gradients.items()]
+            apart = f"{max((f.relative for f in pairs if f is not None), default=0.0):.3g}"
         cells = [f"{step.loss:.6g}" if step else "-" for step in (a, b)]
         norms = [f"{step.norm:.4g}" if step else "-" for step in (a, b)]
         rows.append((str(number + 1), *cells, *norms, apart))
@@ -200,8 +200,8 @@ def bisect(run: Path, other: Path, tolerance: float = TOLERANCE) -> Bisection:
     a = Side("A", run)
     if not (other / CONFIG).exists() and (uploads := list_uploads(other)):
         foreign = ForeignUploads(a, uploads, tolerance)
-        found, rounds = foreign.find(), foreign.rounds
-        return Bisection((a,), len(rounds), tolerance, found, found, rounds[-1], foreign.visits, 0)
+        finding, rounds = foreign.find(), foreign.rounds
+        return Bisection((a,), len(rounds), tolerance, finding, finding, rounds[-1], foreign.visits, 0)
     b = Side("B", other)
     search = Search(a, b)
     if run.resolve() == other.resolve():

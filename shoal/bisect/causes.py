@@ -96,10 +96,10 @@ class Explanation:
         finding = self.finding
         a, b = (side.numbers(self.number) for side in self.sides)
         programs = {side.label: self._program(side) for side in self.sides}
-        one = same_program(*self.sides)
+        same = same_program(*self.sides)
         only = None if self._drawn_apart() else self._sender()
-        self._trace(programs, one, only)
-        if not finding.cause and "A" in self._traces and "B" in self._traces and not one:
+        self._trace(programs, same, only)
+        if not finding.cause and "A" in self._traces and "B" in self._traces and not same:
             differing = list_differences(self._traces["A"].points, self._traces["B"].points, self._tolerance)
             if differing:
                 self._name(self._traces["A"], differing, only)
@@ -125,7 +125,7 @@ class Explanation:
         first = next(iter(a))[0]
         return differing[0] if differing and differing[0][0] == first else None
 
-    def _trace(self, programs: Mapping[str, Program | None], one: bool, only: Sender | None) -> None:
+    def _trace(self, programs: Mapping[str, Program | None], same: bool, only: Sender | None) -> None:
         """Makes the round of both sides again, of equal programs once; of `only` one client, if digests name it."""
         if self._drawn_apart():
             # No visit is needed.
@@ -137,7 +137,7 @@ class Explanation:
             return
         for side in self.sides:
             program = programs[side.label]
-            if program is None or (one and self._traces):
+            if program is None or (same and self._traces):
                 continue
             try:
                 trace = trace_round(program, self._parting.before[side.label], only)
@@ -147,7 +147,7 @@ class Explanation:
             self.finding.visits += trace.visits
             self._traces[side.label] = trace
         for side in self.sides:
-            trace_of = self._traces.get(side.label) or (next(iter(self._traces.values()), None) if one else None)
+            trace_of = self._traces.get(side.label) or (next(iter(self._traces.values()), None) if same else None)
             if trace_of is not None:
                 self.finding.reproduces[side.label] = self._as_recorded(side, trace_of)
             program = programs[side.label]
@@ -188,8 +188,8 @@ class Explanation:
         of_client = [pair for pair in differing if pair[0][:3] == first[:3]]
         point, difference = next((pair for pair in of_client if pair[1].relative > self._last_bits), of_client[0])
         finding.cause = KINDS[point.kind]
-        alike = [other for other, _ in differing if other[:2] == point[:2] and other.step == point.step]
-        finding.clients = sorted({other.client for other in alike if other.client != SERVER})
+        equal_points = [other for other, _ in differing if other[:2] == point[:2] and other.step == point.step]
+        finding.clients = sorted({other.client for other in equal_points if other.client != SERVER})
         finding.phase = _phase(trace, point)
         if only is not None and finding.clients:
             a, b = (side.digests[self.number] for side in self.sides)
@@ -294,8 +294,8 @@ class Explanation:
             except ShoalError:
                 return []
             of_round = table.filter(np.asarray(table["round"]) == self.number).to_pylist()
-            own = [row for row in of_round if row["scope"] == TRAINED]
-            rows.append({(row["client"], row["part"]): row.get("correct", row) for row in own})
+            trained = [row for row in of_round if row["scope"] == TRAINED]
+            rows.append({(row["client"], row["part"]): row.get("correct", row) for row in trained})
         return sorted({i for i, part in rows[0] if (i, part) in rows[1] and rows[0][i, part] != rows[1][i, part]})
 
     def _attribute(self, programs: Mapping[str, Program | None]) -> None:

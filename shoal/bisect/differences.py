@@ -102,15 +102,15 @@ def list_differences(a: Points, b: Points, tolerance: float = 0.0) -> list[tuple
 
     Random streams are compared where both sides draw from as many: who trains longer draws more often.
     """
-    found = []
+    differing = []
     drawn = [Counter(point[:3] for point in points if point.kind == KEYS) for points in (a, b)]
     for point in sorted({*a, *b}):
         if point.kind == KEYS and drawn[0][point[:3]] != drawn[1][point[:3]]:
             continue
         difference = compare(point.name, a.get(point), b.get(point))
         if difference is not None and difference.relative > tolerance:
-            found.append((point, difference))
-    return found
+            differing.append((point, difference))
+    return differing
 
 
 def name_layer(name: str, value: Value | None, first: int, layers: Sequence[Mapping[str, Sequence[int]]]) -> str:

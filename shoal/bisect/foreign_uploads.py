@@ -51,7 +51,7 @@ class ForeignUploads:
 
         Raises ShoalError: rounds of the run cannot be made again, or a file cannot be read.
         """
-        found: Finding | None = None
+        first: Finding | None = None
         low, high = 0, len(self.rounds)
         while low < high:
             middle = (low + high) // 2
@@ -59,8 +59,8 @@ class ForeignUploads:
             if finding is None:
                 low = middle + 1
             else:
-                found, high = finding, middle
-        return found
+                first, high = finding, middle
+        return first
 
     def _compare(self, number: int) -> Finding | None:
         """Compares the uploads of a round, which is made again."""

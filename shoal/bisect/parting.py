@@ -17,7 +17,7 @@ from shoal.engine.rounds.state import FederationState
 from shoal.engine.screen.progress import progress
 from shoal.storage.errors import ShoalError
 
-# Of what depends on all rounds before, scores alone may flip by a last bit.
+# Scores may flip by a last bit of what they are computed from.
 SCORES = "scopes"
 
 
@@ -124,17 +124,17 @@ class Search:
         if last > self.common and equal == self.common:
             return parting
         numbers = range(equal + 1, min(last, self.common + 1))
-        one = same_program(a, b)
+        same = same_program(a, b)
         with progress("rounds made again", len(numbers), "rounds") as step:
             for number in numbers:
-                known = [side.recorded(number) for side in self.sides]
-                if one and known == [None, None]:
+                recorded = [side.recorded(number) for side in self.sides]
+                if same and recorded == [None, None]:
                     # Both run the same code from equal states.
                     lines = [walks["A"].step(number)] * 2
                     walks["B"].follow(walks["A"])
                 else:
                     lines = []
-                    for side, state in zip(self.sides, known):
+                    for side, state in zip(self.sides, recorded):
                         lines.append(walks[side.label].step(number) if state is None else None)
                         if state is not None:
                             walks[side.label].take(number, state)
@@ -142,8 +142,8 @@ class Search:
                 made = [(side, line) for side, line in zip(self.sides, lines) if line is not None]
                 deviating = [side.label for side, line in made if self._deviates(side, number, line)]
                 parting.deviates = dict.fromkeys(deviating, number)
-                # Of equal programs the replay tells which side has other records; else its states are those of neither.
-                lost = deviating and not (one and len(deviating) == 1)
+                # A replay of equal programs tells which side has other records; else its states are those of neither.
+                lost = deviating and not (same and len(deviating) == 1)
                 if lost or any(walk.unknown for walk in walks.values()):
                     # What happens up to the first sign cannot be told.
                     parting.earliest = number
@@ -231,5 +231,5 @@ class _Walk:
 
 def same_program(a: Side, b: Side) -> bool:
     """Returns whether two runs train with equal keys and inputs, so that the same code makes equal rounds of both."""
-    alike = all(a.keys(number) == b.keys(number) for number in {1, min(a.rounds, b.rounds)})
-    return alike and not inputs.differences(a.read, b.read)
+    equal_keys = all(a.keys(number) == b.keys(number) for number in {1, min(a.rounds, b.rounds)})
+    return equal_keys and not inputs.differences(a.read, b.read)

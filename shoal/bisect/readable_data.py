@@ -27,12 +27,12 @@ def changed_data(a: Job, b: Job) -> dict[int, tuple[str, Difference]]:
     stores = a.open_store(), b.open_store()
     changed = {}
     for client in range(min(MOST_CLIENTS, *(store.clients for store in stores))):
-        found = (
+        changes = (
             (name, difference)
             for (name, left), (_, right) in zip(_arrays(a, stores[0], client), _arrays(b, stores[1], client))
             if (difference := compare(name, left, right)) is not None
         )
-        if (first := next(found, None)) is not None:
+        if (first := next(changes, None)) is not None:
             changed[client] = first
     return changed
 

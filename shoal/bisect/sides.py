@@ -64,9 +64,11 @@ class Side:
     def digests(self) -> dict[int, dict[Sender, str]]:
         """Digests of uploads by round, and by phase and client; of rounds that kept none there is nothing."""
         rows = dict[int, list[tuple[str, int, str]]]()
-        for path, _ in self._origins:
+        end = 0
+        for path, count in self._origins:
+            first, end = end + 1, end + count
             try:
-                rows = read_digests_by_round(path, range(1, self.rounds + 1)) | rows
+                rows |= read_digests_by_round(path, range(first, end + 1))
             except ShoalError as error:
                 self._lose(error)
         return {number: {(phase, i): digest for phase, i, digest in of} for number, of in rows.items()}
@@ -82,8 +84,8 @@ class Side:
                 last = self.rounds if path == self.past.path else first + count
                 kept |= {number: root for number in rounds if first < number <= last}
             first += count
-        own = self.past.path / CHECKPOINTS
-        return kept | {number: own for number in checkpoint.rounds_kept(own) if number <= self.rounds}
+        newest = self.past.path / CHECKPOINTS
+        return kept | {number: newest for number in checkpoint.rounds_kept(newest) if number <= self.rounds}
 
     def recorded(self, number: int) -> FederationState | None:
         """Returns the state after a round as its checkpoint has it; None: there is none that can be read."""
@@ -152,8 +154,8 @@ class Side:
 
 def numbers_of_line(line: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a line of a round says of its numbers, as a file would have it."""
-    said = {key: value for key, value in line.items() if key not in (*NOT_NUMBERS, *ELSEWHERE)}
-    plain: dict[str, Any] = json.loads(json.dumps(said))
+    stated = {key: value for key, value in line.items() if key not in (*NOT_NUMBERS, *ELSEWHERE)}
+    plain: dict[str, Any] = json.loads(json.dumps(stated))
     return plain
 
 

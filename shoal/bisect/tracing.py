@@ -35,7 +35,7 @@ from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.stage import AtClient, Stage
 from shoal.engine.rounds.state import SELECTION, FederationState
-from shoal.past.replay import Steps, open_watched
+from shoal.past.replay import StepNotes, open_watched
 
 # A trace keeps so many bytes of tensors, and of further ones the digests.
 MOST_BYTES = 1 << 30
@@ -357,7 +357,7 @@ def watch_steps(program: Program, number: int, cell: Cell, shared: Tree, client:
     """Trains one client as a cell asks, by autograd, and returns its steps; a visit. Raises ShoalError: it fails."""
     (alone,) = (single for single in one_by_one(replace(cell, again=None, score=frozenset())) if client in single.ids)
     visit = open_watched(program.job, number).visit(client, alone, shared)
-    steps = Steps(visit.client, keeps_gradients=True)
+    steps = StepNotes(visit.client, keeps_gradients=True)
     if alone.train:
         with steps:
             visit.train()

@@ -100,7 +100,7 @@ class _AllMade(Exception):
     """A sign that all visits of the round were made, so that the round may stop."""
 
 
-class Steps(TorchFunctionMode):
+class StepNotes(TorchFunctionMode):
     """Notes loss and gradients of every call of `backward` on a loss.
 
     Attributes:
@@ -149,7 +149,7 @@ class _Visits(Recorder):
         (alone,) = (single for single in one_by_one(cell) if self._client in single.ids)
         before = _confusion(self._watched.visit(self._client, alone, shared), "before")
         visit = self._watched.visit(self._client, alone, shared)
-        steps = Steps(visit.client)
+        steps = StepNotes(visit.client)
         if self._debug:
             _stop_in(visit, alone)
         with steps if not self._debug else nullcontext():
