@@ -82,7 +82,7 @@ def server_device(config: Config) -> torch.device:
         raise ShoalError("resources.server_gpus", f"{error.line}; or set it to 0", detail=error.detail) from error
 
 
-class _HostHere(Host):
+class HostHere(Host):
     """A host in the server's process, which notes each visit, so that a crash names the client; see `note_places`."""
 
     keeps_states = True
@@ -108,7 +108,7 @@ class LocalBackend:
 
     def __init__(self, device: torch.device = CPU) -> None:
         """Starts without a job; the method's server part computes on `device`."""
-        self._host, self._device = _HostHere(), device
+        self._host, self._device = HostHere(), device
         self._job_id = ""
         self._server: Server | None = None
         # Those that preparing the store took.

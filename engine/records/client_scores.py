@@ -5,7 +5,7 @@ between its messages, which Arrow's file format with its footer is not.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,11 +181,25 @@ def read_upload_digests(run: Path, number: int) -> list[tuple[str, int, str]]:
 
     Raises ShoalError: the file cannot be read, is of another run, or is without the round.
     """
-    batches = [rows for rows in _read_batches(run, UPLOADS) if rows["round"][0].as_py() == number]
-    if not batches and noted_digests(run, UPLOADS).get(number) is not None:
-        raise ShoalError(run / UPLOADS, f"the digests of round {number} are damaged or missing; bring the file back")
-    uploads = [row for rows in batches for row in rows.to_pylist()]
-    return [(row["phase"], row["client"], row["digest"].hex()) for row in uploads]
+    return read_digests_by_round(run, [number]).get(number, [])
+
+
+def read_digests_by_round(run: Path, numbers: Collection[int]) -> dict[int, list[tuple[str, int, str]]]:
+    """Reads by round what `read_upload_digests` does, of some rounds; a round of which none were kept is missing.
+
+    Raises ShoalError: as `read_upload_digests`.
+    """
+    uploads: dict[int, list[tuple[str, int, str]]] = {}
+    for rows in _read_batches(run, UPLOADS):
+        if (number := rows["round"][0].as_py()) in numbers:
+            read = ((row["phase"], row["client"], row["digest"].hex()) for row in rows.to_pylist())
+            uploads.setdefault(number, []).extend(read)
+    for number, noted in noted_digests(run, UPLOADS).items():
+        if noted is not None and number in numbers and number not in uploads:
+            raise ShoalError(
+                run / UPLOADS, f"the digests of round {number} are damaged or missing; bring the file back"
+            )
+    return uploads
 
 
 def _current(scopes: pa.DictionaryArray) -> pa.DictionaryArray:

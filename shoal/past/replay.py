@@ -85,24 +85,45 @@ class Replay:
         return not self.recorded or [(visit.phase, visit.digest) for visit in self.visits] == list(self.recorded)
 
 
+def open_watched(job: Job, number: int) -> Host:
+    """Opens a job on a host that trains by autograd, so that each step of a round has a loss and gradients, equal but
+    for last bits.
+    """
+    host = Host()
+    train = replace(job.train.in_round(number), schedule=None)
+    compute = replace(job.compute, trainer="autograd")
+    host.open(replace(job, id=f"{job.id} watched", compute=compute, train=train))
+    return host
+
+
 class _AllMade(Exception):
     """A sign that all visits of the round were made, so that the round may stop."""
 
 
-class _Steps(TorchFunctionMode):
-    """Notes loss and gradients of every call of `backward` on a loss."""
+class StepNotes(TorchFunctionMode):
+    """Notes loss and gradients of every call of `backward` on a loss.
 
-    def __init__(self, client: Client) -> None:
+    Attributes:
+        found: Loss and norm of the gradients of the client's models, of each step.
+        gradients: Gradients of the client's models by name, of each step, where they are to be kept.
+    """
+
+    def __init__(self, client: Client, keeps_gradients: bool = False) -> None:
+        """Watches the training of a client."""
         super().__init__()
-        self._client = client
+        self._client, self._keeps = client, keeps_gradients
         self.found: list[tuple[float, float]] = []
+        self.gradients: list[Tree] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         # A loss has one number; other backward calls are parts of a step.
         if func is Tensor.backward and args[0].numel() == 1:
-            gradients = [model.flat.w.grad for model in self._client.models.values()]
-            norms = [float(g.norm()) for g in gradients if g is not None]
+            both = {name: model.flat.w.grad for name, model in self._client.models.items()}
+            gradients = {name: g for name, g in both.items() if g is not None}
+            norms = [float(g.norm()) for g in gradients.values()]
+            if self._keeps:
+                self.gradients.append({name: g.clone() for name, g in gradients.items()})
             self.found.append((float(args[0].detach()), math.hypot(*norms)))
         return result
 
@@ -113,12 +134,8 @@ class _Visits(Recorder):
     def __init__(self, job: Job, number: int, client: int, visits: int, debug: bool) -> None:
         """Takes the number of `visits` that the run recorded, after which the round may stop; 0: it recorded none."""
         self._client, self._expected, self._debug = client, visits, debug
-        # This host trains by autograd, so that each step has a loss and gradients, equal but for last bits. The digest
-        # comes from the way that the run trained.
-        self._watched = Host()
-        train = replace(job.train.in_round(number), schedule=None)
-        compute = replace(job.compute, trainer="autograd")
-        self._watched.open(replace(job, id=f"{job.id} watched", compute=compute, train=train))
+        # The digest comes from the way that the run trained.
+        self._watched = open_watched(job, number)
         self.visits: list[Visited] = []
 
     def before(self, host: Recording, cell: Cell, shared: Tree) -> None:
@@ -132,7 +149,7 @@ class _Visits(Recorder):
         (alone,) = (single for single in one_by_one(cell) if self._client in single.ids)
         before = _confusion(self._watched.visit(self._client, alone, shared), "before")
         visit = self._watched.visit(self._client, alone, shared)
-        steps = _Steps(visit.client)
+        steps = StepNotes(visit.client)
         if self._debug:
             _stop_in(visit, alone)
         with steps if not self._debug else nullcontext():

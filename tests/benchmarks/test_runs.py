@@ -23,6 +23,7 @@ SMALLEST: dict[str, Sequence[str]] = {
     "methods.py": ["--clients=3", "--nodes=20", "--rounds=4", "--runs=FOLDER", "--methods=fedproto"],
     "page_figures.py": ["FOLDER"],
     "peer_clocks.py": ["shoal"],
+    "planted_faults.py": ["--graph=digits", "--faults=1", "--equal=0", "--rounds=3", "--clients=3"],
     "propagation.py": ["--quick", "--nodes=2000", "--repeats=1", "--features=8"],
     "prototypes.py": ["--nodes=2000", "--repeats=1", "--hidden=8"],
     "secure.py": ["--models=1.4k", "--clients=2", "--turns=1", "--kinds", "none", "masks"],

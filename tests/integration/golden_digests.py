@@ -362,7 +362,6 @@ def config_of(name: str, changes: Mapping[str, Any], graph: Path, **more: Any) -
         plain["data"]["path"] = str(graph.with_name(f"{SEVERAL_LABELS}.npz"))
     kind = "masked" if "sparsity" in plain["data"] else plain["data"].get("dtype", "float32")
     kind += f"-{target}" if isinstance(target := plain.get("target", ""), str) else "-numbers"
-    kind += "-kinds" if of_kinds else ""
     kind += "-noise" if "noise" in plain["data"] else ""
     kind += f"-{of_kinds.removeprefix('of-')}" if of_kinds else ""
     plain["data"]["store"] = str(graph.parent / f"store-of-{task}s-{kind}-{layout}")
