@@ -164,7 +164,7 @@ class OpenedJob:
     def copies(self, cell: Cell, name: str) -> bool:
         """Returns whether a visit of the cell may write to a tensor that a client is given or keeps.
 
-        A code of the user's may write to any, on a processor; ours writes to none of these outside training.
+        Code of the user's may write to any of them, ours to none in an evaluation.
         """
         return self.device == CPU and (self.guarded or (bool(cell.phase) and name not in self._lent))
 
