@@ -124,6 +124,7 @@ class Algorithm:
         forms: Options of a named form, which `algorithm.form` takes: `paper` is the paper to the letter, `code` what
             its authors' program does. `recommended` are the defaults. Options that are given come first.
         sends_once: Clients upload in round 1 alone where all take part in it, and epsilon of a client counts that.
+        only_replaced: Entries of `client.state` that no hook of ours writes into: their visits need no copies of these.
     """
 
     centralized: ClassVar[bool] = False
@@ -132,6 +133,7 @@ class Algorithm:
     supports: ClassVar[frozenset[str]] = TASKS | {WEIGHTED, NEWCOMERS, TARGETS}
     forms: ClassVar[Forms] = {}
     sends_once: ClassVar[bool] = False
+    only_replaced: ClassVar[frozenset[str]] = frozenset()
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
         """Names the models of every client: None is the one of the config's `model`.

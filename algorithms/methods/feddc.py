@@ -39,6 +39,7 @@ class FedDC(FedAvg):
             goes twice as far; w_i alone (`off`); or `auto`: before for SGD without momentum, off otherwise.
     """
 
+    only_replaced = frozenset({DRIFT, UPDATE})
     weight: Literal["nodes", "train", "uniform"] = "uniform"
     alpha: NotNegative | None = None
     variate: Form = "auto"
@@ -69,8 +70,10 @@ class FedDC(FedAvg):
         by_gradient = form_for(self.variate, options) == "gradient"
         received["steps"] = steps_of(client, options)
         received["total"] = torch.zeros_like(w) if by_gradient else None
-        scale = 1.0 if by_gradient else 1 / (options.lr * received["steps"])
-        return Pull(scale * (client.state.get(UPDATE, 0) - received["g"]), origin, alpha, received["total"])
+        linear = client.state.get(UPDATE, 0) - received["g"]
+        if not by_gradient:
+            linear *= 1 / (options.lr * received["steps"])
+        return Pull(linear, origin, alpha, received["total"])
 
     def _penalty_and_drift(self, options: TrainOptions) -> tuple[float, str]:
         """Chooses the penalty's weight, and `before`, `after` or `off`, from `alpha` and `sends`, by the optimizer."""
@@ -83,8 +86,8 @@ class FedDC(FedAvg):
             w = self._corrected(client, received)
         if self.variate == "off":
             return Upload({"w": w}, {"w": n})
-        update = client.state.get(UPDATE, torch.zeros_like(w))
-        return Upload({"w": w, "g": update}, {"w": n, "g": n})
+        update = client.state.get(UPDATE)
+        return Upload({"w": w, "g": torch.zeros_like(w) if update is None else update}, {"w": n, "g": n})
 
     def _corrected(self, client: Client, received: Received) -> Tensor:
         """Notes a client's update and drift after training; returns what it sends for its parameters."""
@@ -92,9 +95,10 @@ class FedDC(FedAvg):
         moved = w - received["w"]
         if self.variate != "off":
             total = received["total"]
-            state[UPDATE] = moved if total is None else -total / received["steps"]
+            # The sum is this visit's alone.
+            state[UPDATE] = moved if total is None else total.div_(-received["steps"])
         if not received["drifts"]:
             return w
-        before = state.get(DRIFT, torch.zeros_like(moved))
+        before = state.get(DRIFT, 0)
         state[DRIFT] = before + moved
         return w if sends == "off" else w + (before if sends == "before" else state[DRIFT])

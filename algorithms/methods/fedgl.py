@@ -38,6 +38,7 @@ class PseudoLabels(Algorithm):
 
     # Unlabelled nodes belong to the graph that is trained on; small graphs and pairs of the test are not seen there.
     supports = frozenset({"node", "weighted", "newcomers"})
+    only_replaced = frozenset({PREVIOUS})
     pseudo: NotNegative = 0.1
     threshold: Share = 0.5
 

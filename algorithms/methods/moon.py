@@ -36,6 +36,7 @@ class MOON(FedAvg):
 
     reads_embedding = True
     supports = frozenset({"node", "edge", "graph", "weighted", "newcomers", "targets"})
+    only_replaced = frozenset({PREVIOUS})
 
     mu: NotNegative = 1.0
     tau: AboveZero = 0.5

@@ -38,6 +38,7 @@ class SCAFFOLD(FedAvg):
         eta: The server's learning rate; 1 in the paper's experiments.
     """
 
+    only_replaced = frozenset({VARIATE})
     weight: Literal["nodes", "train", "uniform"] = "uniform"
     variate: Form = "auto"
     eta: AboveZero = 1.0
@@ -83,7 +84,8 @@ class SCAFFOLD(FedAvg):
         """Computes a client's new control variate after training, and how it differs from the one before."""
         before, steps = client.state.get(VARIATE, 0), received["steps"]
         if received["total"] is not None:
-            variate = received["total"] / steps
+            # The sum is this visit's alone.
+            variate = received["total"].div_(steps)
         else:
             variate = (received["w"] - client.model.w) / (steps * received["lr"]) - received["c"] + before
         client.state[VARIATE] = variate

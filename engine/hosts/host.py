@@ -69,10 +69,10 @@ class Visit:
             return key(opened.job.seed, cell.round, client_id, purpose)
 
         view = opened.views.get(client_id)
-        # The visit works on copies: what a round started from stays as it is, and Ray's shared memory cannot be written
-        # to. A tensor on a device is a copy that belongs to the cell.
+        # The visit works on copies of what it may write to: what a round started from stays as it is, and Ray's shared
+        # memory cannot be written to. A tensor on a device is a copy that belongs to the cell.
         private, inbox, state = (
-            {name: t.to(device, copy=device == CPU) for name, t in trees.get(client_id, {}).items()}
+            {name: t.to(device, copy=opened.copies(cell, name)) for name, t in trees.get(client_id, {}).items()}
             for trees in (cell.private, cell.inboxes, cell.states)
         )
         # `score` fills it, where a callback asks for it.

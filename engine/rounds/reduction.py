@@ -58,7 +58,7 @@ def reduce_cell(uploads: Sequence[Upload], cell: Cell, outcome: Outcome) -> None
         if cell.stages.adder is None:
             weight = {entry: double_of(weight.get(entry, 1.0)) for entry in means}
             # The total of one client is sent as it is: nothing was added that would need more digits.
-            total = {entry: zero_unweighted(total[entry], weight[entry]) * weight[entry] for entry in means}
+            total = {entry: _weighted(total[entry], weight[entry]) for entry in means}
         part = PartialSum(client, total, dict(weight), own=cell.stages.adder is not None)
         sums.take(range(place[client], place[client] + 1), part)
     sums.close(cell.places)
@@ -313,7 +313,9 @@ def combine(
         elif how is Reduce.MEAN:
             total = sums.whole.total[entry].double()
             weight = torch.as_tensor(sums.whole.weight[entry], dtype=torch.float64).clone()
-            mean = torch.where(weight > 0, total / weight, torch.zeros((), dtype=torch.float64))
+            mean = total / weight
+            if not (weight > 0).all():
+                mean = torch.where(weight > 0, mean, torch.zeros((), dtype=torch.float64))
             entries[entry], weights[entry] = mean.float(), weight
         elif parts := [part for outcome in outcomes for part in outcome.blocks.get(entry, ())]:
             held[entry] = parts[0].whole(parts)
@@ -353,6 +355,12 @@ def _join(first: PartialSum, second: PartialSum) -> PartialSum:
         joined.total[entry] = total.add_(term.to(total.device))
         joined.weight[entry] = first.weight[entry] + second.weight[entry]
     return joined
+
+
+def _weighted(tensor: Tensor, weight: float | Tensor) -> Tensor:
+    """Multiplies a tensor by its weight; a weight of one, the tensor itself, takes no memory."""
+    alone = not isinstance(weight, Tensor) and weight == 1
+    return tensor if alone else zero_unweighted(tensor, weight) * weight
 
 
 def double_of(weight: float | Tensor) -> float | Tensor:

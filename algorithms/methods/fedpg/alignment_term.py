@@ -74,10 +74,15 @@ class Reach(NamedTuple):
         return embedding_RH if self.raw else unit(embedding_RH)
 
 
-def reach_of(nodes: Annotated, targets: Targets, literal: bool, raw: bool = False) -> Reach | None:
-    """Collects the nodes and targets of a visit's alignment; None if no prototype of the client has a target."""
+def reach_of(
+    nodes: Annotated, weights: tuple[Tensor, Tensor], targets: Targets, literal: bool, raw: bool = False
+) -> Reach | None:
+    """Collects the nodes and targets of a visit's alignment; None if no prototype of the client has a target.
+
+    `weights` are what `hop_weights` gives of the nodes, without attention.
+    """
     target_LCH, known_LC = targets
-    weight_LN, counts_LC = hop_weights(nodes.graph, nodes.class_N, nodes.centre_N, len(known_LC) - 1, literal=literal)
+    weight_LN, counts_LC = weights
     present_LC = (counts_LC > 0) & known_LC
     if not bool(present_LC.any()):
         return None

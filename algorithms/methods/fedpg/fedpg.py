@@ -44,7 +44,18 @@ from shoal.algorithms.methods.fedpg.alignment_term import (
     reach_of,
     train_scorer,
 )
-from shoal.algorithms.methods.fedpg.hop_prototypes import MOST_HOPS, Annotated, annotate, hop_prototypes, hop_weights
+from shoal.algorithms.methods.fedpg.hop_prototypes import (
+    CLASS,
+    COUNTS,
+    MOST_HOPS,
+    WEIGHT,
+    Annotated,
+    annotate,
+    hop_prototypes,
+    hop_weights,
+    keep,
+    kept_annotation,
+)
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly
 from shoal.storage.errors import ShoalError
@@ -155,10 +166,11 @@ class FedPG(Algorithm):
     evaluation mode scaled to length one, its prototypes are P_c0, the mean of z over its training nodes of class c, and
     P_ch, the mean over these of the mean of their neighbours at hop h annotated c (eqs. 1 and 2, see
     `hop_prototypes`); a node is annotated by its training label, else by the newest prediction, never by a label of
-    another split. The server trains universal prototypes a_ch on the uploads of the cohort (eq. 4, see
-    `prototype_generator`), and mixes them for client i with those of similar clients (eq. 5, see `personal_targets`).
-    From the second round on i trains on cross-entropy + mu * alignment with what it was sent (eq. 6). A model that
-    passes messages answers once in a step for both, with one draw of dropout.
+    another split. A visit begins from the model of the last upload, and so from its annotation, which the client keeps.
+    The server trains universal prototypes a_ch on the uploads of the cohort (eq. 4, see `prototype_generator`), and
+    mixes them for client i with those of similar clients (eq. 5, see `personal_targets`). From the second round on i
+    trains on cross-entropy + mu * alignment with what it was sent (eq. 6). A model that passes messages answers once in
+    a step for both, with one draw of dropout.
 
     Up, L = hops + 1: the prototypes that exist, at most L C H scalars, C counts, L C bits. Down: the targets that
     exist, the same size without counts. The server keeps every client's last upload, so that one that comes back after
@@ -216,6 +228,7 @@ class FedPG(Algorithm):
 
     client_models = "heterogeneous"
     reads_embedding = True
+    only_replaced = frozenset({CLASS, COUNTS, WEIGHT})
     # All items of a client are compared with each other, and pairs are too many.
     supports = frozenset({"node", "graph", "newcomers"})
 
@@ -374,11 +387,11 @@ class FedPG(Algorithm):
         """Returns rows, int64 `[R]`, and the alignment of their embeddings; None without a target."""
         if not self.mu or targets is None or not client.info.train:
             return None
-        annotated, forms = (
-            self._annotate(client, len(targets[0]) - 1),
-            (self.hop_mean == "eq2", self.embedding == "raw"),
-        )
-        if (reach := reach_of(annotated, targets, *forms)) is None:
+        literal, raw, hops = self.hop_mean == "eq2", self.embedding == "raw", len(targets[0]) - 1
+        if (kept := kept_annotation(client)) is None:
+            nodes = self._annotate(client, hops)
+            kept = nodes, hop_weights(nodes.graph, nodes.class_N, nodes.centre_N, hops, literal=literal)
+        if (reach := reach_of(*kept, targets, literal, raw)) is None:
             return None
         if self.alignment == "node":
             alignment: Alignment = by_node(client, reach)
@@ -387,6 +400,11 @@ class FedPG(Algorithm):
             weights = attended_weights(client, reach, self.attention_lr) if scored else lambda: reach.weight_LR
             alignment = by_prototype(client, reach, weights)
         return reach.rows, alignment
+
+    @property
+    def _keeps_annotation(self) -> bool:
+        """Whether the next visit reads no more of an upload's annotation than classes and weights."""
+        return self.mu > 0 and self.attention == "none" and self.pseudo_centres is None
 
     def _annotate(self, client: Client, hops: int) -> Annotated:
         return annotate(client, self.pseudo_centres, self.similar if hops else 0, self.embedding == "raw")
@@ -397,6 +415,8 @@ class FedPG(Algorithm):
         g_HN = None if scorer is None else attention_weights(scorer.detach(), z_NH)
         weight_LN, counts_LC = hop_weights(graph, class_N, centre_N, received.hops, g_HN, self.hop_mean == "eq2")
         proto_LCH = hop_prototypes(z_NH, class_N, weight_LN, client.info.classes)
+        if self._keeps_annotation and client.data.items_are_rows and client.info.train:
+            keep(client.state, class_N, weight_LN, counts_LC)
         present_LC = counts_LC > 0
         if self.targets == "own":
             client.state["proto"], client.state["present"] = proto_LCH, present_LC

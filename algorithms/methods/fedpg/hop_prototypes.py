@@ -34,6 +34,7 @@ from shoal.algorithms.client import Client
 from shoal.algorithms.graphs.completed_graph import complete_graph
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_sums, unit
+from shoal.algorithms.protocol import Tree
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.shards.view import View
 
@@ -70,7 +71,7 @@ class Annotated(NamedTuple):
     Attributes:
         class_N: The label of a training row, else the predicted class, int64.
         centre_N: Nodes whose class is trusted, bool.
-        z_NH: Embeddings, of length one unless they are `raw`.
+        z_NH: Embeddings, of length one unless they are `raw`; of a kept annotation there are none.
     """
 
     class_N: Tensor
@@ -97,6 +98,26 @@ def annotate(client: Client, confident: float | None = None, similar: int = 0, r
     centre_N[train] = True
     z_NH = torch.cat(z)
     return Annotated(class_N, centre_N, z_NH, item_graph(client.data, z_NH, similar))
+
+
+CLASS, WEIGHT, COUNTS = "annotation.class", "annotation.weight", "annotation.counts"
+
+
+def keep(state: Tree, class_N: Tensor, weight_LN: Tensor, counts_LC: Tensor) -> None:
+    """Keeps the annotation and weights of an upload, 4 + 4 L bytes a node, for the next visit, of the same model."""
+    state.update({CLASS: class_N.int(), WEIGHT: weight_LN, COUNTS: counts_LC})
+
+
+def kept_annotation(client: Client) -> tuple[Annotated, tuple[Tensor, Tensor]] | None:
+    """Returns what `keep` kept, training rows being centres; None at a first visit."""
+    state, data = client.state, client.data
+    if CLASS not in state:
+        return None
+    class_N = state[CLASS].long()
+    centre_N = torch.zeros_like(class_N, dtype=torch.bool)
+    centre_N[data.train] = True
+    no_z_NH = torch.empty(data.items, 0)
+    return Annotated(class_N, centre_N, no_z_NH, item_graph(data, no_z_NH, 0)), (state[WEIGHT], state[COUNTS])
 
 
 class Step(NamedTuple):

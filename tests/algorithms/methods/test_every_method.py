@@ -66,6 +66,19 @@ def flat_state(clients: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]
     return {f"{i}/{name}": t for i, tree in clients.items() for name, t in tree.items()}
 
 
+@pytest.mark.parametrize("name", ["local", "scaffold", "feddc", "moon", "fedgl", "fedpg"])
+def test_a_round_leaves_the_states_that_it_began_from(start: Start, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Where visits get no copies of what methods only replace, and evaluations none at all, as in runs."""
+    monkeypatch.setenv("SHOAL_CHECK_ALWAYS", "0")
+    server = start({**keys_of(name, {}, GCN), "evaluation.every": 1})
+    for _ in range(3):
+        began = flat_state(server.state.clients)
+        copies = {key: t.clone() for key, t in began.items()}
+        server.round()
+        assert all(torch.equal(began[key], t) for key, t in copies.items())
+    assert load(describe(name, {})).only_replaced <= {key.partition("/")[2] for key in began}
+
+
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(
     ("name", "more", "off", "plain", "model"),
