@@ -226,7 +226,8 @@ class CellStacks:
         keeps, on_device = trainer.options.opt_state == "keep", self._opened.device.type != "cpu"
         states = [cell.states.get(i, NOTHING) for i in prepared.ids]
         if keeps and on_device:
-            states[: prepared.trained] = self._copy(cell, trainer, prepared.ids[: prepared.trained], states)
+            trained = prepared.trained
+            states[:trained] = self._copy(cell, trainer, prepared.ids[:trained], states[:trained])
         # A pull that is the same for all reads nothing of a client.
         pull = self._opened.algorithm.pull(None, {"w": w_P}, trainer.options)
         losses, moments = [], list[Tree]()
