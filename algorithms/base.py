@@ -21,6 +21,7 @@ Requests = Generator[Ask | Mix, Any, None]
 Received = Any
 Loss = Callable[[Output, Tensor, Tensor, Received], Tensor]
 Marked = TypeVar("Marked", bound=Callable[..., Tensor])
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 Term = Callable[[], Tensor]
 ClientModels = Literal["global", "personal", "heterogeneous"]
 Forms = Mapping[str, Mapping[str, Any]]
@@ -97,6 +98,12 @@ def pure(loss: Marked) -> Marked:
     """
     loss.is_pure = True  # type: ignore[attr-defined]
     return loss
+
+
+def same_for_all(pull: Hook) -> Hook:
+    """Marks a `pull` that is the same for all clients: it reads `received` and options alone."""
+    pull.is_same_for_all = True  # type: ignore[attr-defined]
+    return pull
 
 
 def is_pure(loss: Callable[..., Tensor]) -> bool:
@@ -245,3 +252,8 @@ def takes_clusters(method: Algorithm | type[Algorithm]) -> bool:
 def trains_plainly(method: Algorithm | type[Algorithm]) -> bool:
     """Whether clients train by `trainer.fit` on cross-entropy alone."""
     return fits_cross_entropy(method) and not overrides(method, "pull")
+
+
+def pulls_all_alike(method: Algorithm | type[Algorithm]) -> bool:
+    """Whether what a method adds to gradients is the same for all clients, or nothing."""
+    return not overrides(method, "pull") or getattr(method.pull, "is_same_for_all", False)

@@ -517,6 +517,11 @@ class ClientTable(Sequence[ClientInfo]):
         return ClientTable(columns, self._same["classes"])
 
     @property
+    def train(self) -> np.ndarray:
+        """The training items of every client."""
+        return self._columns["train"]
+
+    @property
     def model(self) -> np.ndarray:
         """Numbers of their models."""
         return self._columns["model"]

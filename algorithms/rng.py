@@ -4,6 +4,8 @@ import hashlib
 
 import torch
 
+from shoal.algorithms.models.layers.dropout import DRAWN, KEYED
+
 CPU = torch.device("cpu")
 
 
@@ -20,6 +22,8 @@ def generator_on(device: torch.device) -> torch.Generator:
 
 def seed_default(device: torch.device, seed: int) -> None:
     """Seeds the stream that `dropout` and `randperm` draw from on a device."""
+    if device.type in KEYED:
+        DRAWN.seed, DRAWN.count = seed, 0
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
     else:
@@ -34,15 +38,22 @@ class Stream:
         """Leaves the default generator as it is."""
         cuda = device.type == "cuda"
         self._default = torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
-        outer = self._default.get_state()
+        outer = self._now()
         seed_default(device, seed)
-        self._state = self._default.get_state()
-        self._default.set_state(outer)
+        self._state = self._now()
+        self._go_on(outer)
+
+    def _now(self) -> tuple[torch.Tensor, int, int]:
+        return self._default.get_state(), DRAWN.seed, DRAWN.count
+
+    def _go_on(self, state: tuple[torch.Tensor, int, int]) -> None:
+        default, DRAWN.seed, DRAWN.count = state
+        self._default.set_state(default)
 
     def __enter__(self) -> None:
-        self._outer = self._default.get_state()
-        self._default.set_state(self._state)
+        self._outer = self._now()
+        self._go_on(self._state)
 
     def __exit__(self, *error: object) -> None:
-        self._state = self._default.get_state()
-        self._default.set_state(self._outer)
+        self._state = self._now()
+        self._go_on(self._outer)

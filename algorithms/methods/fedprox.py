@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Client, Pull, Received
+from shoal.algorithms.base import Client, Pull, Received, same_for_all
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.train_options import TrainOptions
 from shoal.storage.options.types import NotNegative
@@ -18,5 +18,6 @@ class FedProx(FedAvg):
 
     mu: NotNegative = 0.01
 
+    @same_for_all
     def pull(self, client: Client, received: Received, options: TrainOptions) -> Pull | None:
         return Pull(origin=received["w"], mu=self.mu) if self.mu else None

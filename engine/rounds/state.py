@@ -146,14 +146,14 @@ class FederationState:
         self.on_disk = (self.on_disk | trees.keys()) & self.downloads.keys()
 
     def restore(self, client: int, before: "FederationState") -> None:
-        """Puts a client back to where it was before the round, whatever it did in it."""
+        """Puts a client back to where it was before the round, whatever it did in it; its state is the same tree."""
         self.kept.pop(client, None)
         if client in before.kept:
             self.kept[client] = before.kept[client]
         for mine, earlier in ((self.clients, before.clients), (self.inboxes, before.inboxes)):
             mine.pop(client, None)
             if client in earlier:
-                mine[client] = dict(earlier[client])
+                mine[client] = earlier[client] if mine is self.clients else dict(earlier[client])
         self.touched.pop(client, None)
         if client in before.touched:
             self.touched[client] = before.touched[client]

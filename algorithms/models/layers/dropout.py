@@ -12,6 +12,20 @@ from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 # Bits of a draw that decide over one entry, and of the words that are drawn.
 BITS, WORD = 16, 64
+# Of SplitMix64, and between two draws of a stream.
+GOLDEN, FIRST, SECOND, BETWEEN = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD1342543DE82EF95
+
+# Devices whose dropout draws by a key and a count: there one operator draws for many clients, each from its own stream.
+KEYED = {"cuda"}
+
+
+class _Drawn:
+    """The default stream of such devices: its seed, and how often it was drawn from."""
+
+    seed = count = 0
+
+
+DRAWN = _Drawn()
 
 MaskOf = Callable[[Tensor, float], Tensor]
 
@@ -47,14 +61,46 @@ def fill_kept(out: Tensor, p: float, generator: torch.Generator | None = None) -
     """Writes 1 where dropout keeps an entry and 0, with probability p in [0, 1), where it does not; returns `out`.
 
     Four entries share a word of the stream, so that p counts in steps of 2^-16: on a processor `bernoulli_` may take
-    eight times as long, a third of a step of a small GNN. NVIDIA's GPUs draw by it.
+    eight times as long, a third of a step of a small GNN. Without a generator a device that is `KEYED` draws as
+    `fill_kept_by_key` does.
     """
-    if out.device.type == "cuda":
-        return out.bernoulli_(1 - p, generator=generator)
+    if out.device.type in KEYED and generator is None:
+        DRAWN.count += 1
+        return fill_kept_by_key(out[None], p, DRAWN.seed, DRAWN.count - 1)[0]
     words = torch.empty(-(-out.numel() * BITS // WORD), dtype=torch.int64, device=out.device)
     words.random_(-(2 ** (WORD - 1)), None, generator=generator)
-    drawn = words.view(torch.int16)[: out.numel()].view(out.shape)
-    return torch.ge(drawn, min(round(p * 2**BITS), 2**BITS - 1) - 2 ** (BITS - 1), out=out)
+    return _keep(words.view(torch.int16)[: out.numel()], p, out)
+
+
+def fill_kept_by_key(out: Tensor, p: float, seed: Tensor | int, number: int) -> Tensor:
+    """Fills each `out[b]` from a stream of its own as `fill_kept` does, by operators that take all of them at once.
+
+    `seed` is that of all streams, or int64 `[B]`, and `number` counts the draws. A word is SplitMix64 (Steele et al.,
+    OOPSLA 2014) of its place, and depends on nothing else: rows that follow change none.
+    """
+    entries = out[0].numel()
+    word_M = torch.arange(1, 1 + -(-entries * BITS // WORD), device=out.device).mul_(_signed(GOLDEN))
+    word_BM = word_M + (seed[:, None] if isinstance(seed, Tensor) else word_M.new_full((len(out), 1), seed))
+    word_BM.add_(_signed(number * BETWEEN))
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        word_BM.bitwise_xor_(_shifted(word_BM, shift)).mul_(_signed(factor))
+    word_BM.bitwise_xor_(_shifted(word_BM, 31))
+    return _keep(word_BM.view(torch.int16)[:, :entries], p, out)
+
+
+def _keep(drawn: Tensor, p: float, out: Tensor) -> Tensor:
+    """Compares draws of 16 bits with p."""
+    return torch.ge(drawn.view(out.shape), min(round(p * 2**BITS), 2**BITS - 1) - 2 ** (BITS - 1), out=out)
+
+
+def _shifted(word_BM: Tensor, bits: int) -> Tensor:
+    """Shifts words without their sign."""
+    return (word_BM >> bits).bitwise_and_(2 ** (WORD - bits) - 1)
+
+
+def _signed(word: int) -> int:
+    """Returns the number of type int64 that has the last bits of a number."""
+    return (word + 2 ** (WORD - 1)) % 2**WORD - 2 ** (WORD - 1)
 
 
 def transform(x: Features, weight_HF: Tensor, bias_H: Tensor | None = None) -> Tensor:

@@ -86,11 +86,16 @@ def pad(parts: Sequence[StoredFeatures], filling: int) -> Tensor:
 
 
 class BatchedRows:
-    """Rows of hops, for decoupled models: `tensors`, by client along the first axis."""
+    """Rows of hops, for decoupled models: `tensors`, by client along the first axis, padded by zeros."""
 
-    def __init__(self, gathered: Sequence[Sequence[StoredFeatures]]) -> None:
-        self.tensors: Sequence[Tensor] = [pad(list(parts), 0) for parts in zip(*gathered)]
-        self._rows = [len(inputs[0]) for inputs in gathered]
+    def __init__(self, tensors: Sequence[Tensor], rows: Sequence[int]) -> None:
+        """Takes hops `[B, N, F]` of clients that have so many rows."""
+        self.tensors, self._rows = tensors, rows
+
+    @classmethod
+    def of(cls, gathered: Sequence[Sequence[StoredFeatures]]) -> "BatchedRows":
+        """Batches the rows that each client has of every hop."""
+        return cls([pad(list(parts), 0) for parts in zip(*gathered)], [len(inputs[0]) for inputs in gathered])
 
     def of_one(self, tensors: Sequence[Tensor]) -> Inputs:
         """Returns the model's inputs from one client's part of the tensors, inside `torch.vmap`."""
@@ -152,7 +157,7 @@ def batched_inputs(gathered: Sequence[Inputs]) -> BatchedInputs:
     if isinstance(gathered[0], Neighbourhood):
         return BatchedGraphs([inputs for inputs in gathered if isinstance(inputs, Neighbourhood)])
     rows = [inputs for inputs in gathered if not isinstance(inputs, Neighbourhood | ItemBatch)]
-    return BatchedRows([[require_stored(hop) for hop in hops] for hops in rows])
+    return BatchedRows.of([[require_stored(hop) for hop in hops] for hops in rows])
 
 
 def numbers_of_row(inputs: Inputs, coupled: Coupled | None) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 from shoal.algorithms.base import Algorithm, Pull, fits_cross_entropy
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.models.layers.dropout import fill_kept, masks
+from shoal.algorithms.models.layers.dropout import KEYED, fill_kept, fill_kept_by_key, masks
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.train_options import TrainOptions
@@ -125,13 +125,13 @@ class BatchedTrainer:
         w_BP: Tensor,
         states: Sequence[Tree],
         rng: Callable[[int], torch.Generator],
-        pulls: Sequence[Pull | None] = (),
+        pulls: Sequence[Pull | None] | Pull = (),
         copies: bool = False,
     ) -> tuple[Tensor, Sequence[Tree]]:
         """Trains as `fit` does; returns losses `[B]` and the moments of clients, by their names in a state.
 
         Moments in clients' `states` are written to, or with `copies` left as they are. `rng` makes the stream of a row,
-        where anything is drawn.
+        where anything is drawn. One `Pull` in place of many is that of all, and has no `total`.
         """
         self.stepped = False
         device, inputs, label_BN = w_BP.device, batch.inputs, batch.label_BN
@@ -140,19 +140,31 @@ class BatchedTrainer:
             self._drops = self._look(inputs)
         dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
         generators = [rng(i) for i in range(len(w_BP))] if dropped else []
+        seed_B: Tensor | None = None
+        if dropped and device.type in KEYED:
+            seed_B = torch.tensor([g.initial_seed() for g in generators], device="cpu").to(device, non_blocking=True)
         stack_BP = w_BP.detach().requires_grad_()
         # Clients that train one by one load none of it.
         from shoal.algorithms.training.batched.row_steps import RowSteps
 
         optimizer = RowSteps(self.options, w_BP.detach(), states, copies)
-        pulled = [(i, pull) for i, pull in enumerate(pulls) if pull is not None]
-        together = _stack(pulls) if len(pulled) == len(w_BP) else None
+        pulled: list[tuple[int, Pull]] = []
+        together: Pull | None
+        if isinstance(pulls, Pull):
+            together = pulls
+        else:
+            pulled = [(i, pull) for i, pull in enumerate(pulls) if pull is not None]
+            together = _stack(pulls) if len(pulled) == len(w_BP) else None
         loss_B = torch.zeros(len(w_BP), device=device)
-        for _ in range(self.options.epochs):
-            kept_BNH = [
-                _masks(torch.zeros(len(rows), max(rows), width, device=device), rows, p, generators)
-                for rows, width, p in dropped
-            ]
+        for epoch in range(self.options.epochs):
+            kept_BNH = []
+            for number, (rows, width, p) in enumerate(dropped, epoch * len(dropped)):
+                zeros_BNH = torch.zeros(len(rows), max(rows), width, device=device)
+                if seed_B is None:
+                    kept_BNH.append(_masks(zeros_BNH, rows, p, generators))
+                else:
+                    # Padded rows are drawn for, too: nothing reads them.
+                    kept_BNH.append(fill_kept_by_key(zeros_BNH, p, seed_B, number).div_(1 - p))
             with self.model.precision():
                 logits_BNC = vmap(partial(self._logits, inputs))(stack_BP, kept_BNH, inputs.tensors).float()
             # All clients share one operator, outside `vmap`.

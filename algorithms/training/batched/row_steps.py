@@ -34,10 +34,11 @@ class RowSteps:
             for name, key in self._keys.items()
         }
         if options.optimizer == "adam":
-            # One operator counts the steps of all.
-            kept = self._begun(STEP, torch.Size(), [state.get(moments_key(MODEL, STEP)) for state in states])
-            self._step_B = torch.stack(kept)
-            self._steps = list(self._step_B.unbind())
+            self._steps = self._begun(STEP, torch.Size(), [state.get(moments_key(MODEL, STEP)) for state in states])
+            # One operator counts the steps of all: on a device it takes a list, on a processor that is a loop.
+            self._step_B = torch.stack(self._steps) if w_BP.device.type == "cpu" else None
+            if self._step_B is not None:
+                self._steps = list(self._step_B.unbind())
 
     @property
     def moments(self) -> list[Tree]:
@@ -58,13 +59,13 @@ class RowSteps:
         present = [moment for moment in kept if moment is not None]
         if wrong := {moment.shape for moment in present} - {shape}:
             raise RuntimeError(f"{name} has shape {list(*wrong)}, expected {list(shape)}")
-        anew, apart, w = len(kept) - len(present), self._apart and name != STEP, self._w[0]
-        if apart:
+        anew, w = len(kept) - len(present), self._w[0]
+        if self._apart and name != STEP:
             zeros = [w.new_zeros(shape) for _ in range(anew)]
-            present = [moment.clone() for moment in present] if self._copies else present
         else:
             zeros = list(w.new_zeros(anew, *shape).unbind()) if anew else []
-            present = list(torch.stack(present).unbind()) if self._copies and present and name != STEP else present
+        if self._copies and name != STEP:
+            present = [moment.clone() for moment in present]
         if not anew or not present:
             return present or zeros
         rows, begun = iter(present), iter(zeros)
@@ -74,7 +75,10 @@ class RowSteps:
         """Takes a step of every client by its gradient, which may be overwritten."""
         options, w, gradient = self._options, self._w, gradient_BP.unbind()
         if options.optimizer == "adam":
-            self._step_B.add_(1)
+            if self._step_B is None:
+                torch._foreach_add_(self._steps, 1)
+            else:
+                self._step_B.add_(1)
             torch._fused_adam_(
                 w, gradient, self._rows[MEAN], self._rows[SQUARE], [], self._steps, lr=options.lr, beta1=BETA1,
                 beta2=BETA2, weight_decay=options.weight_decay, eps=EPSILON, amsgrad=False, maximize=False,
@@ -88,6 +92,12 @@ class RowSteps:
             torch._foreach_add_(buffers, gradient)
             gradient = tuple(buffers)
         torch._foreach_add_(w, gradient, alpha=-options.lr)
+
+
+def moment_shapes(options: TrainOptions, parameters: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each moment of a client with so many parameters, by its name in a state."""
+    shapes: dict[str, tuple[int, ...]] = {moments_key(MODEL, name): (parameters,) for name in _moments_of(options)}
+    return shapes | ({moments_key(MODEL, STEP): ()} if options.optimizer == "adam" else {})
 
 
 def _moments_of(options: TrainOptions) -> tuple[str, ...]:

@@ -7,41 +7,49 @@ Axes: B clients, P parameters.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from shoal.algorithms.base import Algorithm, overrides, trains_plainly
-from shoal.algorithms.client import Client, ClientModel
+from shoal.algorithms.base import Algorithm, fits_cross_entropy, overrides, pulls_all_alike
+from shoal.algorithms.client import Client, ClientModel, ClientTable
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import MODEL, Reduce, Tree
 from shoal.algorithms.rng import generator_on, key
-from shoal.algorithms.training.batched.batched_inputs import BatchedRows, numbers_of_row, size_groups
+from shoal.algorithms.training.batched.batched_inputs import numbers_of_row, size_groups
 from shoal.algorithms.training.batched.batched_training import Batch, BatchedTrainer
+from shoal.algorithms.training.batched.row_steps import moment_shapes
 from shoal.algorithms.training.local_training import DIVERGED, bounded_loss
 from shoal.engine.hosts.devices.gpu import fetch, send, without_lost
+from shoal.engine.hosts.devices.state_rows import KeptState, StateRows
+from shoal.engine.hosts.devices.training_rows import Places, TrainingRows
 from shoal.engine.messages.cell import NO_STAGES, Cell, Outcome, PartialSum
 from shoal.engine.rounds.reduction import add_up, require_numbers
 from shoal.storage.errors import ShoalError
 from shoal.storage.shards.cache import Cache
 
-# States that stay on a device take at most this part of what its cache may take, and as much again until a round ends.
+# States that stay on a device take at most this part of what its cache may take, and as much again for the next ones.
 STATES_SHARE = 0.25
+# Training rows of all clients are kept in one array if they take at most this part of what the cache may take.
+ROWS_SHARE = 0.5
+NOTHING: Tree = {}
 
 
 def sends_its_model(method: Algorithm) -> bool:
-    """Returns whether clients of a method receive, train and send as FedAvg's do: by its functions, not its name."""
+    """Returns whether clients of a method receive, train and send as FedAvg's do: by its functions, not its name.
+
+    Every client may be pulled, all in the same way.
+    """
     cls = type(method)
     hooks = cls.receive is Algorithm.receive and getattr(cls, "upload", None) is FedAvg.upload
     weights = getattr(cls, "weight_of", None) is FedAvg.weight_of
-    return hooks and weights and trains_plainly(method) and cls.client_models == "global"
+    trains = fits_cross_entropy(method) and pulls_all_alike(method)
+    return hooks and weights and trains and cls.client_models == "global"
 
 
 @dataclass(frozen=True)
@@ -49,28 +57,23 @@ class Prepared:
     """The clients of a cell in the order of a stack's rows, those that do not train last.
 
     Attributes:
-        batches: First and last row but one of each batch, and what it trains on.
+        batches: First and last row but one of each batch, and what it trains on, or where the host keeps that.
         trained: How many train.
         weight_B1: Weights of uploads, float32 on the device; so as numbers in `weights`.
     """
 
     ids: Sequence[int]
-    batches: Sequence[tuple[int, int, Batch]]
+    batches: Sequence[tuple[int, int, Batch | Places]]
     trained: int
     weights: Sequence[float]
     weight_B1: Tensor
-
-    def tensors(self) -> list[Tensor]:
-        """Lists the tensors, of which a cache counts the bytes."""
-        batches = [(*batch.inputs.tensors, batch.label_BN, batch.count_B) for *_, batch in self.batches]
-        return [self.weight_B1, *(t for tensors in batches for t in tensors)]
 
 
 class CellStacks:
     """The cells of one job that a host trains as stacks.
 
-    What clients train on stays in the cache where they come together again. Their states stay on the device while there
-    is room: they are values, so that a round which fails leaves those before it.
+    What clients train on is kept in one array where the cache has room for that of all. Their states stay on the device
+    while there is room: they are values, so that a round which fails leaves those before it.
     """
 
     def __init__(self, opened: Any, cache: Cache, keeps_states: bool) -> None:
@@ -81,9 +84,11 @@ class CellStacks:
         self._opened, self._cache, self._keeps_states = opened, cache, keeps_states
         plain = sends_its_model(opened.algorithm) and not opened.guarded and not opened.stages
         self._possible = plain and all(set(kind.models) == {MODEL} for kind in opened.kinds)
-        # Clients of a cell, by its first one, when that came last.
-        self._last: dict[int, tuple[int, ...]] = {}
-        self._staying: list[_Staying] = []
+        # Cells of this round and of the one before, by their clients, which need no second look.
+        self._round, self._cells, self._before = 0, dict[tuple[int, ...], Prepared](), dict[tuple[int, ...], Prepared]()
+        # By model: training rows of every client, and the numbers of one.
+        self._counts: dict[int, tuple[np.ndarray, int]] = {}
+        self._states: dict[int, StateRows] = {}
 
     def takes(self, cell: Cell) -> bool:
         """Returns whether the clients of a cell need no visit."""
@@ -95,129 +100,168 @@ class CellStacks:
         return not cell.private and not cell.inboxes and dict(cell.up) == {"w": Reduce.MEAN}
 
     def reads_in_place(self, cell: Cell) -> bool:
-        """Returns whether a cell's states lie on the device and are read there as they are; else copies are sent."""
-        devices = {t.device for state in cell.states.values() for t in state.values()}
-        return devices <= {self._opened.device} and self.takes(cell)
+        """Returns whether a cell's states are read where they lie; else copies are sent."""
+        return self._keeps_states and self.takes(cell)
 
-    def is_ready(self, cell: Cell) -> bool:
-        """Returns whether all that the clients of a cell train on is at hand, in one piece."""
-        return self._cache.peek(self._key(cell)) is not None
-
-    def _key(self, cell: Cell) -> tuple[Any, ...]:
-        return "stack", self._opened.job.id, tuple(cell.ids)
+    def bring(self, cell: Cell) -> bool:
+        """Brings what the clients of a cell train on to where it is kept; False: what is kept is each client's own."""
+        kept = self._kept_rows(cell) if self.takes(cell) else None
+        if kept is not None:
+            self._add(kept, cell)
+        return kept is not None
 
     def _trainer(self, cell: Cell) -> BatchedTrainer | None:
         trainer: BatchedTrainer | None = self._opened.kinds[self._opened.infos[cell.ids[0]].model].batched
         return trainer
 
-    def _prepare(self, cell: Cell, again: bool) -> Prepared:
-        """Prepares a cell's clients; if they were together before, what they train on is kept."""
-        if not again:
-            return self._gather(cell)
-        prepared: Prepared | None = None
+    def _kept_rows(self, cell: Cell) -> TrainingRows | None:
+        """Returns the training rows that are kept of clients of a cell's model; None: it reads graphs, or no room."""
+        opened = self._opened
+        number = opened.infos[cell.ids[0]].model
+        flat = opened.kinds[number].models[MODEL]
+        if flat.coupled is not None:
+            return None
+        if number not in self._counts:
+            clients = ClientTable.of(opened.infos)
+            count_N = np.where(clients.model == number, clients.train, 0)
+            self._counts[number] = count_N, opened.views.get(cell.ids[0]).features
+        count_N, features = self._counts[number]
+        hops = len(flat.inputs)
+        size = (1 + int(count_N.sum())) * (4 * hops * features + 8)
+        if size > ROWS_SHARE * self._cache.limit:
+            return None
 
         def build() -> list[Any]:
-            nonlocal prepared
-            prepared = self._gather(cell)
-            # Graphs are joined anew: their matrices would be counted of no one.
-            rows = all(isinstance(batch.inputs, BatchedRows) for *_, batch in prepared.batches)
-            return [prepared, *prepared.tensors()] if rows else [None]
+            rows = TrainingRows(count_N, hops, features, opened.device)
+            return [rows, *rows.tensors]
 
-        kept: Prepared | None = self._cache.get(self._key(cell), build)[0]
+        kept: list[Any] | None = self._cache.keep(("training rows", opened.job.id, number), size, build)
+        return None if kept is None else kept[0]
+
+    def _add(self, kept: TrainingRows, cell: Cell) -> None:
+        """Adds clients of a cell that come for the first time to the rows that are kept."""
+        for number in [number for number in cell.ids if number not in kept.weights]:
+            client = self._client(number)
+            hops = [client.data.rows(k, client.data.train) for k in client.model.pattern.inputs]
+            kept.add(number, hops, client.data.train_label, self._opened.algorithm.weight_of(client))
         self._opened.begins(cell.ids[-1])
-        return kept or prepared or self._gather(cell)
+
+    def _client(self, number: int) -> Client:
+        """Opens the data of a client."""
+        opened = self._opened
+        opened.begins(number)
+        info, view = opened.infos[number], opened.views.get(number)
+        # Nothing is drawn: models that draw neighbours are not trained in batches.
+        model = ClientModel(opened.kinds[info.model].models[MODEL], view, lambda purpose: 0)
+        return Client(info, view, {MODEL: model}, {}, {}, lambda purpose: 0)
+
+    def _prepare(self, cell: Cell, kept: TrainingRows | None) -> Prepared:
+        """Finds what clients train on."""
+        if kept is None:
+            return self._gather(cell)
+        self._add(kept, cell)
+        if cell.round != self._round:
+            self._before, self._cells, self._round = self._cells, {}, cell.round
+        clients = tuple(cell.ids)
+        if (same := self._before.get(clients)) is None:
+            counts = [kept.counts[i] for i in clients]
+            width = 3 * sum([t.shape[1] for t in kept.tensors if t.dim() > 1])
+            same = self._group(clients, counts, width, kept.weights, kept.places)
+        self._cells[clients] = same
+        return same
 
     def _gather(self, cell: Cell) -> Prepared:
-        """Gathers what clients train on, those of similar size in one batch."""
+        """Gathers what clients train on, one after another."""
+        clients = {i: self._client(i) for i in cell.ids}
+        weights = {i: self._opened.algorithm.weight_of(client) for i, client in clients.items()}
+        gathered = {i: client.model.gathered("train") for i, client in clients.items() if client.info.train}
+        numbers = {i: numbers_of_row(inputs, clients[i].model.coupled) for i, inputs in gathered.items()}
+        counts = [numbers[i][0] if i in numbers else 0 for i in cell.ids]
+        width = next((width for _, width in numbers.values()), 0)
+
+        def batch(group: Sequence[int]) -> Batch:
+            return Batch.of([gathered[i] for i in group], [clients[i].data.train_label for i in group])
+
+        return self._group(cell.ids, counts, width, weights, batch)
+
+    def _group(
+        self,
+        clients: Sequence[int],
+        counts: Sequence[int],
+        width: int,
+        weights: Mapping[int, float],
+        batch_of: Callable[[Sequence[int]], Batch | Places],
+    ) -> Prepared:
+        """Groups clients of similar size, given training rows of each and numbers of a row; sends what is needed."""
         opened = self._opened
-        flat = opened.kinds[opened.infos[cell.ids[0]].model].models[MODEL]
-        clients, rows, labels, weights = [], [], [], {}
-        for i in cell.ids:
-            opened.begins(i)
-            info, view = opened.infos[i], opened.views.get(i)
-            # Nothing is drawn: models that draw neighbours are not trained in batches.
-            model = ClientModel(flat, view, lambda purpose: 0)
-            weights[i] = opened.algorithm.weight_of(Client(info, view, {MODEL: model}, {}, {}, lambda purpose: 0))
-            if info.train:
-                clients.append(i)
-                rows.append(model.gathered("train"))
-                labels.append(view.train_label)
-        groups: list[list[int]] = []
-        if clients:
-            lengths, numbers = zip(*(numbers_of_row(inputs, flat.coupled) for inputs in rows))
-            # A client takes parameters, their gradients and two moments, beside the rows.
-            groups = size_groups(lengths, 4 * numbers[0], 4 * 4 * len(flat.w))
-        ids: list[int] = []
-        batches = []
+        able = [i for i, count in zip(clients, counts) if count]
+        # A client takes parameters, their gradients and two moments, beside the rows.
+        client_bytes = 4 * 4 * len(opened.kinds[opened.infos[clients[0]].model].models[MODEL].w)
+        groups = size_groups([count for count in counts if count], 4 * width, client_bytes)
+        ids, batches = list[int](), list[tuple[int, int, Batch | Places]]()
         for group in groups:
-            batch = Batch.of([rows[place] for place in group], [labels[place] for place in group])
-            batches.append((len(ids), len(ids) + len(group), batch))
-            ids += [clients[place] for place in group]
+            members = [able[place] for place in group]
+            batches.append((len(ids), len(ids) + len(members), batch_of(members)))
+            ids += members
         trained = len(ids)
-        ids += sorted(set(cell.ids) - set(ids))
+        ids += sorted(set(clients) - set(ids))
         in_order = [weights[i] for i in ids]
-        weight_B = torch.tensor(in_order, dtype=torch.float32, device="cpu")
-        if opened.device.type != "cpu":
-            (weight_B,) = send([weight_B], opened.device)
-        return Prepared(ids, batches, trained, in_order, weight_B[:, None])
+        sent = [torch.tensor(in_order, dtype=torch.float32, device="cpu")]
+        sent += [t for *_, batch in batches if isinstance(batch, Places) for t in (batch.place_BN, batch.count_B)]
+        there = iter(sent if opened.device.type == "cpu" else send(sent, opened.device))
+        weight_B1 = next(there)[:, None]
+        batches = [
+            (start, stop, Places(batch.lengths, next(there), next(there)) if isinstance(batch, Places) else batch)
+            for start, stop, batch in batches
+        ]
+        return Prepared(ids, batches, trained, in_order, weight_B1)
 
     def train(self, cell: Cell, w_P: Tensor) -> "Stack":
         """Trains the clients of a cell from `w_P`; nothing that they are given is written to."""
-        trainer = self._trainer(cell)
+        trainer, kept = self._trainer(cell), self._kept_rows(cell)
         assert trainer is not None
-        ids = tuple(cell.ids)
-        again = self._last.get(ids[0]) == ids
-        self._last[ids[0]] = ids
-        prepared = self._prepare(cell, again)
+        prepared = self._prepare(cell, kept)
         # Parameters may travel in half the bytes.
-        w_BP = w_P.to(trainer.model.w.dtype).expand(len(ids), -1).clone()
-        before = [cell.states.get(i, {}) for i in prepared.ids]
+        w_BP = w_P.to(trainer.model.w.dtype).expand(len(prepared.ids), -1).clone()
+        keeps, on_device = trainer.options.opt_state == "keep", self._opened.device.type != "cpu"
+        states = [cell.states.get(i, NOTHING) for i in prepared.ids]
+        if keeps and on_device:
+            trained = prepared.trained
+            states[:trained] = self._copy(cell, trainer, prepared.ids[:trained], states[:trained])
+        # A pull that is the same for all reads nothing of a client.
+        pull = self._opened.algorithm.pull(None, {"w": w_P}, trainer.options)
         losses, moments = [], list[Tree]()
         for start, stop, batch in prepared.batches:
+            if isinstance(batch, Places):
+                assert kept is not None
+                batch = kept.batch(batch)
             streams = partial(self._stream, cell.round, prepared.ids[start:stop])
-            loss_B, of_batch = trainer.fit_batch(batch, w_BP[start:stop], before[start:stop], streams, copies=True)
+            rows_BP = w_BP[start:stop]
+            loss_B, of_batch = trainer.fit_batch(
+                batch, rows_BP, states[start:stop], streams, pull or (), copies=not on_device
+            )
             losses.append(loss_B)
             moments += of_batch
-        states = list(before)
-        if trainer.options.opt_state == "keep":
-            states[: len(moments)] = [state | of_client for state, of_client in zip(before, moments)]
+        if keeps and not on_device:
+            states[: len(moments)] = [state | of_client for state, of_client in zip(states, moments)]
         # NaN is the largest of all.
         largest_B = torch.linalg.vector_norm(w_BP, math.inf, dim=1)
-        return Stack(cell, prepared, w_BP, torch.cat([*losses, largest_B]), states, self._has_room(before, states))
+        return Stack(cell, prepared, w_BP, torch.cat([*losses, largest_B]), states)
+
+    def _copy(self, cell: Cell, trainer: BatchedTrainer, ids: Sequence[int], states: Sequence[Tree]) -> list[Tree]:
+        """Copies states of clients that train to rows that may be written to, which stay where there is room."""
+        number, parameters = self._opened.infos[ids[0]].model if ids else 0, len(trainer.model.w)
+        rows = self._states.get(number)
+        if rows is None:
+            rows = StateRows(moment_shapes(trainer.options, parameters), self._opened.device)
+            self._states[number] = rows
+        room = int(2 * STATES_SHARE * self._cache.limit) if self._keeps_states else 0
+        return rows.copy(ids, states, cell.round, room)
 
     def _stream(self, number: int, ids: Sequence[int], row: int) -> torch.Generator:
         """Makes the stream of a client's training in a round, by its row."""
         seed = key(self._opened.job.seed, number, ids[row], "train")
         return generator_on(self._opened.device).manual_seed(seed)
-
-    def _has_room(self, before: Sequence[Tree], states: Sequence[Tree]) -> bool:
-        """Returns whether new states may stay on the device, in place of those before; notes their memory then."""
-        name = next((name for state in states for name in state), None)
-        if not self._keeps_states or name is None:
-            return self._keeps_states
-        old, new = ([s[name].untyped_storage() for s in trees if name in s] for trees in (before, states))
-        read, begun = (Counter([storage.data_ptr() for storage in storages]) for storages in (old, new))
-        size = sum([t.nbytes for t in next(state for state in states if name in state).values()])
-        self._staying = [memory for memory in self._staying if not memory.storage.expired()]
-        # What is read to the last row is let go when the round is committed.
-        others = sum(memory.size for memory in self._staying if read[memory.address] < memory.rows)
-        if others + len(new) * size > STATES_SHARE * self._cache.limit:
-            return False
-        storages = {storage.data_ptr(): storage for storage in new}
-        self._staying += [
-            _Staying(StorageWeakRef(storage), address, begun[address], begun[address] * size)
-            for address, storage in storages.items()
-        ]
-        return True
-
-
-class _Staying(NamedTuple):
-    """Memory of states that stay, all of it until the last of them is replaced: its rows, and bytes of all moments."""
-
-    storage: StorageWeakRef
-    address: int
-    rows: int
-    size: int
 
 
 @dataclass
@@ -226,7 +270,6 @@ class Stack:
     each as one vector, and states.
 
     Attributes:
-        stays: Whether states stay on the device.
         counts: Of predictions of clients that are scored; as `gpu.counts_of` gives them where they are on the device.
         predicted: Their predictions, where a callback asks for them.
         errors: Errors of clients that could not be scored.
@@ -237,7 +280,6 @@ class Stack:
     w_BP: Tensor
     numbers: Tensor
     states: list[Tree]
-    stays: bool
     counts: dict[int, np.ndarray | Tensor] = field(default_factory=dict)
     predicted: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
@@ -296,7 +338,8 @@ class Stack:
     def _fetch(self, sums: dict[range, Tensor]) -> np.ndarray:
         """Brings all to the processor that does not stay, with one wait; returns the numbers."""
         if self.w_BP.device.type != "cpu":
-            kept = [] if self.stays else [t for state in self.states for t in state.values()]
+            passing = [row for row, state in enumerate(self.states) if state and type(state) is not KeptState]
+            kept = [t for row in passing for t in self.states[row].values()]
             later = {client: counts for client, counts in self.counts.items() if isinstance(counts, Tensor)}
             self.numbers, *fetched = fetch([self.numbers, *sums.values(), *later.values(), *kept])
             here = iter(fetched)
@@ -306,8 +349,8 @@ class Stack:
                     self.counts[client] = without_lost(next(here).numpy())
                 except ShoalError as error:
                     self.errors[client] = error
-            if kept:
-                self.states = [{name: next(here) for name in state} for state in self.states]
+            for row in passing:
+                self.states[row] = {name: next(here) for name in self.states[row]}
         return self.numbers.numpy()
 
     def _error(self, loss: float, largest: float) -> Exception:

@@ -194,7 +194,7 @@ class Deferred:
         room = PASSING_SHARE * self._cache.limit
         with suppress(Exception):
             self._values = self._send_values(cell)
-            for client in () if opened.stacks.is_ready(cell) else cell.ids:
+            for client in () if opened.stacks.bring(cell) else cell.ids:
                 if room <= 0:
                     break
                 room -= self._cache.size_of(self._gather(client))

@@ -1,12 +1,13 @@
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from support.other_device.device import load
 from support.plain_dropout import dropped
 from torch import Tensor
 
-from shoal.algorithms.models.layers.dropout import drop, fill_kept, masks
+from shoal.algorithms.models.layers.dropout import KEYED, drop, fill_kept, fill_kept_by_key, masks
 from shoal.algorithms.rng import Stream, generator_on
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -79,15 +80,64 @@ def test_dropout_p_near_one_keeps_one_of_65536() -> None:
 
 
 @pytest.mark.parametrize("p", [0.2, 0.75])
-@pytest.mark.parametrize("place", ["other", pytest.param("cuda", marks=GPU)])
-def test_another_device_draws_what_clients_of_one_batch_draw(place: str, p: float) -> None:
-    """From its default stream, as the stacked trainer draws from a client's own; a GPU draws other bits."""
-    device = load() if place == "other" else torch.device(place)
+def test_another_device_draws_what_clients_of_one_batch_draw(p: float) -> None:
+    """From its default stream, as the stacked trainer draws from a client's own; a GPU draws by keys."""
+    device = load()
     x = torch.randn(50, 20).to(device)
     with Stream(device, 3):
         out = drop(x, p, training=True).cpu()
     kept = fill_kept(torch.empty_like(x), p, generator_on(device).manual_seed(3)).cpu().bool()
     torch.testing.assert_close(out, torch.where(kept, x.cpu() / (1 - p), torch.zeros(())))
+
+
+@pytest.fixture(params=["other", pytest.param("cuda", marks=GPU)])
+def keyed(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A device that draws by keys."""
+    device = load() if request.param == "other" else torch.device(request.param)
+    KEYED.add(device.type)
+    yield device
+    KEYED.discard("other")
+
+
+def by_hand(seed: int, number: int, entries: int, p: float) -> np.ndarray:
+    """Words of SplitMix64 in Python's numbers, four entries each."""
+    kept: list[bool] = []
+    for place in range(1, -(-entries // 4) + 1):
+        z = (place * 0x9E3779B97F4A7C15 + seed + number * 0xD1342543DE82EF95) % 2**64
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+            z = (z ^ (z >> shift)) * factor % 2**64
+        words = [(z >> 16 * k) % 2**16 for k in range(4)]
+        kept += [(word - 2**16 if word >= 2**15 else word) + 2**15 >= round(p * 2**16) for word in words]
+    return np.array(kept[:entries])
+
+
+@pytest.mark.parametrize("p", [0.2, 0.5])
+def test_a_keyed_device_draws_for_each_client_what_it_would_alone(keyed: torch.device, p: float) -> None:
+    """Written out, and whatever other rows there are; draws of a visit count on from each other."""
+    seeds = [5, 2**63 - 1, 77]
+    x = torch.ones(7, 5, device=keyed)
+    outer = Stream(keyed, 1)
+    for b, seed in enumerate(seeds):
+        with outer, Stream(keyed, seed):
+            alone = [drop(x, p, training=True).cpu() for _ in range(3)]
+        for number, out in enumerate(alone):
+            assert ((out > 0).flatten().numpy() == by_hand(seed, number, 35, p)).all()
+            together = fill_kept_by_key(torch.empty(3, 9, 5, device=keyed), p, torch.tensor(seeds).to(keyed), number)
+            assert torch.equal(together[b, :7].cpu(), (out > 0).float())
+
+
+def test_keyed_draws_are_independent(keyed: torch.device) -> None:
+    """Shares of entries, of pairs in one draw, and of one entry in two draws or two clients: five deviations."""
+    p, count, seeds = 0.3, 200_000, [2**40 + 1, 2**40 + 2]
+    draws = [
+        fill_kept_by_key(torch.empty(2, count, device=keyed), p, torch.tensor(seeds).to(keyed), number).cpu().double()
+        for number in (0, 1)
+    ]
+    assert all(set(kept.unique().tolist()) == {0.0, 1.0} for kept in draws)
+    first, second = draws[0]
+    for one, other in [(first, second), (first, draws[1][0]), *((first[:-k], first[k:]) for k in (1, 2, 3, 4, 8))]:
+        for found, share in ((one.mean(), 1 - p), ((one * other).mean(), (1 - p) ** 2)):
+            assert abs(float(found) - share) < 5 * (3 * share * (1 - share) / count) ** 0.5
 
 
 def test_masks_are_used_in_call_order_and_reset() -> None:

@@ -19,6 +19,8 @@ from shoal.algorithms.base import Client, Pull, Received, Trainer
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.fedopt import FedOPT
 from shoal.algorithms.methods.fedprox import FedProx
+from shoal.algorithms.methods.scaffold import SCAFFOLD
+from shoal.algorithms.models.layers.dropout import KEYED
 from shoal.algorithms.protocol import Tree, Upload
 from shoal.algorithms.rng import CPU
 from shoal.engine.config.config import parse_config
@@ -45,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sgd, in turns": {"train.optimizer": "sgd", "participation.ratio": 0.7, "algorithm.weight": "train"},
     "adam, in turns": {"participation.ratio": 0.7, "engine.cell_size": 3},
     "moments begun anew": {"train.opt_state": "reset", "algorithm.name": "fedopt"},
+    "pulled": {"algorithm.name": "fedprox", "algorithm.mu": 0.5, "participation.ratio": 0.7, "engine.cell_size": 3},
     "graphs": {"model.name": "gcn", "train.dropout": 0.0, "engine.cell_size": 6},
     "scored": {"evaluation.every": 1, "engine.cell_size": 3},
     "scored, in turns": {"evaluation.every": 2, "participation.ratio": 0.7, "model.name": "gcn", "train.dropout": 0.0},
@@ -91,6 +94,15 @@ def fetched(server: Server) -> Server:
     return server
 
 
+@pytest.fixture
+def keyed() -> Iterator[None]:
+    """The second device draws what dropout keeps as a GPU does."""
+    KEYED.add("other")
+    yield
+    KEYED.remove("other")
+
+
+@pytest.mark.usefixtures("keyed")
 @pytest.mark.parametrize("device", ["there", pytest.param("here", marks=pytest.mark.exhaustive(4))])
 @pytest.mark.parametrize("case", CASES)
 def test_the_numbers_of_visits(
@@ -105,8 +117,24 @@ def test_the_numbers_of_visits(
     assert_same_runs(fetched(together), alone)
     assert together.state.first_losses == alone.state.first_losses
     assert_same_scores(together, alone)
-    clients = 4 if "turns" in case else 6
+    clients = 4 if "participation.ratio" in keys else 6
     assert len(stacks) == 4 * -(-clients // keys["engine.cell_size"])
+
+
+@pytest.mark.usefixtures("there", "keyed")
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+@pytest.mark.parametrize("model", ["mlp", "gcn"])
+def test_the_numbers_of_clients_one_by_one(run: Run, stacks: list[Stack], model: str, method: str) -> None:
+    """With what each drops, drawn by keys; and neither the share nor the pull is without effect."""
+    keys = {**KEYS, "model.name": model, "train.optimizer": "sgd", "train.lr": 0.1, "algorithm.name": method}
+    keys |= {"algorithm.mu": 1.0} if method == "fedprox" else {}
+    together = run(keys, rounds=2)
+    assert stacks
+    alone = run({**keys, "engine.trainer": "autograd"}, rounds=2)
+    torch.testing.assert_close(together.state.server, alone.state.server, rtol=1e-5, atol=1e-6)
+    for other in ({"train.dropout": 0.31}, {"algorithm.mu": 1.1} if method == "fedprox" else {}):
+        changed = run({**keys, **other}, rounds=2).state.server["w"]
+        assert not other or (changed - alone.state.server["w"]).abs().max() > 1e-4
 
 
 def test_lines_of_metrics_are_those_of_visits(start: Run, visited: Any, stacks: list[Stack]) -> None:
@@ -247,8 +275,8 @@ class OwnRound(FedAvg):
 @pytest.mark.parametrize(
     ("method", "plain"),
     [
-        *((cls, False) for cls in (OwnUpload, OwnReceive, OwnWeight, OwnTraining, OwnPull, Personal, FedProx)),
-        *((cls, True) for cls in (FedAvg, OwnRound, FedOPT)),
+        *((cls, False) for cls in (OwnUpload, OwnReceive, OwnWeight, OwnTraining, OwnPull, Personal, SCAFFOLD)),
+        *((cls, True) for cls in (FedAvg, OwnRound, FedOPT, FedProx)),
     ],
 )
 def test_methods_are_known_by_their_functions(method: type[FedAvg], plain: bool) -> None:
@@ -347,22 +375,22 @@ MANY = 128
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Server]]:
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
     """A server whose clients are one cell of the second device, after rounds that bring there what stays."""
     folder = tmp_path_factory.mktemp("many")
 
-    def many(clients: int) -> Server:
+    def many(clients: int, rounds: int = 3, **more: Any) -> Server:
         own: dict[str, Any] = {
             "data": {"options": {"nodes": 40 * clients, "features": 64, "classes": 8, "degree": 6.0}}
         }
         own["data"]["store"] = str(folder / f"store-{clients}")
         own |= {"partition": {"method": "random", "clients": clients}, "propagation": {"hops": 0}}
         own |= {"model": {"name": "mlp", "hidden": 64}, "train": {"dropout": 0.0}, "evaluation": {"every": 1000}}
-        own |= {"engine": {"trainer": "batched", "cell_size": clients}}
+        own |= {"engine": {"trainer": "batched", "cell_size": clients}, **more}
         config = parse_config(small_run(folder, rounds=100, **own), "test")
         job = make_job(config, prepare(config), f"many-{clients}")
         server = Server(job, plan_of(config), LocalBackend().enter(job))
-        for _ in range(3):
+        for _ in range(rounds):
             server.round()
         return server
 
@@ -381,12 +409,22 @@ class Written(DeviceCounts):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(op, types, args, kwargs)
-        if op.overloadpacket.__name__ in ("clone", "copy_", "_to_copy", "cat", "stack", "zeros_like", "add_"):
+        name = op.overloadpacket.__name__
+        if name in ("clone", "copy_", "_to_copy", "cat", "stack", "zeros_like", "add_", "index_select", "index_copy_"):
             self.bytes += result.nbytes
+        elif name == "_foreach_copy_":
+            self.bytes += sum(t.nbytes for t in args[0])
         return result
 
 
-def test_a_stack_costs_what_one_client_does(many: Callable[[int], Server]) -> None:
+def calls_of(server: Server) -> int:
+    """Python calls of a round."""
+    profile = cProfile.Profile()
+    profile.runcall(server.round)
+    return pstats.Stats(profile).total_calls  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_stack_costs_what_one_client_does(many: Callable[..., Server]) -> None:
     """Bounds of a round of one cell, the server's part included."""
     server, few, other = many(MANY), many(MANY // 4), load()
     with Written(other) as counts:
@@ -401,6 +439,37 @@ def test_a_stack_costs_what_one_client_does(many: Callable[[int], Server]) -> No
     assert counts.launches <= 140
     parameters = server.state.server["w"].nbytes
     assert counts.bytes < 13 * MANY * parameters
-    profile = cProfile.Profile()
-    profile.runcall(server.round)
-    assert pstats.Stats(profile).total_calls < 60 * MANY  # type: ignore[attr-defined]
+    assert calls_of(server) < 55 * MANY
+
+
+def test_other_clients_each_round_cost_the_same(many: Callable[..., Server]) -> None:
+    """Each has come before: nothing is gathered or sent of it alone, and no state moves."""
+    keys: dict[str, Any] = {"participation": {"ratio": 0.5}}
+    server, few, other = many(2 * MANY, 20, **keys), many(MANY // 2, 20, **keys), load()
+    assert server.cohort(21) != server.cohort(20)
+    with Written(other) as counts:
+        server.round()
+    with DeviceCounts(other) as of_few:
+        few.round()
+    # Where the rows of clients lie is sent, too.
+    assert (counts.copies, counts.synchronisations) == (3, 1)
+    assert on_device(server) == {"other"}
+    assert of_few.launches <= counts.launches - 2 <= of_few.launches
+    assert counts.launches <= 140
+    assert counts.bytes < 13 * MANY * server.state.server["w"].nbytes
+    assert calls_of(server) < 60 * MANY
+
+
+@pytest.mark.usefixtures("keyed")
+def test_dropout_is_drawn_for_all_at_once(many: Callable[..., Server]) -> None:
+    """Twenty operators a draw, whatever the number of clients, and their seeds in one copy."""
+    keys: dict[str, Any] = {"train": {"dropout": 0.5}}
+    server, few, other = many(MANY, **keys), many(MANY // 4, **keys), load()
+    with DeviceCounts(other) as counts:
+        server.round()
+    with DeviceCounts(other) as of_few:
+        few.round()
+    assert (counts.copies, counts.synchronisations) == (3, 1)
+    assert of_few.launches <= counts.launches - 2 <= of_few.launches
+    assert counts.launches <= 112 + 3 * 20
+    assert calls_of(server) < 75 * MANY
