@@ -7,6 +7,7 @@ from shoal.features.feature import Feature
 from shoal.influence.feature import INFLUENCE
 from shoal.search.feature import SEARCH
 from shoal.shifts.feature import SHIFTS
+from shoal.values.feature import VALUES
 
 # Their sections of a page have this order.
-FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS, EVALUATOR, SHIFTS)
+FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, VALUES, ATTACKS, EVALUATOR, SHIFTS)
