@@ -48,7 +48,19 @@ WRITTEN = (
     rf"{CODE}/[0-9a-f]{{8}}/.+\.py",
 )
 # These files below a run are written without being replaced as a whole; the folders are written into.
-FIXED = (METRICS, CLIENT_SCORES, UPLOADS, COALITIONS, LOG, CHECKPOINTS, checkpoint.BEST, RECORDS, CODE, *OF_CALLBACKS, EXPORT)
+FIXED = (
+    METRICS,
+    CLIENT_SCORES,
+    UPLOADS,
+    COALITIONS,
+    LOG,
+    CHECKPOINTS,
+    checkpoint.BEST,
+    RECORDS,
+    CODE,
+    *OF_CALLBACKS,
+    EXPORT,
+)
 
 
 def runs_here(config: Config) -> Path:

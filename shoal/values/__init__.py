@@ -1,1 +1,1 @@
-"""The values of clients of a run: games of coalitions, estimates of their values, the section of the page, the command."""
+"""The values of clients of a run: the game of coalitions, estimates, the section of the page, the command."""

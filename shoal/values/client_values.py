@@ -5,7 +5,6 @@ Axes: P clients that may train, N clients whose items are scored.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import ceil, log10
 from pathlib import Path
 
 from shoal.engine.records.run_folder import VALUES
@@ -85,27 +84,22 @@ class ClientValues:
     def text_of(self, place: int) -> str:
         """Formats the value of a client, with its interval where there is one."""
         half = self.halves[place]
-        text = f"{self.values[place]:+.{self._decimals}f}"
-        return f"{text} ± {half:.{self._decimals}f}" if half else text
-
-    @property
-    def _decimals(self) -> int:
-        """Digits below a point: as many as one item changes, at most two."""
-        return min(max(ceil(log10(max(sum(self.items), 1))) - 2, 0), 2)
+        text = f"{self.values[place]:+.2f}"
+        return f"{text} ± {half:.2f}" if half else text
 
     def table(self, by_client: bool = False) -> TextTable:
         """Makes a table with a row a client, the largest value first, in points.
 
         `by_client` adds what each adds at each client, with all digits, for programs.
         """
-        decimals, rows = self._decimals, []
+        rows = list[tuple[str, ...]]()
         for p in self.order:
             client, row = self.clients[p], self.at_clients[p]
             own, all_items = self.items[client], sum(self.items)
             rest = self.values[p] * all_items - row[client] * own
-            itself = f"{row[client]:+.{decimals}f}" if own else "-"
-            others = f"{rest / (all_items - own):+.{decimals}f}" if all_items > own else "-"
-            numbers = (f"{self.values[p]:+.{decimals}f}", f"{self.halves[p]:.{decimals}f}", others, itself)
+            itself = f"{row[client]:+.2f}" if own else "-"
+            others = f"{rest / (all_items - own):+.2f}" if all_items > own else "-"
+            numbers: tuple[str, ...] = (f"{self.values[p]:+.2f}", f"{self.halves[p]:.2f}", others, itself)
             if by_client:
                 plain = (self.values[p], self.halves[p], rest / max(all_items - own, 1), row[client], *row)
                 numbers = tuple(f"{number:.17g}" for number in plain)

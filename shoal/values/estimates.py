@@ -2,8 +2,8 @@
 
 The value of a player is a weighted mean, over coalitions, of what it adds: of Shapley with equal weights of all sizes,
 of Banzhaf with equal weights of all coalitions. Each drawn coalition tells of every player (Wang and Jia, 2023). A
-surrogate takes away what it can predict: its own values are known, and drawn coalitions estimate those of what it leaves
-(Witter et al., 2025). It is fitted to other coalitions than it predicts, so that the estimate has no bias.
+surrogate takes away what it can predict: its own values are known, and drawn coalitions estimate those of what it
+leaves (Witter et al., 2025). It is fitted to other coalitions than it predicts, so that the estimate has no bias.
 
 Axes: P players, m coalitions, N clients whose items are scored.
 """
@@ -91,7 +91,9 @@ def count_all(game: Scorer, kind: str) -> Estimate:
     """
     players = len(game.players)
     if players > MOST_PLAYERS:
-        few = f"all coalitions of {players} clients are {2**players:,}; take shapley, or a run of {MOST_PLAYERS} or fewer"
+        few = (
+            f"all coalitions of {players} clients are {2**players:,}; take shapley, or a run of {MOST_PLAYERS} or fewer"
+        )
         raise ShoalError("--method", few)
     right_SN = np.array([game.right(coalition) for coalition in range(1 << players)])
     every_S, size_S = np.arange(1 << players), np.array([coalition.bit_count() for coalition in range(1 << players)])
@@ -158,9 +160,9 @@ def draw_coalitions(game: Scorer, kind: str, limits: Limits, rng: np.random.Gene
 class Design:
     """The draw of coalitions for a value of so many players, and its estimate.
 
-    Of Shapley, sizes 0, 1 and all are counted whole, and others drawn as 1 / s. That is between the least variance for a
-    given work where scores of all sizes spread alike, 1 / (s sqrt(P - s)), and where they do as means of s players,
-    s^-1.5; it has more of the large coalitions, each of which tells of the few players that it lacks.
+    Of Shapley, sizes 0, 1 and all are counted whole, and others drawn as 1 / s. That is near the least variance for a
+    given work: 1 / (s sqrt(P - s)) where scores of all sizes spread alike, s^-1.5 where they do as means of s players.
+    It has more of the large coalitions, each of which tells of the few players that it lacks.
     """
 
     def __init__(self, kind: str, players: int) -> None:
@@ -182,9 +184,7 @@ class Design:
         size = min(size, self._drawn_sizes[-1])
         return sum(1 << int(p) for p in rng.choice(self._players, size, replace=False))
 
-    def estimate(
-        self, always: list[int], right_cN: np.ndarray, drawn: list[int], right_mN: np.ndarray
-    ) -> Estimate:
+    def estimate(self, always: list[int], right_cN: np.ndarray, drawn: list[int], right_mN: np.ndarray) -> Estimate:
         """Returns values from the coalitions that are counted whole and those that were drawn, with their scores."""
         players = self._players
         member_cP, member_mP = (_members(coalitions, players) for coalitions in (always, drawn))

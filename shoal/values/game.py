@@ -8,8 +8,7 @@ A coalition is an integer, whose bit `p` says that player `p` is in it. What was
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -251,4 +250,3 @@ def _counts(table: ScoreTable, clients: int) -> tuple[Scores, Scores]:
 
 def _other(part: str) -> str:
     return next(other for other in PARTS if other != part)
-

@@ -1,9 +1,9 @@
 """Shapley values from permutations: what each client adds to those before it (Castro et al., 2009).
 
 A permutation and its reverse are one draw (antithetic; Mitchell et al., 2022). Permutations that begin with the same
-clients share these coalitions, which are trained once. A permutation ends early where its clients so far score like all
-of them, within a tolerance (Ghorbani and Zou, 2019): the clients behind add nothing there. As long as scores rise on the
-way, that errs by the tolerance at most in each such permutation, and intervals are wider by that.
+clients share these coalitions, which are trained once. A permutation ends early where its clients so far score like
+all of them, within a tolerance (Ghorbani and Zou, 2019): the clients behind add nothing there. As long as scores rise
+on the way, that errs by the tolerance at most in each such permutation, and intervals are wider by that.
 
 Axes: P players, N clients whose items are scored.
 """

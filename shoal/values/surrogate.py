@@ -95,7 +95,7 @@ def fit(member_mP: np.ndarray, score_mN: np.ndarray, scale: float, share: float)
 def _values_of_kernel(
     size: int, players: int, scale: float, weights: Weights, sizes: Sequence[int]
 ) -> tuple[float, float]:
-    """Returns the value of a player inside of a coalition of this size, and of one outside, in the game of its kernel."""
+    """Returns the values of a player inside of a coalition of this size, and of one outside, in its kernel's game."""
     inside = outside = 0.0
     for s in sizes:
         if s > 0:

@@ -3,7 +3,6 @@
 import shlex
 from contextlib import closing
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -84,7 +83,10 @@ def _value(past: PastRun, method: Method, options: dict[str, Any], part: str) ->
     limits = Limits((options["precision"] or PRECISION) * items / 100, options["trainings"] or TRAININGS)
     # The draws are those of the run, so that the same command gives the same values.
     rng = np.random.default_rng(key(past.config.seed, "values", method))
-    with closing(game), progress("coalitions", _count_expected(method, len(game.players), limits), "coalitions") as step:
+    with (
+        closing(game),
+        progress("coalitions", _count_expected(method, len(game.players), limits), "coalitions") as step,
+    ):
         game.seen = step.advance
         if method == "exact":
             estimate = count_all(game, SHAPLEY)

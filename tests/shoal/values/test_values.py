@@ -35,7 +35,9 @@ def scores_from_scratch(folder: Path, whole: Path, clients: int, **changes: Any)
         for who in itertools.combinations(range(clients), size):
             out = [i for i in range(clients) if i not in who]
             participation = {**changes.get("participation", {}), "without": out}
-            made = run_small(folder, **{**changes, "participation": participation, "name": f"c{'-'.join(map(str, who))}"})
+            made = run_small(
+                folder, **{**changes, "participation": participation, "name": f"c{'-'.join(map(str, who))}"}
+            )
             accuracy = read_summary(made)["scopes"]["global"]["final"]["val"]["rows"]
             scores[frozenset(who)] = Fraction(round(accuracy * items), items)
     return scores
@@ -180,7 +182,9 @@ def test_a_client_without_training_items_adds_nothing(tmp_path: Path) -> None:
     split = np.where(nodes % 2, VAL, np.where(nodes % 3 == 2, TEST, TRAIN)).astype(np.int8)
     path = user_graph(tmp_path, 48, "graph", assignment=nodes % 3, split=split)
     data = {"dataset": "files", "path": path, "split": "public", "options": {}}
-    found = value(run_small(tmp_path, data=data, partition={"method": "file", "clients": 3}, train={"lr": 0.3}), "exact")
+    found = value(
+        run_small(tmp_path, data=data, partition={"method": "file", "clients": 3}, train={"lr": 0.3}), "exact"
+    )
     values = dict(zip(found.clients, found.values))
     assert values[2] == 0
     assert any(values.values())
