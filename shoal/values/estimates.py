@@ -169,7 +169,7 @@ class Design:
         self._players, self._weights = players, weigh_sizes(kind, players)
         sizes = np.arange(players + 1)
         if kind == SHAPLEY:
-            self.counted = (0, 1, players)
+            self.counted: tuple[int, ...] = (0, 1, players)
             chance = np.where((sizes > 1) & (sizes < players), 1 / np.maximum(sizes, 1.0), 0.0)
         else:
             self.counted = (0, players)
