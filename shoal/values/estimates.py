@@ -131,7 +131,7 @@ def draw_coalitions(game: Scorer, kind: str, limits: Limits, rng: np.random.Gene
     Raises ShoalError: `limits.trainings` is too low for an interval.
     """
     players = len(game.players)
-    if players <= MOST_PLAYERS and 2 ** (players - 1) <= limits.trainings:
+    if fits_whole(game, limits):
         return count_all(game, kind)
     design = Design(kind, players)
     always = [coalition for size in design.counted for coalition in _of_size(size, players)]
@@ -155,6 +155,12 @@ def draw_coalitions(game: Scorer, kind: str, limits: Limits, rng: np.random.Gene
         few = f"{limits.trainings:g} are {len(drawn)} drawn coalitions, and an interval needs {FEWEST}; set it higher"
         raise ShoalError("--trainings", few)
     return design.estimate(always, right_cN, drawn, np.array(scores))
+
+
+def fits_whole(game: Scorer, limits: Limits) -> bool:
+    """Returns whether the work of all coalitions, half of the players in the mean, is within the limit."""
+    players = len(game.players)
+    return players <= MOST_PLAYERS and 2 ** (players - 1) <= limits.trainings
 
 
 class Design:

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from shoal.storage.errors import ShoalError
-from shoal.values.estimates import CONFIDENCE, Estimate, Limits, Scorer
+from shoal.values.estimates import CONFIDENCE, SHAPLEY, Estimate, Limits, Scorer, count_all, fits_whole
 
 # Fewer pairs say nothing of how they differ.
 FEWEST_PAIRS = 2
@@ -23,8 +23,12 @@ FEWEST_PAIRS = 2
 def draw_permutations(game: Scorer, limits: Limits, tolerance: float, rng: np.random.Generator) -> Estimate:
     """Estimates Shapley values from pairs of permutations, until a limit is reached; `tolerance` is in items.
 
+    Where all coalitions fit into the limit, values are exact.
+
     Raises ShoalError: the work of `limits.trainings` is less than that of two pairs.
     """
+    if fits_whole(game, limits):
+        return count_all(game, SHAPLEY)
     players, used, pairs, ended = len(game.players), set[int](), list[np.ndarray](), list[np.ndarray]()
     largest_cost, estimate = 0.0, None
     while True:

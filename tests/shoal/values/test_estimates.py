@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.errors import refused
 
-from shoal.values.estimates import BANZHAF, SHAPLEY, Limits, count_all, draw_coalitions, leave_out
+from shoal.values.estimates import BANZHAF, SHAPLEY, Limits, count_all, draw_coalitions, leave_out, weigh_sizes
 from shoal.values.permutations import draw_permutations
 from shoal.values.surrogate import fit
 
@@ -142,14 +142,17 @@ def test_drawing_ends_by_precision_or_by_work_and_takes_all_coalitions_that_fit(
 
 
 def test_permutations_hold_the_values_and_share_coalitions_that_are_equal() -> None:
-    exact = count_all(drawn_game(5, 4), SHAPLEY).total_P
+    exact = count_all(drawn_game(8, 4), SHAPLEY).total_P
     inside = []
     for seed in range(40):
-        game = drawn_game(5, 4)
-        found = draw_permutations(game, Limits(0.0, 12.0), 0.0, np.random.default_rng(seed))
+        game = drawn_game(8, 4)
+        found = draw_permutations(game, Limits(0.0, 60.0), 0.0, np.random.default_rng(seed))
         inside.append(np.abs(found.total_P - exact) <= found.half_P)
-        assert found.total_P.sum() == pytest.approx((game.right(31) - game.right(0)).sum())
+        assert found.total_P.sum() == pytest.approx((game.right(255) - game.right(0)).sum())
+        # Plain permutations would have trained eight coalitions each.
+        assert game.cost(set(game.asked)) < int(found.note.split()[0]) * 36 / 8
     assert 0.85 <= np.mean(inside) <= 1.0
+    assert not draw_permutations(drawn_game(4, 1), Limits(0.0, 8.0), 0.0, np.random.default_rng(0)).half_P.any()
     with refused("--trainings"):
         draw_permutations(drawn_game(5, 4), Limits(0.0, 1.0), 0.0, np.random.default_rng(0))
 
@@ -162,10 +165,10 @@ def test_a_permutation_ends_within_the_tolerance_and_errs_by_no_more_where_score
 
     # Every order gives the values of a game of sums, so that what differs is what was cut off.
     whole, cut = game(), game()
-    plain = draw_permutations(whole, Limits(0.0, 16.0), 0.0, np.random.default_rng(0))
+    plain = draw_permutations(whole, Limits(500.0, 100.0), 0.0, np.random.default_rng(0))
     assert plain.total_P.tolist() == weights
     assert not plain.half_P.any()
-    found = draw_permutations(cut, Limits(0.0, 16.0), 4.0, np.random.default_rng(0))
+    found = draw_permutations(cut, Limits(500.0, 100.0), 12.0, np.random.default_rng(0))
     missed = np.array(weights) - found.total_P
     assert missed.max() > 0
     assert (missed >= 0).all()
@@ -179,8 +182,6 @@ def test_the_surrogate_knows_its_own_values_by_the_sums_over_its_predictions() -
     member_mP[0] = True
     member_mP[1:][member_mP[1:].sum(1) == 0, 0] = True
     surrogate = fit(member_mP, rng.normal(size=(12, 2)), 0.3, 0.01)
-    from shoal.values.estimates import weigh_sizes
-
     everyone = np.array([[c >> p & 1 for p in range(6)] for c in range(64)], dtype=bool)
     score = surrogate.predict(everyone)
     for kind in (SHAPLEY, BANZHAF):
