@@ -122,7 +122,7 @@ def test_what_clients_add_at_each_client_adds_up_and_is_on_the_page(
     ordered, at_clients = (drawing.drawn.axes for drawing in sections[0].drawings)
     assert [text.get_text() for text in ordered[0].texts][::2] == [f"client {kept.clients[p]}" for p in kept.order]
     (image,) = at_clients[0].images
-    assert image.get_array() == pytest.approx(np.array(kept.at_clients))
+    assert np.asarray(image.get_array()) == pytest.approx(np.array(kept.at_clients))
     assert "Values of clients" in report([whole], None, kinds=("svg",)).read_text()
     (whole / "values.json").write_text("{}")
     with refused(whole / "values.json", says="shoal values writes it again"):
