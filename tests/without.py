@@ -78,6 +78,7 @@ FEATURES = {
     "selection": _schedule("selection", "participation.selection=power_of_choice"),
     "secure": _stage("secure", "secure=masks"),
     "shifts": _around("shifts", "read RUN shifts"),
+    "values": _around("values", "read RUN values"),
     "targets": Feature(("engine/targets",), (SECTIONS,), "run quickstart target=regression"),
     "users": _stage("users", "stages=[mine.py:Mine]"),
 }

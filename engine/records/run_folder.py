@@ -40,13 +40,27 @@ LOG, FAILURE = "run.log", "failure.txt"
 FORK = "fork.json"
 # `shoal influence` writes this file, which the page reads.
 INFLUENCE = "influence.json"
-# These paths below a run are written here, and by `shoal influence`.
+# `shoal values` writes these: values, which the page reads, and what coalitions of clients trained.
+VALUES, COALITIONS = "values.json", "coalitions.jsonl"
+# These paths below a run are written here, and by these commands.
 WRITTEN = (
-    r"config\.yaml|summary\.json|failure\.txt|run\.log|(fork|influence)\.json",
+    r"config\.yaml|summary\.json|failure\.txt|run\.log|(fork|influence|values)\.json|coalitions\.jsonl",
     rf"{CODE}/[0-9a-f]{{8}}/.+\.py",
 )
 # These files below a run are written without being replaced as a whole; the folders are written into.
-FIXED = (METRICS, CLIENT_SCORES, UPLOADS, LOG, CHECKPOINTS, checkpoint.BEST, RECORDS, CODE, *OF_CALLBACKS, EXPORT)
+FIXED = (
+    METRICS,
+    CLIENT_SCORES,
+    UPLOADS,
+    COALITIONS,
+    LOG,
+    CHECKPOINTS,
+    checkpoint.BEST,
+    RECORDS,
+    CODE,
+    *OF_CALLBACKS,
+    EXPORT,
+)
 
 
 def runs_here(config: Config) -> Path:
@@ -220,6 +234,8 @@ class RunFolder:
                 SUMMARY,
                 FAILURE,
                 INFLUENCE,
+                VALUES,
+                COALITIONS,
                 LOG,
                 CHECKPOINTS,
                 checkpoint.BEST,

@@ -216,6 +216,24 @@ def points(
         _bare(axes, x, height)
 
 
+def intervals(
+    drawings: list[Drawing], name: str, title: str, rows: Sequence[tuple[str, float, float, str]], unit: str
+) -> None:
+    """Draws numbers below each other, each with its name, half of its interval and its text; zero has a line."""
+    shown = rows[:MOST_BARS]
+    title += " (bars: 95 % intervals)" if any(half for _, _, half, _ in shown) else ""
+    title += f" (the first {MOST_BARS} of {len(rows)})" if len(rows) > MOST_BARS else ""
+    text = "; ".join(f"{label}: {number}" for label, _, _, number in shown)
+    places, height = _rows([label for label, *_ in shown])
+    style = {"color": COLOURS[0], "marker": MARKS[0], "markersize": 3.5, "linestyle": "none"}
+    with _figure(drawings, name, title, f"{title}: {text}", height=0.5 + height) as (axes,):
+        axes.axvline(0, color="#000000", linewidth=0.6)
+        for place, (label, middle, half, number) in zip(places, shown):
+            axes.errorbar(middle, place, xerr=half, capsize=2, elinewidth=1, **style)
+            _above(axes, place, label, number)
+        _bare(axes, unit, height)
+
+
 def sorted_clients(drawings: list[Drawing], name: str, panels: Panels[np.ndarray], score: str) -> None:
     """Draws accuracy of single clients in ascending order, a line for each combination."""
     every = [look for looks in panels.values() for look in looks]
