@@ -71,7 +71,7 @@ class Side:
                 rows |= read_digests_by_round(path, range(first, end + 1))
             except ShoalError as error:
                 self._lose(error)
-        return {number: {(phase, i): digest for phase, i, digest in of} for number, of in rows.items()}
+        return {number: {(phase, i): digest for phase, i, digest in uploads} for number, uploads in rows.items()}
 
     @cached_property
     def kept(self) -> dict[int, Path]:
