@@ -88,7 +88,7 @@ class OpenedJob:
         self.stages = make_stages(job)
         users_code = bool(job.texts) or any(stage.guarded for stage in self.stages)
         self.guarded = checks_always(self.algorithm) or users_code
-        self._lent = self.algorithm.only_replaced | {parameters_key(name) for name in self.algorithm.models()}
+        self._only_replaced = self.algorithm.only_replaced | {parameters_key(name) for name in self.algorithm.models()}
         self.begins: Callable[[int], None] = lambda client: None
         self._first_rounds: dict[str, int] = {}
         self.checks = True
@@ -166,7 +166,7 @@ class OpenedJob:
 
         Code of the user's may write to any of them, ours to none in an evaluation.
         """
-        return self.device == CPU and (self.guarded or (bool(cell.phase) and name not in self._lent))
+        return self.device == CPU and (self.guarded or (bool(cell.phase) and name not in self._only_replaced))
 
     def plan(self, cells: Sequence[Cell]) -> None:
         """Announces who is visited, and who is scored, from now on; see `OpenViews.plan`."""
