@@ -143,7 +143,7 @@ def _with_columns_of(manifest: Manifest, graph: Graph, called: str) -> Graph:
         )
     if graph.edge_names is not None and manifest.edge_names is not None:
         # Kinds of edges, ones and zeros, may all be missing, and with a relation its features.
-        kinds = ("",) if graph.edge_attr is not None and np.isin(graph.edge_attr, (0, 1)).all() else ()
+        kinds: tuple[str, ...] = ("",) if graph.edge_attr is not None and np.isin(graph.edge_attr, (0, 1)).all() else ()
         of_run = Kinds.read(manifest.kinds)
         kinds = tuple(manifest.edge_names[: of_run.edges]) if of_run is not None and of_run.edges else kinds
         names, where = list(graph.edge_names), f"{called}.edge_attr"

@@ -95,15 +95,15 @@ class ClientValues:
         rows = list[tuple[str, ...]]()
         for p in self.order:
             client, row = self.clients[p], self.at_clients[p]
-            own, all_items = self.items[client], sum(self.items)
-            rest = self.values[p] * all_items - row[client] * own
-            itself = f"{row[client]:+.2f}" if own else "-"
-            others = f"{rest / (all_items - own):+.2f}" if all_items > own else "-"
+            own_items, all_items = self.items[client], sum(self.items)
+            rest = self.values[p] * all_items - row[client] * own_items
+            itself = f"{row[client]:+.2f}" if own_items else "-"
+            others = f"{rest / (all_items - own_items):+.2f}" if all_items > own_items else "-"
             numbers: tuple[str, ...] = (f"{self.values[p]:+.2f}", f"{self.halves[p]:.2f}", others, itself)
             if by_client:
-                plain = (self.values[p], self.halves[p], rest / max(all_items - own, 1), row[client], *row)
+                plain = (self.values[p], self.halves[p], rest / max(all_items - own_items, 1), row[client], *row)
                 numbers = tuple(f"{number:.17g}" for number in plain)
-            rows.append((str(client), str(own), *numbers))
+            rows.append((str(client), str(own_items), *numbers))
         heads = ["client", f"{PARTS[self.part]} items", "value", "± 95 %", "on others", "on itself"]
         heads += [f"on client {j}" for j in range(len(self.items))] if by_client else []
         cost = self.cost

@@ -77,8 +77,8 @@ def weigh_sizes(kind: str, players: int) -> Weights:
     """Returns the weights of sizes by which means with a player, and without it, make its value."""
     sizes = range(players + 1)
     if kind == SHAPLEY:
-        each = np.full(players + 1, 1 / players)
-        return Weights(each, each)
+        equal = np.full(players + 1, 1 / players)
+        return Weights(equal, equal)
     with_it = [math.comb(players - 1, s - 1) / 2 ** (players - 1) if s else 0.0 for s in sizes]
     without = [math.comb(players - 1, s) / 2 ** (players - 1) for s in sizes]
     return Weights(np.array(with_it), np.array(without))
@@ -113,7 +113,7 @@ def _weigh(kind: str, added: list[int]) -> Fraction:
     players = len(added)
     if kind == BANZHAF:
         return Fraction(sum(added), 2 ** (players - 1))
-    of_size = (Fraction(each, math.comb(players - 1, s)) for s, each in enumerate(added))
+    of_size = (Fraction(count, math.comb(players - 1, s)) for s, count in enumerate(added))
     return sum(of_size, Fraction(0)) / players
 
 

@@ -217,6 +217,9 @@ def _require_game(past: PastRun) -> None:
     past.require_classes("values")
     if options_of(past.config, "cross_edges") is not None:
         raise ShoalError(path, "data.cross_edges", "hops of others hold sums of a client's nodes; take a run with drop")
+    private = options_of(past.config, "privacy")
+    if private is not None and private.unit == "client":
+        raise ShoalError(path, "privacy.unit", "client hides who takes part, and coalitions leave some out; take node")
     if past.plan.algorithm.centralized:
         name = past.config.algorithm.name
         raise ShoalError(path, "algorithm.name", f"{name} trains on all data at once; take a method of clients")

@@ -36,7 +36,7 @@ def draw_permutations(game: Scorer, limits: Limits, tolerance: float, rng: np.ra
         if before + largest_cost > limits.trainings:
             break
         order = rng.permutation(players)
-        walked = [_walk(game, each.tolist(), tolerance, used) for each in (order, order[::-1])]
+        walked = [_walk(game, way.tolist(), tolerance, used) for way in (order, order[::-1])]
         largest_cost = max(largest_cost, game.cost(used) - before)
         pairs.append((walked[0][0] + walked[1][0]) / 2)
         ended.append((walked[0][1] + walked[1][1]) / 2)

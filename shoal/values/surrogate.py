@@ -127,8 +127,8 @@ def _distances(member_kP: np.ndarray, member_mP: np.ndarray) -> np.ndarray:
 
 def _distance(s: np.ndarray | int, t: np.ndarray | int, shared: np.ndarray) -> np.ndarray:
     """Returns the squared distance of the means of two sets; that of the empty set is zero."""
-    one, other = np.maximum(s, 1), np.maximum(t, 1)
-    distance: np.ndarray = np.sign(s) / one + np.sign(t) / other - 2 * shared / (one * other)
+    first, second = np.maximum(s, 1), np.maximum(t, 1)
+    distance: np.ndarray = np.sign(s) / first + np.sign(t) / second - 2 * shared / (first * second)
     return distance
 
 

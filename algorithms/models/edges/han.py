@@ -1,6 +1,7 @@
 """HAN: attention to nodes along every meta-path, and to meta-paths."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -109,18 +110,18 @@ class HAN(Coupled):
     def _patterns(self, operator: EdgeMatrix, kind_NT: Tensor) -> list[SparseMatrix]:
         """Returns who reaches whom by every path, or by every relation, `[N, N]` each."""
         if not self.paths:
-            relations = range(self.edge_features)
-            return [
-                operator.path(("relation", r), lambda r=r: [operator.kinds("han", self.edge_features)[:, r]])
-                for r in relations
-            ]
+
+            def step(relation: int) -> list[np.ndarray]:
+                return [operator.kinds("han", self.edge_features)[:, relation]]
+
+            return [operator.path(("relation", r), partial(step, r)) for r in range(self.edge_features)]
 
         def steps(path: tuple[int, ...]) -> list[np.ndarray]:
             of_kind = kind_NT.bool().cpu().numpy()
             receiver, sender = operator.receiver.cpu().numpy(), operator.parts()[1].cpu().numpy()
             return [of_kind[sender, here] & of_kind[receiver, there] for here, there in pairwise(path)]
 
-        return [operator.path(path, lambda path=path: steps(path)) for path in self.paths]
+        return [operator.path(path, partial(steps, path)) for path in self.paths]
 
 
 def _require_paths(kinds: Kinds, metapaths: list[list[str]] | None) -> tuple[tuple[int, ...], ...]:

@@ -247,7 +247,7 @@ class HGTConv(nn.Module):
 
     def reset_parameters(self) -> None:
         for linear in (*self.lin_kqv, *self.lin_out):
-            linear.reset_parameters()  # type: ignore[operator]
+            linear.reset_parameters()
         bound = 1 / math.sqrt(self.key_weight.shape[-1])
         for weight in (self.key_weight, self.value_weight):
             weight.data.uniform_(-bound, bound)

@@ -1,6 +1,6 @@
 """Kinds of nodes and of edges, by the columns of features that say them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 # A column of x whose name begins so has ones at the nodes of one kind.
@@ -21,7 +21,7 @@ class Kinds(NamedTuple):
     edges: int = 0
 
     @classmethod
-    def of(cls, vocabulary: Sequence[Any] | None, edges: int) -> "Kinds":
+    def of(cls, vocabulary: Iterable[Any] | None, edges: int) -> "Kinds":
         """Finds kinds of nodes by the names of features, if these have any."""
         named = enumerate(() if vocabulary is None else map(str, vocabulary))
         of_nodes = [(name.removeprefix(OF_NODES), column) for column, name in named if name.startswith(OF_NODES)]

@@ -3,6 +3,8 @@
 Axes: N nodes, R relations, E entries, F features.
 """
 
+from typing import Any
+
 import numpy as np
 import scipy.sparse as sp
 
@@ -76,17 +78,16 @@ def _hop(means: sp.csr_array, x: np.ndarray | sp.csr_array, dtype: str) -> Rows:
 
 def _sum(hops: list[Rows]) -> np.ndarray | sp.csr_array:
     """Sums the hops of a step, float32; sparse, if all are."""
-    first, *others = map(_matrix_of, hops)
+    matrices: list[Any] = [_matrix_of(hop) for hop in hops]
+    first, *others = matrices
     if sp.issparse(first) and not all(map(sp.issparse, others)):
         first = first.toarray()
     total = first if sp.issparse(first) else np.array(first)
     for other in others:
-        total = total + other if sp.issparse(total) else _added(total, other)
-    return total
-
-
-def _added(total: np.ndarray, other: np.ndarray | sp.csr_array) -> np.ndarray:
-    total += other.toarray() if sp.issparse(other) else other
+        if sp.issparse(total):
+            total = total + other
+        else:
+            total += other.toarray() if sp.issparse(other) else other
     return total
 
 

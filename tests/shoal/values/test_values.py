@@ -201,13 +201,12 @@ def test_leaving_out_is_what_influence_measures(tmp_path: Path) -> None:
         assert found.values[each.client] == pytest.approx(100 * gain / sum(found.items))
 
 
-@needs("compression", "robust", "privacy")
+@needs("compression", "robust")
 @pytest.mark.parametrize(
     "stage",
     [
         {"communication": {"upload": "int8"}},
         {"aggregation": "median"},
-        {"privacy": {"unit": "client", "clip": 1.0, "noise": 0.1}},
     ],
 )
 def test_stages_act_on_coalitions_as_on_runs(stage: dict[str, Any], tmp_path: Path) -> None:
@@ -220,6 +219,13 @@ def test_stages_act_on_coalitions_as_on_runs(stage: dict[str, Any], tmp_path: Pa
         both = (read_summary(path)["scopes"]["global"]["final"]["val"]["rows"] for path in (whole, made))
         with_it, without = (round(accuracy * items) for accuracy in both)
         assert found.values[p] == pytest.approx(100 * (with_it - without) / items)
+
+
+@needs("privacy")
+def test_privacy_of_clients_is_refused(tmp_path: Path) -> None:
+    private = run_small(tmp_path, privacy={"unit": "client", "clip": 1.0, "noise": 0.1})
+    with refused(private, "privacy.unit"):
+        value(private)
 
 
 def test_what_has_no_values_is_refused(tmp_path: Path) -> None:
