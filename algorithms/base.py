@@ -254,6 +254,6 @@ def trains_plainly(method: Algorithm | type[Algorithm]) -> bool:
     return fits_cross_entropy(method) and not overrides(method, "pull")
 
 
-def pulls_all_alike(method: Algorithm | type[Algorithm]) -> bool:
+def pulls_all_the_same(method: Algorithm | type[Algorithm]) -> bool:
     """Whether what a method adds to gradients is the same for all clients, or nothing."""
     return not overrides(method, "pull") or getattr(method.pull, "is_same_for_all", False)

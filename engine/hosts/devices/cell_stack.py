@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, fits_cross_entropy, overrides, pulls_all_alike
+from shoal.algorithms.base import Algorithm, fits_cross_entropy, overrides, pulls_all_the_same
 from shoal.algorithms.client import Client, ClientModel, ClientTable
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import MODEL, Reduce, Tree
@@ -48,7 +48,7 @@ def sends_its_model(method: Algorithm) -> bool:
     cls = type(method)
     hooks = cls.receive is Algorithm.receive and getattr(cls, "upload", None) is FedAvg.upload
     weights = getattr(cls, "weight_of", None) is FedAvg.weight_of
-    trains = fits_cross_entropy(method) and pulls_all_alike(method)
+    trains = fits_cross_entropy(method) and pulls_all_the_same(method)
     return hooks and weights and trains and cls.client_models == "global"
 
 
