@@ -26,7 +26,8 @@ DECLARED = {"section.py": "engine/sections", "feature.py": "shoal/features"}
 # The room named after a package is what lies in the folder itself.
 LISTED = {
     "shoal": """
-        attacks clock evaluator influence search shifts shoal cli past pages scaling sweeps kept tables study features
+        attacks board clock evaluator influence search shifts shoal cli past pages scaling sweeps kept tables study
+        features
     """,
     "engine": """
         engine runs preparing/cross_edges preparing cluster screen callbacks hosts hosts/devices newcomers targets

@@ -61,6 +61,7 @@ FEATURES = {
     "asynchronous": _schedule("asynchronous", "schedule=fedbuff", "docs/asynchronous.md"),
     "attacks": _around("attacks", "read RUN membership"),
     "availability": _schedule("availability", "participation.dropout=0.5"),
+    "board": _around("board", "board runs", "docs/board.md"),
     "clock": _around("clock", "read RUN clock", "docs/clock.md"),
     "compression": _stage("compression", "communication.upload=int8"),
     "cross_edges": Feature(("engine/preparing/cross_edges",), (SECTIONS,), "run quickstart data.cross_edges=hops"),

@@ -181,11 +181,21 @@ def read_upload_digests(run: Path, number: int) -> list[tuple[str, int, str]]:
 
     Raises ShoalError: the file cannot be read, is of another run, or is without the round.
     """
-    batches = [rows for rows in _read_batches(run, UPLOADS) if rows["round"][0].as_py() == number]
-    if not batches and noted_digests(run, UPLOADS).get(number) is not None:
-        raise ShoalError(run / UPLOADS, f"the digests of round {number} are damaged or missing; bring the file back")
-    uploads = [row for rows in batches for row in rows.to_pylist()]
-    return [(row["phase"], row["client"], row["digest"].hex()) for row in uploads]
+    return read_uploads(run, number).get(number, [])
+
+
+def read_uploads(run: Path, number: int | None = None) -> dict[int, list[tuple[str, int, str]]]:
+    """Reads the digests of uploads by round, of all rounds or of one, as `read_upload_digests`; raises as it."""
+    uploads: dict[int, list[tuple[str, int, str]]] = {}
+    for rows in _read_batches(run, UPLOADS):
+        of_round = rows["round"][0].as_py()
+        if number in (None, of_round):
+            plain = [(row["phase"], row["client"], row["digest"].hex()) for row in rows.to_pylist()]
+            uploads[of_round] = uploads.get(of_round, []) + plain
+    for noted, digest in noted_digests(run, UPLOADS).items():
+        if digest is not None and number in (None, noted) and noted not in uploads:
+            raise ShoalError(run / UPLOADS, f"the digests of round {noted} are damaged or missing; bring the file back")
+    return uploads
 
 
 def _current(scopes: pa.DictionaryArray) -> pa.DictionaryArray:

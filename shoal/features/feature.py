@@ -17,6 +17,8 @@ class Feature:
         searches: What makes the search of a study by its name, `(study, options, at_once) -> Searching`, see
             `shoal.sweeps.searching`.
         chosen: Reads what its searches chose, `(folder of a sweep) -> TextTable | None`; empty: it has none.
+        verifies: A file by which folders of its own are known, and what `shoal verify` runs on one, `(folder, visits,
+            seed) -> None`; None: it has none.
     """
 
     readers: Mapping[str, str] = field(default_factory=dict)
@@ -26,3 +28,4 @@ class Feature:
     page: str = ""
     searches: Mapping[str, str] = field(default_factory=dict)
     chosen: str = ""
+    verifies: tuple[str, str] | None = None

@@ -1,6 +1,7 @@
 """All features that have a folder of `shoal/`: the only list of them."""
 
 from shoal.attacks.feature import ATTACKS
+from shoal.board.feature import BOARD
 from shoal.clock.feature import CLOCK
 from shoal.evaluator.feature import EVALUATOR
 from shoal.features.feature import Feature
@@ -9,4 +10,4 @@ from shoal.search.feature import SEARCH
 from shoal.shifts.feature import SHIFTS
 
 # Their sections of a page have this order.
-FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS, EVALUATOR, SHIFTS)
+FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS, EVALUATOR, SHIFTS, BOARD)
