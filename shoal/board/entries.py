@@ -207,9 +207,12 @@ def run_record(run: Path, seeds: Mapping[str, str], figure: str, mean: str) -> B
     summary, lines = read_summary(run), read_metrics(run)
     score, number = score_of(lines, figure, mean)
     scope, moment, part = figure.split(".")
-    said = summary["scopes"].get(scope, {}).get(moment) or {}
+    kept_numbers = summary["scopes"].get(scope, {}).get(moment) or {}
     # A summary has the best round by the mean over nodes alone.
-    if mean == NODES and (said.get("round"), part in said and chosen(said[part], scope)) != (number, score):
+    if mean == NODES and (kept_numbers.get("round"), part in kept_numbers and chosen(kept_numbers[part], scope)) != (
+        number,
+        score,
+    ):
         raise ShoalError(run, "summary.json", f"its {figure} is not that of metrics.jsonl")
     return BoardRun(
         str(run.resolve()), dict(seeds), digest_of_config(run), digest_of_inputs(summary["inputs"]),

@@ -161,8 +161,8 @@ def _compare_run(entry: Entry, run: BoardRun) -> list[str]:
     except (ShoalError, OSError) as error:
         return [error.line if isinstance(error, ShoalError) else f"{path}: {error.strerror}"]
     return [
-        f"{path.name}: its {what} in {BOARD} {told}"
-        for what, then, found, told in (
+        f"{path.name}: its {what} in {BOARD} {difference}"
+        for what, then, found, difference in (
             ("score", run.score, now.score, f"is {100 * run.score:.4f}, in its records {100 * now.score:.4f}"),
             ("round", run.round, now.round, f"is {run.round}, in its records {now.round}"),
             ("config", run.config, now.config, "is not the one that it has"),
