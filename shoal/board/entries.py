@@ -207,9 +207,9 @@ def run_record(run: Path, seeds: Mapping[str, str], figure: str, mean: str) -> B
     summary, lines = read_summary(run), read_metrics(run)
     score, number = score_of(lines, figure, mean)
     scope, moment, part = figure.split(".")
-    kept_numbers = summary["scopes"].get(scope, {}).get(moment) or {}
+    kept = summary["scopes"].get(scope, {}).get(moment) or {}
     # A summary has the best round by the mean over nodes alone.
-    if mean == NODES and (kept_numbers.get("round"), part in kept_numbers and chosen(kept_numbers[part], scope)) != (
+    if mean == NODES and (kept.get("round"), part in kept and chosen(kept[part], scope)) != (
         number,
         score,
     ):

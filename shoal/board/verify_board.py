@@ -162,7 +162,7 @@ def _compare_run(entry: Entry, run: BoardRun) -> list[str]:
         return [error.line if isinstance(error, ShoalError) else f"{path}: {error.strerror}"]
     return [
         f"{path.name}: its {what} in {BOARD} {difference}"
-        for what, then, found, difference in (
+        for what, then, now_has, difference in (
             ("score", run.score, now.score, f"is {100 * run.score:.4f}, in its records {100 * now.score:.4f}"),
             ("round", run.round, now.round, f"is {run.round}, in its records {now.round}"),
             ("config", run.config, now.config, "is not the one that it has"),
@@ -174,7 +174,7 @@ def _compare_run(entry: Entry, run: BoardRun) -> list[str]:
             ("budget", {key: entry.budget.get(key) for key in BUDGET if key in keys.budget}, keys.budget,
              "is not that of its config"),
         )
-        if then != found
+        if then != now_has
     ]  # fmt: skip
 
 
