@@ -64,8 +64,8 @@ class Board:
             differ = {k for other in of_method for k in {**other.options, **other.budget}} if several else set()
             texts = [{**other.options, **other.budget} for other in of_method]
             varied = sorted(key for key in differ if len({text.get(key) for text in texts}) > 1)
-            own = {**entry.options, **entry.budget}
-            options = ", ".join(f"{short_key(key, varied)} {own[key]}" for key in varied if key in own)
+            given = {**entry.options, **entry.budget}
+            options = ", ".join(f"{short_key(key, varied)} {given[key]}" for key in varied if key in given)
             rows.setdefault(f"{entry.label} ({options})" if options else entry.label, []).append(entry)
         return rows
 

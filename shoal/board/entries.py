@@ -34,7 +34,7 @@ TRIED = "options tried"
 OF_METHOD = ("algorithm", "train")
 NAME = "algorithm.name"
 STORES = (inputs.STORE, inputs.GRAPHS, inputs.TRAINING)
-# Of every setting these are shown.
+# Tables show these keys of every setting.
 SHOWN = ("data.dataset", "partition.method", "partition.clients", "model.name", "participation.ratio")
 
 

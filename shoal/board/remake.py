@@ -33,7 +33,7 @@ CLOSE = 1e-5
 
 @dataclass
 class Remade:
-    """What became of a run that was made again.
+    """A run that was made again, and how it differs from its records.
 
     Attributes:
         faults: A line for each thing that differs from the records.
@@ -100,7 +100,7 @@ def _config(run: Path, stores: Path) -> Config:
 
 
 class _Records:
-    """What a run recorded of its rounds."""
+    """The records of the rounds of a run."""
 
     def __init__(self, run: Path) -> None:
         self.lines = {line["round"]: line for line in read_metrics(run)}

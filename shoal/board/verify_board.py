@@ -40,7 +40,7 @@ from shoal.storage.store.verify import verify
 
 @dataclass
 class _Held:
-    """What was compared of an entry, and what does not hold."""
+    """The count of what was compared of an entry, and the faults."""
 
     faults: list[str] = field(default_factory=list)
     rounds: int = 0
