@@ -184,18 +184,19 @@ def read_upload_digests(run: Path, number: int) -> list[tuple[str, int, str]]:
     return read_digests_by_round(run, [number]).get(number, [])
 
 
-def read_digests_by_round(run: Path, numbers: Collection[int]) -> dict[int, list[tuple[str, int, str]]]:
-    """Reads by round what `read_upload_digests` does, of some rounds; a round of which none were kept is missing.
+def read_digests_by_round(run: Path, numbers: Collection[int] | None = None) -> dict[int, list[tuple[str, int, str]]]:
+    """Reads by round what `read_upload_digests` does, of some rounds or of all; one without any kept is missing.
 
     Raises ShoalError: as `read_upload_digests`.
     """
     uploads: dict[int, list[tuple[str, int, str]]] = {}
     for rows in _read_batches(run, UPLOADS):
-        if (number := rows["round"][0].as_py()) in numbers:
+        number = rows["round"][0].as_py()
+        if numbers is None or number in numbers:
             read = ((row["phase"], row["client"], row["digest"].hex()) for row in rows.to_pylist())
             uploads.setdefault(number, []).extend(read)
     for number, noted in noted_digests(run, UPLOADS).items():
-        if noted is not None and number in numbers and number not in uploads:
+        if noted is not None and (numbers is None or number in numbers) and number not in uploads:
             raise ShoalError(
                 run / UPLOADS, f"the digests of round {number} are damaged or missing; bring the file back"
             )

@@ -450,16 +450,31 @@ def _show_inspected(path: Path) -> None:
 
 
 @app.command("verify")
-def verify_command(place: Annotated[str, typer.Argument(metavar="STORE|RUN", autocompletion=complete_run)]) -> None:
-    """Check every byte of a store against its manifest and its journal, or every file of a run."""
+def verify_command(
+    place: Annotated[str, typer.Argument(metavar="STORE|RUN|BOARD", autocompletion=complete_run)],
+    visits: Annotated[
+        int | None, typer.Option(min=1, help="Of a board: draw so many visits an entry, and trust checkpoints.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Draws the visits; by default a number that nobody knows.")] = None,
+) -> None:
+    """Check every byte of a store or every file of a run; make the runs of a board again and name what differs."""
     from shoal.engine.runs.verify import verify_folder
 
-    if is_address(place):
+    path = place if is_address(place) else possible_path(place)
+    for feature in FEATURES:
+        if feature.verifies and isinstance(path, Path) and (path / feature.verifies[0]).exists():
+            load(feature.verifies[1])(path, visits, seed)
+            return
+    if visits is not None or seed is not None:
+        raise ShoalError(
+            "--visits" if visits is not None else "--seed", f"draws visits of a board, and {place} is none"
+        )
+    if isinstance(path, str):
         from shoal.kept.at_address import verify_at
 
-        verify_at(place)
+        verify_at(path)
     else:
-        verify_folder(possible_path(place))
+        verify_folder(path)
 
 
 app.command("replay")(replay_command)

@@ -19,6 +19,8 @@ class Feature:
         inspected: Makes a table of `shoal inspect` of a folder of a store or a run, `(folder) -> TextTable | None`;
             empty: it has none.
         chosen: Reads what its searches chose, `(folder of a sweep) -> TextTable | None`; empty: it has none.
+        verifies: A file by which folders of its own are known, and what `shoal verify` runs on one, `(folder, visits,
+            seed) -> None`; None: it has none.
     """
 
     readers: Mapping[str, str] = field(default_factory=dict)
@@ -29,3 +31,4 @@ class Feature:
     searches: Mapping[str, str] = field(default_factory=dict)
     inspected: str = ""
     chosen: str = ""
+    verifies: tuple[str, str] | None = None

@@ -2,6 +2,7 @@
 
 from shoal.attacks.feature import ATTACKS
 from shoal.bisect.feature import BISECT
+from shoal.board.feature import BOARD
 from shoal.clock.feature import CLOCK
 from shoal.evaluator.feature import EVALUATOR
 from shoal.features.feature import Feature
@@ -12,4 +13,4 @@ from shoal.shifts.feature import SHIFTS
 from shoal.values.feature import VALUES
 
 # Their sections of a page have this order.
-FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS, EVALUATOR, POOLED, SHIFTS, BISECT, VALUES)
+FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS, EVALUATOR, POOLED, SHIFTS, BISECT, VALUES, BOARD)

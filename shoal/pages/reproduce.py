@@ -5,11 +5,11 @@ from pathlib import Path
 from statistics import fmean
 
 from shoal.engine.records.graphs import sources
-from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import put
 from shoal.engine.screen.progress import say
 from shoal.pages.reproduction_page import write_results
+from shoal.pages.table_plans import TablePlans
 from shoal.pages.table_runs import CHANGED, Asked, TableRuns, cells_of, shorten_labels
 from shoal.storage.datasets.registry import missing_files
 from shoal.storage.errors import ShoalError
@@ -38,33 +38,38 @@ def named_in(paper: Paper, tables: Sequence[str], texts: Sequence[str]) -> list[
 
 
 def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
-    """Prints for every table its runs, the time to expect, missing data, and what cannot be run; writes nothing."""
-    rows, notes, total, left = [], [], 0.0, 0
+    """Prints for every table its runs, the time to expect, missing data, and what cannot be run; writes nothing.
+
+    A table is printed as soon as it is planned. A run that is in several tables is planned once.
+    """
+    plans, total, left = TablePlans(), 0.0, 0
     without: dict[tuple[Path, ...], list[str]] = {}
     for name in tables_of(paper, names):
-        read = paper.tables[name]
+        read, rows, notes = paper.tables[name], list[tuple[str, ...]](), list[str]()
         if read.cannot is not None:
             rows.append((name, "", "-", "-", "-"))
-            notes.append(f"{name}: no runs: {read.cannot}")
-            continue
-        runs = TableRuns(paper, name, asked)
-        notes += [f"{name}: {note}" for note in runs.notes() if note.startswith("no runs")]
-        for group, places in _by_column(runs).items():
-            to_go = [at for at in places if not runs.rows[at].figures]
-            missing = list(dict.fromkeys(path for at in to_go for path in _missing(runs.plans[at])))
-            seconds = 0.0 if not to_go else _seconds(runs, places, to_go, bool(missing))
-            state = "-" if seconds is None else span(seconds)
-            rows.append((name, group, str(len(places)), str(len(to_go)), "unknown" if missing else state))
-            total, left = total + (seconds or 0.0), left + len(to_go)
-            if missing:
-                without.setdefault(tuple(missing), []).append(f"{name}: {group}")
+            notes.append(f"no runs: {read.cannot}")
+        else:
+            runs = TableRuns(paper, name, asked, plans)
+            notes += [note for note in runs.notes() if note.startswith("no runs")]
+            for group, places in _by_column(runs).items():
+                to_go = [at for at in places if not runs.rows[at].figures]
+                missing = list(dict.fromkeys(path for at in to_go for path in _missing(runs.plans[at])))
+                seconds = 0.0 if not to_go else _seconds(plans, runs, places, to_go, bool(missing))
+                state = "-" if seconds is None else span(seconds)
+                rows.append((name, group, str(len(places)), str(len(to_go)), "unknown" if missing else state))
+                total, left = total + (seconds or 0.0), left + len(to_go)
+                if missing:
+                    without.setdefault(tuple(missing), []).append(f"{name}: {group}")
+        heads = ("table", "cells", "runs", "to go", "time")
+        put(on_screen(TextTable(heads, tuple(rows), 2, notes=tuple(notes))), end="")
     for files, groups in without.items():
         paths, cells = shorten_labels([*map(str, files)]), shorten_labels(groups)
-        notes.append(f"not there: {paths}; put there what cannot be downloaded: {cells}")
-    notes += [CHANGED.format(", ".join(asked.changed))] if asked.changed else []
+        put(f"not there: {paths}; put there what cannot be downloaded: {cells}")
+    if asked.changed:
+        put(CHANGED.format(", ".join(asked.changed)))
     unknown = "; of runs whose data is there" if without else ""
-    notes.append(f"{left} runs to go, {span(total)} to expect without the methods' own work and preparing{unknown}")
-    put(on_screen(TextTable(("table", "cells", "runs", "to go", "time"), tuple(rows), 2, notes=tuple(notes))), end="")
+    put(f"{left} runs to go, {span(total)} to expect without the methods' own work and preparing{unknown}")
 
 
 def _missing(plan: RunPlan) -> list[Path]:
@@ -87,12 +92,14 @@ def _by_column(runs: TableRuns) -> Mapping[str, list[int]]:
     return places
 
 
-def _seconds(runs: TableRuns, places: Sequence[int], to_go: Sequence[int], missing: bool) -> float | None:
+def _seconds(
+    plans: TablePlans, runs: TableRuns, places: Sequence[int], to_go: Sequence[int], missing: bool
+) -> float | None:
     """Estimates the time of the runs to go from finished ones, or by measuring the first; None without the data."""
     took = [runs.rows[at].figures["seconds.rounds"] for at in places if runs.rows[at].figures]
     if took:
         return len(to_go) * fmean(took)
-    return None if missing else len(to_go) * expected(runs.plans[to_go[0]]).time.rounds
+    return None if missing else len(to_go) * plans.seconds(runs.plans[to_go[0]])
 
 
 def reproduce(paper: Paper, names: Sequence[str], asked: Asked, at_once: int) -> tuple[Path | None, bool]:

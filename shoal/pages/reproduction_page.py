@@ -14,7 +14,8 @@ from shoal.engine.config.config import SHIPPED
 from shoal.pages.figures import MOST_NAMED, Drawing, Point, matrix, over_key
 from shoal.pages.looks import in_panels
 from shoal.pages.page import Head, Section, write_page
-from shoal.pages.table_runs import Agreement, Asked, TableRuns
+from shoal.pages.table_runs import Asked, TableRuns
+from shoal.pages.verdicts import Agreement
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.study.means import is_share

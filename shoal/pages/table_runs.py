@@ -11,6 +11,8 @@ from yaml import YAMLError, safe_load
 from shoal.engine.config.run_identity import changes_numbers, fingerprint_of, flatten
 from shoal.engine.records.run_folder import finished
 from shoal.engine.runs.plan import RunPlan
+from shoal.pages.table_plans import TablePlans
+from shoal.pages.verdicts import NOISE, UNLIKE, Agreement, items_and_weights, verdict
 from shoal.storage.errors import ShoalError
 from shoal.study.groups import Row
 from shoal.study.means import MEANS, figures_by, is_share, validation_by
@@ -30,12 +32,6 @@ from shoal.tables.papers import (
 from shoal.tables.study_table import Place, mark_best
 from shoal.tables.text_table import TextTable
 
-WITHIN, OUTSIDE = "within", "outside"
-LEVEL = 0.95
-NOISE = (
-    f"noise: whether Welch's {100 * LEVEL:.0f} % interval of the gap holds 0, over seeds here and the paper's "
-    "repetitions; a figure that the paper prints without a deviation, or without their number, counts as exact"
-)
 SMALLEST = "three rounds of one seed: they show that it runs, and measure nothing"
 CHANGED = "with {}: other runs than the paper's, so there is no gap, and the paper's figures are of another setting"
 MEGABYTE = 1e6
@@ -47,8 +43,6 @@ OF_THE_MACHINE = (
     "resources.server_gpus",
 )
 LONGEST = 60
-# A figure that is at most so many points away is said to agree.
-NEAR = 1.0
 
 
 @dataclass(frozen=True)
@@ -118,43 +112,6 @@ def cells_of(paper: Paper, table: str, asked: Asked) -> list[PaperCell]:
     return cells
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """The gaps of our figures to a paper's in points, the verdict on each, and how many figures have no runs."""
-
-    gaps: tuple[float, ...] = ()
-    verdicts: tuple[str, ...] = ()
-    without: int = 0
-
-    def __add__(self, other: "Agreement") -> "Agreement":
-        """Returns the agreement over the figures of both."""
-        return Agreement(self.gaps + other.gaps, self.verdicts + other.verdicts, self.without + other.without)
-
-    @property
-    def number(self) -> str:
-        """The number of figures that are near the paper's, of those that have runs; empty where none has."""
-        near = sum(round(abs(gap), 2) <= NEAR for gap in self.gaps)
-        return f"{near} of {len(self.gaps)}" if self.gaps else ""
-
-    @property
-    def number_is(self) -> str:
-        """The words behind the number: its meaning, how many figures differ by noise alone, and the mean gap."""
-        if not self.gaps:
-            return ""
-        tested = [verdict for verdict in self.verdicts if verdict != "-"]
-        mean = fmean(self.gaps)
-        parts = [f"figures within {NEAR:g} point of the paper's"]
-        parts += [f"{tested.count(WITHIN)} of {len(tested)} within noise"] if tested else []
-        parts += [f"in the mean {abs(mean):.1f} points {'lower' if mean < 0 else 'higher'}"]
-        missing = f"{self.without} figure{'s have' if self.without > 1 else ' has'} no runs"
-        return "; ".join([*parts, *([missing] if self.without else [])])
-
-    @property
-    def line(self) -> str:
-        """The number with its words."""
-        return f"{self.number} {self.number_is}".strip()
-
-
 class TableRuns:
     """The runs of a table, and the reasons why some cells have none.
 
@@ -162,8 +119,12 @@ class TableRuns:
     and `rows` state and figures. `why_not` has the reasons for cells without runs.
     """
 
-    def __init__(self, paper: Paper, name: str, asked: Asked) -> None:
-        """Reads the configs of all runs; starts and writes nothing. Raises ShoalError if no config is right."""
+    def __init__(self, paper: Paper, name: str, asked: Asked, plans: TablePlans | None = None) -> None:
+        """Reads the configs of all runs; starts and writes nothing. Raises ShoalError if no config is right.
+
+        `plans` are those that it shares with other tables of the paper.
+        """
+        planned = plans or TablePlans()
         self.paper, self.name, self.read, self.asked = paper, name, paper.tables[name], asked
         self.title = f"{name}: {self.read.title}{asked.title}"
         self.cells = cells_of(paper, name, asked)
@@ -177,12 +138,12 @@ class TableRuns:
                 continue
             study = study_of(paper, name, [cell], self._seeds, asked.overrides)
             try:
-                plans = [RunPlan.of(config) for config in study.configs]
-                rows = [row_of(choice.columns, plan.folder) for choice, plan in zip(study.choices, plans)]
+                of_cell = planned.of(study)
+                rows = [row_of(choice.columns, plan.folder) for choice, plan in zip(study.choices, of_cell)]
             except ShoalError as error:
                 faults[cell.label] = error
                 continue
-            runs += zip([place] * len(rows), study.choices, plans, rows)
+            runs += zip([place] * len(rows), study.choices, of_cell, rows)
         if faults and not runs:
             # `Local` stays beside rows that the user named; the fault of one of these says more.
             raise faults[min(faults, key=lambda label: label.rpartition(", ")[2] == LOCAL)]
@@ -263,32 +224,45 @@ class TableRuns:
     def table(self) -> TextTable:
         """Makes a table of the cells: the paper's figure, ours, the gap, and how it compares with `Local`."""
         rows: list[tuple[str, ...]] = []
-        shares: dict[tuple[str, str], dict[Place, float]] = {}
-        local = {(c.block, c.column): self.values(at)[0] for at, c in enumerate(self.cells) if c.row == LOCAL}
+        shares: dict[tuple[object, ...], dict[Place, float]] = {}
+        of_cells = self._compared()
+        local = {of_cells[at]: self.values(at)[0] for at, cell in enumerate(self.cells) if cell.row == LOCAL}
         for place, cell in enumerate(self.cells):
             values, chosen = self.values(place)
-            of_local = local.get((cell.block, cell.column), [])
+            of_local = local.get(of_cells[place], [])
             name = f"{cell.row} ({chosen})" if chosen else cell.row
             printed = cell.printed if self.asked.compares else None
-            numbers = (_format(values), _gap(values, printed), verdict(values, printed, self.read.runs))
+            judged = verdict(values, printed, self.read.runs, is_share(cell.score))
+            numbers = (_format(values), _gap(values, printed), judged)
             over = f"{fmean(values) - fmean(of_local):+.2f}" if values and of_local and cell.row != LOCAL else "-"
             if values and is_share(cell.score):
-                shares.setdefault((cell.block, cell.column), {})[len(rows), OURS] = fmean(values)
+                shares.setdefault(of_cells[place], {})[len(rows), OURS] = fmean(values)
             text = "-" if cell.printed is None else cell.printed.text
             rows.append((cell.block, cell.column, name, text, *numbers, over, str(len(values) or "-")))
         heads = ("block", "column", "row", "paper", "ours", "gap", "noise", "over Local", "seeds")
         # The names of blocks and columns are left out if no row has one.
         shown = [at for at in range(len(heads)) if at > 1 or any(row[at] for row in rows)]
-        # Blocks and columns have other data or models, so that the best is marked in each of them.
+        # Blocks and columns have other data or models, so that the best is marked in each of them, of the same items.
         both = [
             mark_best(of_column, lambda *two: len({f"{number:.2f}" for number in two}) == 1, lambda *_: False)
             for of_column in shares.values()
         ]
         best, second = (frozenset((r, shown.index(c)) for pair in both for r, c in pair[at]) for at in (0, 1))
+        with_runs = [of_cells[place] for place in range(len(self.cells)) if self.values(place)[0]]
+        apart = len({*with_runs}) > len({of_cell[:2] for of_cell in with_runs})
+        notes = (self.agreement().line, *self.notes(), UNLIKE if apart else "")
         return TextTable(
             tuple(heads[at] for at in shown), tuple(tuple(row[at] for at in shown) for row in rows),
-            shown.index(3), best, self.title, tuple(filter(None, (self.agreement().line, *self.notes()))), second,
+            shown.index(3), best, self.title, tuple(filter(None, notes)), second,
         )  # fmt: skip
+
+    def _compared(self) -> list[tuple[object, ...]]:
+        """Returns what cells share whose scores are compared: block, column, and the items and weights of the score."""
+        clients = {at: row.figures["clients"] for at, row in zip(self.places, self.rows) if "clients" in row.figures}
+        return [
+            (cell.block, cell.column, *items_and_weights(cell.score, self.read.mean, clients.get(place, 0)))
+            for place, cell in enumerate(self.cells)
+        ]
 
     def gaps(self) -> dict[int, float]:
         """Returns our figures minus the paper's, in points, by the places of cells whose scores are shares."""
@@ -349,28 +323,6 @@ def _format(values: Sequence[float]) -> str:
 
 def _gap(values: Sequence[float], printed: Printed | None) -> str:
     return f"{fmean(values) - printed.value:+.2f}" if values and printed is not None else "-"
-
-
-def verdict(values: Sequence[float], printed: Printed | None, runs: int | None) -> str:
-    """Returns whether the difference of a mean and a paper's figure is noise, by Welch's t-test over repetitions.
-
-    A paper's figure without a deviation, or without a number of runs, counts as exact. `-` where there is no figure, or
-    fewer than two values.
-    """
-    if printed is None or len(values) < 2:
-        return "-"
-    gap = fmean(values) - printed.value
-    parts = [(stdev(values) ** 2 / len(values), len(values) - 1)]
-    if printed.deviation is not None and runs is not None and runs > 1:
-        parts.append((printed.deviation**2 / runs, runs - 1))
-    variance = sum(part for part, _ in parts)
-    if variance == 0:
-        return WITHIN if gap == 0 else OUTSIDE
-    freedom = variance**2 / sum(part**2 / degrees for part, degrees in parts)
-    # SciPy's statistics take a second to import, so only a table that needs them does.
-    from scipy.stats import t
-
-    return WITHIN if abs(gap) <= t.ppf((1 + LEVEL) / 2, freedom) * variance**0.5 else OUTSIDE
 
 
 def shorten_labels(labels: Sequence[str], most: int = 3) -> str:

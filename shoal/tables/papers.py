@@ -246,9 +246,10 @@ class PaperStudy(Selected):
     @cached_property
     def configs(self) -> list[Config]:
         """The config of every selection. A ShoalError names the cell, too."""
-        return [self._config(selection) for selection in self.selections]
+        return [self.config_of(selection) for selection in self.selections]
 
-    def _config(self, selection: Selection) -> Config:
+    def config_of(self, selection: Selection) -> Config:
+        """Reads the config of one selection; raises as `configs`."""
         try:
             config = load_config(self.config, selection.overrides, source="")
             require_names(config)

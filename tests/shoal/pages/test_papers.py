@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from scipy.stats import ttest_ind_from_stats
 from support.errors import refused
 from support.small_runs import small_run
 from typer.testing import CliRunner
@@ -17,8 +16,8 @@ from typer.testing import CliRunner
 from shoal.cli.cli import app
 from shoal.engine.records.run_folder import read_summary
 from shoal.pages.reproduce import named_in, reproduce, show_reproduction
-from shoal.pages.table_runs import OUTSIDE, WITHIN, Agreement, Asked, TableRuns, cells_of, verdict
-from shoal.tables.papers import PaperCell, Printed, paper_names, read_paper, some_of, study_of
+from shoal.pages.table_runs import Asked, TableRuns, cells_of
+from shoal.tables.papers import PaperCell, paper_names, read_paper, some_of, study_of
 
 Plain = dict[str, Any]
 
@@ -272,41 +271,6 @@ def test_part_of_a_table_does_not_replace_the_page_of_the_whole(paper: Path) -> 
     first, second = tables.index("## table1: Accuracy"), tables.index("## table2: Again")
     assert "FedAvg" in tables[first:second]
     assert "nothing is measured" in tables
-
-
-def test_agreement_counts_what_is_near_and_what_noise_explains() -> None:
-    one = Agreement((0.5, -1.004, 3.0), (WITHIN, "-", OUTSIDE), 1)
-    assert one.number == "2 of 3"
-    assert one.number_is == (
-        "figures within 1 point of the paper's; 1 of 2 within noise; in the mean 0.8 points higher; "
-        "1 figure has no runs"
-    )
-    both = one + Agreement((-5.0,), ("-",), 1)
-    assert both.number == "2 of 4"
-    assert both.number_is.endswith("1 of 2 within noise; in the mean 0.6 points lower; 2 figures have no runs")
-    assert (Agreement() + Agreement(without=3)).line == ""
-
-
-@pytest.mark.parametrize(
-    ("values", "printed", "runs"),
-    [
-        ([80.0, 81.0, 82.0], Printed(80.5, 0.4), 10),
-        ([80.0, 80.1, 80.2], Printed(82.0, 0.4), 10),
-        ([80.0, 80.5, 82.0], Printed(83.9, 2.0), 3),
-    ],
-)
-def test_the_noise_is_welchs_test(values: list[float], printed: Printed, runs: int) -> None:
-    p = ttest_ind_from_stats(
-        fmean(values), stdev(values), len(values), printed.value, printed.deviation, runs, equal_var=False
-    ).pvalue
-    assert verdict(values, printed, runs) == ("within" if p >= 0.05 else "outside")
-
-
-def test_the_noise_without_deviations() -> None:
-    assert verdict([80.0, 82.0], Printed(81.5, None), None) == "within"
-    assert verdict([80.0, 80.1], Printed(90.0, None), None) == "outside"
-    assert verdict([80.0], Printed(80.0, 1.0), 3) == "-"
-    assert verdict([80.0, 81.0], None, 3) == "-"
 
 
 @pytest.mark.parametrize(
