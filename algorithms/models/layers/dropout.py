@@ -12,7 +12,7 @@ from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 # Bits of a draw that decide over one entry, and of the words that are drawn.
 BITS, WORD = 16, 64
-# Of SplitMix64, and between two draws of a stream.
+# SplitMix64 has the first three; the last lies between two draws of a stream.
 GOLDEN, FIRST, SECOND, BETWEEN = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD1342543DE82EF95
 
 # Devices whose dropout draws by a key and a count: there one operator draws for many clients, each from its own stream.

@@ -61,9 +61,9 @@ class StateRows:
             pairs = [KeptState(rows) for rows in self._make_rows(2 * len(new))]
             self._slots.update({client: _Slot((pairs[2 * i], pairs[2 * i + 1])) for i, client in enumerate(new)})
         slots = [self._slots.get(client) for client in clients]
-        found = [None if slot is None else slot.take(state, number) for slot, state in zip(slots, states)]
-        passing = iter(self._make_rows(found.count(None)))
-        copies: list[Tree] = [next(passing) if rows is None else rows for rows in found]
+        targets = [None if slot is None else slot.take(state, number) for slot, state in zip(slots, states)]
+        passing = iter(self._make_rows(targets.count(None)))
+        copies: list[Tree] = [next(passing) if rows is None else rows for rows in targets]
         self._fill(copies, states)
         return copies
 
