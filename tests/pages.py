@@ -133,9 +133,9 @@ def formula(words: str) -> str:
 
 
 def commands() -> str:
-    """Links to all commands, then what each does, its arguments and options."""
+    """What each command does, its arguments and options."""
     known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    lines = [COMMANDS, ", ".join(f"[`{name}`](#shoal-{name})" for name in known) + "."]
+    lines = [COMMANDS]
     hints = {each.name: get_type_hints(each.callback) for each in app.registered_commands}
     for name, command in known.items():
         lines += ["", f"## shoal {name}", "", f"`{usage(name, command)}`: {text(command.help)}"]

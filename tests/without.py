@@ -62,7 +62,7 @@ FEATURES = {
     "attacks": _around("attacks", "read RUN membership"),
     "availability": _schedule("availability", "participation.dropout=0.5"),
     "bisect": _around("bisect", "read RUN bisect --other=RUN"),
-    "board": _around("board", "board runs", "docs/board.md"),
+    "board": _around("board", "board runs"),
     "clock": _around("clock", "read RUN clock", "docs/clock.md"),
     "compression": _stage("compression", "communication.upload=int8"),
     "cross_edges": Feature(("engine/preparing/cross_edges",), (SECTIONS,), "run quickstart data.cross_edges=hops"),

@@ -32,11 +32,9 @@ class Noise:
     """Noise in the data of clients: a number for all, or `[low, high]`, spread evenly over clients in a drawn order.
 
     Attributes:
-        features: Standard deviation of what is added to every feature, in standard deviations of that feature over all
-            nodes; nearly normal.
+        features: Standard deviation of nearly normal noise of every feature, in that feature's over all nodes.
         masked: Probability with which a value of a feature is set to zero.
-        labels: Share of a client's training items, rounded down, whose label is another class, any with the same
-            chance. Validation and test items keep theirs.
+        labels: Share of a client's training items, rounded down, whose label is another class, drawn uniformly.
         edges_removed: Probability with which an edge inside a client is removed.
         edges_added: New edges inside a client, as a share of its edges, rounded down; with `task: graph` inside graphs.
         seed: Of all kinds, and of which client has which strength.
