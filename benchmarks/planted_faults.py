@@ -168,8 +168,8 @@ OF_ENGINE = (
     ),
     Change(
         "another cohort",
-        f"key(seed, {DRAWN}",
-        f"key(seed + (round_number == ROUND), {DRAWN}",
+        f"(key(seed, {DRAWN}).choice",
+        f"(key(seed + (round_number == ROUND), {DRAWN}).choice",
         "draw",
         "cohort",
         one=False,
@@ -343,9 +343,14 @@ class Plant:
             *(lambda part=part: self._of_data(part) for part in OF_DATA),
         ]
         order = self._rng.permutation(len(makers))
-        for number in range(count):
-            self._number = number
-            yield makers[order[number % len(makers)]]()
+        made = 0
+        while made < count:
+            fault = makers[order[made % len(makers)]]()
+            self._number += 1
+            # Data that nobody reads, an edge far from training nodes for one, parts no runs.
+            if fault.round:
+                made += 1
+                yield fault
 
     def _place(self, base: Path) -> tuple[int, int]:
         """Draws a round, and a client of its cohort."""
@@ -398,10 +403,10 @@ class Plant:
 
 
 def first_parted(a: Path, b: Path) -> int:
-    """Returns the first round whose loss, scores or digests of uploads differ, one round after another."""
+    """Returns the first round whose cohort, loss, scores or digests of uploads differ; 0: none does."""
     lines = zip(read_metrics(a), read_metrics(b))
-    keys = ("loss", "scopes", "digests")
-    return next(one["round"] for one, other in lines if any(one.get(key) != other.get(key) for key in keys))
+    keys = ("cohort", "loss", "scopes", "digests")
+    return next((one["round"] for one, other in lines if any(one.get(key) != other.get(key) for key in keys)), 0)
 
 
 def main() -> None:

@@ -247,7 +247,7 @@ def test_a_value_behind_last_bits_is_found(tmp_path: Path, monkeypatch: pytest.M
         ({"algorithm": {"name": "fedprox", "mu": 1.0}}, {"algorithm.name", "algorithm.mu"}),
         ({"participation": {"ratio": 0.5}}, {"participation.ratio"}),
     ],
-    ids=lambda value: ", ".join(value),
+    ids=lambda value: ", ".join(sorted(value)),
 )
 def test_keys_that_act_are_named(tmp_path: Path, changes: dict[str, Any], acting: set[str]) -> None:
     a, b = made(tmp_path), made(tmp_path, **changes)
