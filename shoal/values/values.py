@@ -104,7 +104,7 @@ def _count_expected(method: Method, players: int, limits: Limits) -> int:
     if method == "leave-one-out":
         return players + 1
     # Coalitions of a permutation have half of the clients, those of `shapley` fewer.
-    share = 0.36 if method == "shapley" else 0.5
+    share = 0.3 if method == "shapley" else 0.5
     return 2**players if method == "exact" else min(2**players, int(limits.trainings / share) + 1)
 
 

@@ -1,7 +1,7 @@
 """Planted faults are found with round, client, tensor and cause; equal runs are called equal, whatever they kept."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -265,9 +265,10 @@ def test_a_fork_parts_from_its_parent_by_its_key(tmp_path: Path) -> None:
     assert bisect(parent, fork(parent, 2, ["name=same"])).finding is None
 
 
-def graph_run(folder: Path, x: np.ndarray) -> Path:
+def graph_run(folder: Path, x: np.ndarray, more: Sequence[tuple[int, int]] = ()) -> Path:
+    """A run on a ring a client, with some more edges."""
     node = np.arange(len(x))
-    edges = np.stack([node, (node + 4) % len(x)])
+    edges = np.concatenate([np.stack([node, (node + 4) % len(x)]), np.array(more, dtype=int).reshape(-1, 2).T], axis=1)
     folder.mkdir()
     graph = write_arrays(folder / "graph", x=x, y=node // 4 % 3, edge_index=edges, assignment=node % 4)
     return made(
@@ -289,6 +290,12 @@ def test_another_number_of_a_clients_data_is_found(tmp_path: Path) -> None:
     np.save(tmp_path / "a" / "graph" / "x.npy", x)
     again = bisect(a, b)
     assert (again.in_value or again.finding).cause == "data"
+
+
+def test_another_edge_is_called_so_though_rows_have_another_order(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((120, 5), dtype=np.float32)
+    a, b = graph_run(tmp_path / "a", x), graph_run(tmp_path / "b", x, [(3, 4 * k + 3) for k in range(2, 9)])
+    require(bisect(a, b), 1, [3], "data", "edges")
 
 
 def test_equal_runs_are_equal_whatever_they_kept(
