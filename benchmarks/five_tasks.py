@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ SIDES = ("theirs", "theirs, our model", "ours")
 METHODS = {"local": "isolate", "fedavg": "fedavg"}
 COLUMNS = ("task", "side", "method", "seed", "scope", "metric", "round", "score")
 # Graphs of clients are those of Louvain, but for graphs of nodes, which are dealt out at random.
-NODES = {"partition": {"method": "louvain", "clients": 10}, "data": {"dataset": "cora"}, "model": {"name": "gcn"}}
+NODES = {"partition": {"method": "louvain", "clients": 10}, "model": {"name": "gcn"}}
 GRAPHS = {
     "task": "graph",
     "partition": {"method": "random", "clients": 5},
@@ -91,14 +91,15 @@ class Case:
         }
 
 
-def cases(molecules: str) -> dict[str, Case]:
-    """Returns all tasks by name; `molecules` is a table of ESOL."""
+def cases(graph: str, molecules: str) -> dict[str, Case]:
+    """Returns all tasks by name; `graph` has the nodes and edges, `molecules` is a table of ESOL."""
+    of_nodes = {**NODES, "data": {"dataset": graph}}
     shares = {"fractions": [0.8, 0.1, 0.1]}
     of_graphs, numbers = {"dataset": "proteins", "fractions": [0.4, 0.3, 0.3]}, {"dataset": "files", "path": molecules}
     return {
-        "node": Case("accuracy", 30, NODES),
-        "edge": Case("roc_auc", 20, {**NODES, "task": "edge", "data": {**NODES["data"], **shares}}),
-        "cluster": Case("nmi", 8, {**NODES, "target": "clustering"}, every=2),
+        "node": Case("accuracy", 30, of_nodes),
+        "edge": Case("roc_auc", 20, {**NODES, "task": "edge", "data": {"dataset": graph, **shares}}),
+        "cluster": Case("nmi", 8, {**of_nodes, "target": "clustering"}, every=2),
         "graph": Case("accuracy", 15, {**GRAPHS, "data": of_graphs}, batch=128),
         "regression": Case(
             "r2",
@@ -224,6 +225,9 @@ def main() -> None:
     parser.add_argument(
         "--peers", type=Path, default=Path("runs/peers"), help="virtual environment of benchmarks/peers.sh"
     )
+    parser.add_argument("--graph", default="cora")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--rounds", type=int, help="in place of those of each task")
     parser.add_argument("--molecules", default="molecules/esol.csv", help="table of ESOL")
     parser.add_argument("--sides", nargs="*", default=SIDES, choices=SIDES)
     parser.add_argument("--out", type=Path, default=Path("runs/five-tasks.csv"))
@@ -234,24 +238,33 @@ def main() -> None:
         writer = csv.DictWriter(out, COLUMNS)
         if not done:
             writer.writeheader()
-        for name, case in cases(args.molecules).items():
+        for name, case in cases(args.graph, args.molecules).items():
             if args.tasks and name not in args.tasks:
                 continue
+            case = replace(case, rounds=args.rounds or case.rounds)
             played = {Run(line["side"], line["method"], int(line["seed"])) for line in done if line["task"] == name}
             sides = [side for side in SIDES if side in args.sides and (name, side) != ("node", SIDES[1])]
-            runs = [Run(side, method, seed) for seed in SEEDS for side in sides for method in METHODS]
+            runs = [Run(side, method, seed) for seed in SEEDS[: args.seeds] for side in sides for method in METHODS]
             runs = [run for run in runs if run not in played]
             folder = args.out.parent / name
             folder.mkdir(parents=True, exist_ok=True)
             told = lay_out(case, folder)
             theirs = [run for run in runs if run.side != "ours"]
             ours = play_ours(case, folder, [run for run in runs if run.side == "ours"])
-            for run, curves in chain(ours, play_theirs(case, name, theirs, told, args.peers)):
+            others = play_theirs(case, name, theirs, told, args.peers) if theirs else ()
+            for run, curves in chain(ours, others):
                 for scope in ("trained", "deployed"):
                     # A model that nobody averages is deployed as it was trained.
                     if scope in curves and (scope == "trained" or run.method != "local"):
                         number, score = best_of(curves[scope])
-                        figures = (name, *run, scope, case.metric, case.every * (number + 1), round(100 * score, 2))
+                        figures = (
+                            name,
+                            *run,
+                            scope,
+                            case.metric,
+                            min(case.every * (number + 1), case.rounds),
+                            round(100 * score, 2),
+                        )
                         writer.writerow(dict(zip(COLUMNS, figures)))
                         print(*figures, sep="\t", file=sys.stderr)
                 out.flush()

@@ -71,8 +71,9 @@ class Visit:
         view = opened.views.get(client_id)
         # The visit works on copies of what it may write to: what a round started from stays as it is, and Ray's shared
         # memory cannot be written to. A tensor on a device is a copy that belongs to the cell.
+        copies, uncopied = opened.copies, opened.only_replaced
         private, inbox, state = (
-            {name: t.to(device, copy=opened.copies(cell, name)) for name, t in trees.get(client_id, {}).items()}
+            {name: t.to(device, copy=copies and name not in uncopied) for name, t in trees.get(client_id, {}).items()}
             for trees in (cell.private, cell.inboxes, cell.states)
         )
         # `score` fills it, where a callback asks for it.

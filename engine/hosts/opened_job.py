@@ -88,7 +88,11 @@ class OpenedJob:
         self.stages = make_stages(job)
         users_code = bool(job.texts) or any(stage.guarded for stage in self.stages)
         self.guarded = checks_always(self.algorithm) or users_code
-        self._only_replaced = self.algorithm.only_replaced | {parameters_key(name) for name in self.algorithm.models()}
+        # A visit copies what it may write to: code of the user's anything, ours not what it only replaces, and in an
+        # evaluation nothing.
+        kept = self.algorithm.only_replaced | {parameters_key(name) for name in self.algorithm.models()}
+        self.only_replaced = frozenset() if self.guarded else frozenset(kept)
+        self.copies = device == CPU
         self.begins: Callable[[int], None] = lambda client: None
         self._first_rounds: dict[str, int] = {}
         self.checks = True
@@ -160,13 +164,7 @@ class OpenedJob:
     def begin_cell(self, cell: Cell) -> None:
         """Checks what clients of a cell give in the first round of its phase, or always."""
         self.checks = self.guarded or self._first_rounds.setdefault(cell.phase, cell.round) == cell.round
-
-    def copies(self, cell: Cell, name: str) -> bool:
-        """Returns whether a visit of the cell may write to a tensor that a client is given or keeps.
-
-        Code of the user's may write to any of them, ours to none in an evaluation.
-        """
-        return self.device == CPU and (self.guarded or (bool(cell.phase) and name not in self._only_replaced))
+        self.copies = self.device == CPU and (self.guarded or bool(cell.phase))
 
     def plan(self, cells: Sequence[Cell]) -> None:
         """Announces who is visited, and who is scored, from now on; see `OpenViews.plan`."""

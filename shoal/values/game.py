@@ -61,9 +61,10 @@ class Game:
         Raises ShoalError: the run is not finished or a fork, has no model at the server, no such items or other
         numbers on this machine, or predicts no classes; clients read each other's data before training.
         """
+        rounds = len(past.lines)
         _require_game(past)
         self._past, self._part = past, part
-        asked = {client for number in range(1, len(past.lines) + 1) for client in past.cohort(number)}
+        asked = {client for number in range(1, rounds + 1) for client in past.cohort(number)}
         if not _draws_are_fixed(past):
             # Without some clients a run may ask others than it did.
             asked = set(range(past.store.clients)) - set(past.plan.rounds.never_train)

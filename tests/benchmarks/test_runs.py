@@ -17,6 +17,7 @@ SMALLEST: dict[str, Sequence[str]] = {
     "computed_hops.py": ["quickstart", "data.root=FOLDER", "--methods=fedavg", "--rounds=1", "--clients=2"],
     "copilots.py": ["--nodes=60", "--repeats=1", "--hidden=8"],
     "fast_paths.py": ["--graphs=digits", "--pairs=1", "--only=gcn", "--folder=FOLDER"],
+    "five_tasks.py": ["node", "--sides=ours", "--graph=digits", "--seeds=1", "--rounds=2", "--out=FOLDER/five.csv"],
     "fggp_visit.py": ["--nodes=60", "--repeats=1", "--hidden=8"],
     "many_clients.py": ["--clients=50", "--cohort=5", "--classes=3"],
     "method_visits.py": ["--graphs=digits", "--methods=fedavg", "--rounds=2", "--repeats=1"],

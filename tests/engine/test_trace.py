@@ -19,7 +19,7 @@ from shoal.engine.runs.plan import plan_of
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = tuple(f"{ROOT}/{name}/" for name in ("shoal", "engine", "algorithms", "storage", "partition"))
-MOST_OF_A_ROUND, MOST_OF_A_VISIT, MOST_IMPORTED = 18, 9, 197
+MOST_OF_A_ROUND, MOST_OF_A_VISIT, MOST_IMPORTED = 18, 9, 200
 VISIT = "_CellAtWork.visit_client"
 IMPORTED = """
 import sys

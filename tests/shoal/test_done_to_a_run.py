@@ -67,6 +67,12 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str]] = {
         rf"1 of 4 clients come after training: {ONE}",
         "shoal explain data.newcomers",
     ),
+    "noise": (
+        {"data": {"noise": {"labels": 0.5}}},
+        "noise",
+        r"50 % of training labels \(seed 0\)",
+        "shoal explain data.noise",
+    ),
     "privacy": (
         {"privacy": {"unit": "client", "noise": 2.0, "clip": 0.5, "delta": 0.01}},
         "privacy",

@@ -29,6 +29,12 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("data.features.width", 8, "data.features.kind", "one-hot", "degree"),
     ("data.features.seed", 1, "data.features.kind", "spectral", "random"),
     ("data.sparsity.seed", 1, "data.sparsity.edges", 0.0, 0.5),
+    ("data.noise.seed", 1, "data.noise.labels", 0.0, 0.5),
+    ("data.noise.features", 0.5, "data.layout", "sparse", "dense"),
+    ("data.noise.labels", 0.5, "task", "edge", "node"),
+    ("data.noise.edges_removed", 0.5, "task", "edge", "node"),
+    ("data.noise.edges_added", 0.5, "task", "edge", "node"),
+    ("propagation.relations", True, "model", {"name": "sgc"}, {"name": "sign"}),
     ("data.inductive", True, "task", "edge", "node"),
     ("partition.seed", 1, "partition.method", "index", "mine.py:Mine"),
     ("partition.resolution", 2.0, "partition.method", "metis", "louvain"),
@@ -190,7 +196,11 @@ def with_keys(**values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("key", "value", "other", "without", "for_it"), CASES)
 def test_a_key_without_effect_is_refused(key: str, value: Any, other: str, without: Any, for_it: Any) -> None:
     one, two = key.replace(".", "__"), other.replace(".", "__")
-    named = {"data.sparsity.edges": "data.sparsity", "algorithm": "algorithm.name"}.get(other, other)
+    named = {
+        "data.sparsity.edges": "data.sparsity",
+        "data.noise.labels": "data.noise",
+        "algorithm": "algorithm.name",
+    }.get(other, other)
     with refused("config", key, says=f"is for {named} "):
         config_from(with_keys(**{two: without, one: value}))
     config_from(with_keys(**{two: for_it, one: value}))

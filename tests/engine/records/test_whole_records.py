@@ -14,6 +14,7 @@ from support.needs import has
 from support.small_runs import small_run
 
 import shoal
+from shoal.bisect.bisect import bisect
 from shoal.cli.readers import READERS as OF_PAST
 from shoal.cli.readers import read_run
 from shoal.engine.config.config import parse_config
@@ -62,7 +63,8 @@ def short(whole: Path) -> Path:
 # Options that a reader must be given.
 OPTIONS = {"inversion": {"client": 0}, "replay": {"round": 1, "client": 0}}
 READERS: dict[str, Callable[[Path], object]] = {
-    **{name: partial(read_run, name, OPTIONS.get(name, {})) for name in OF_PAST},
+    **{name: partial(read_run, name, OPTIONS.get(name, {})) for name in OF_PAST if name != "bisect"},
+    "bisect": lambda run: bisect(run, run),
     "lines": read_metrics,
     "text": lambda run: read_log(run, 2),
     "summary": read_summary,

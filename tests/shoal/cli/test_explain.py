@@ -53,7 +53,7 @@ def test_examples_are_accepted_and_change_their_key() -> None:
         ("train.lr=0.1", ["train.lr: number above 0; default 0.01"]),
         ("train.momentum", ["    Example: shoal run CONFIG train.optimizer=sgd train.momentum=0.5"]),
         ("algorithm.mu", ["    fedprox: number at least 0; default 0.01"]),
-        ("model.heads", ["    gat: whole number; default 8", "    transformer: whole number; default 1"]),
+        ("model.heads", ["    gat, han, hgt: whole number; default 8", "    transformer: whole number; default 1"]),
         ("data.options.scale", ["data.options.scale: number; default 1.0"]),
         ("scores", [ABOUT_SCORES.replace("`", "").splitlines()[0]]),
         ("algorithm", ["algorithm: name, or mapping with name; no default"]),

@@ -35,6 +35,7 @@ def test_options_of_one_name_have_one_meaning() -> None:
     assert all("write" in options_of(name)["--out"].help for name in having["--out"])
     # What shows tables of a run gives their rows to programs.
     tables = {
+        "bisect",
         "table",
         "clock",
         "compare",

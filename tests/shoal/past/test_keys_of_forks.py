@@ -93,7 +93,8 @@ WRONG: dict[str, list[str]] = {
         data.newcomers=0.25
         partition.method=random partition.clients=5
         partition.seed=2 partition.imbalance=1.1 partition.domains=[a] propagation.hops=2 propagation.r=0
-        propagation.dtype=float16 propagation.rows=train propagation.max_degree=2 model.init=each model.pretrained=TRACE
+        propagation.dtype=float16 propagation.rows=train propagation.max_degree=2
+        propagation.relations=true model.init=each model.pretrained=TRACE
         heterogeneity.rule=blocks heterogeneity.embedding=4 train.optimizer=sgd train.opt_state=reset
         evaluation.metrics=[f1]
     """),
