@@ -37,6 +37,7 @@ STANDARD = DeviceOptions().in_steps
 LOGGERS = ("csv", "mlflow", "tensorboard", "wandb")
 
 
+@lru_cache(maxsize=4096)
 def changes_numbers(key: str) -> bool:
     """Returns whether a dotted key may change any number of a run; others may differ on resume."""
     return key in BUT_THESE or not any(key == place or key.startswith(place + ".") for place in NEUTRAL)
@@ -107,18 +108,25 @@ def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
 
 def option_defaults(method: str, model: Any) -> dict[str, Any]:
     """Lists defaults of the options of a method and of one model, by dotted key; none of users' own classes."""
-    # They load torch, without which a wrong name is refused.
+    of_method = _defaults_of_method(method) if method in METHODS else {}
+    name = model["name"] if isinstance(model, Mapping) else None
+    return {**of_method, **(_defaults_of_model(name) if name in BACKBONES else {})}
+
+
+@lru_cache
+def _defaults_of_method(name: str) -> Mapping[str, Any]:
+    # It loads torch, without which a wrong name is refused; so do models.
     from shoal.algorithms.methods.registry.load import describe, load
+
+    cls: Any = type(load(describe(name, {})))
+    return {f"algorithm.{field.name}": field.default for field in fields(cls)}
+
+
+@lru_cache
+def _defaults_of_model(name: str) -> Mapping[str, Any]:
     from shoal.algorithms.models.build import backbone, keywords
 
-    options: dict[str, Any] = {}
-    if method in METHODS:
-        cls: Any = type(load(describe(method, {})))
-        options = {f"algorithm.{field.name}": field.default for field in fields(cls)}
-    name = model["name"] if isinstance(model, Mapping) else None
-    if name in BACKBONES:
-        options |= {f"model.{key}": option.default for key, option in keywords(backbone(name)).items()}
-    return options
+    return {f"model.{key}": option.default for key, option in keywords(backbone(name)).items()}
 
 
 def steering(callbacks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -47,9 +47,14 @@ def read_graph(config: Config) -> Graph:
             say(str(warning.message))
         else:
             warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
+    require_fitting_graph(config, graph)
+    return graph
+
+
+def require_fitting_graph(config: Config, graph: Graph) -> None:
+    """Refuses a graph that was read if it does not suit a config; raises as `require_fitting_data`."""
     of_edges = graph.edge_weight is not None, graph.edge_features
     require_fitting_data(config, graph.name, graph.item_name, graph.classes, *of_edges)
-    return graph
 
 
 def require_fitting_data(

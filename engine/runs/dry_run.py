@@ -1,7 +1,7 @@
 """Estimates a run before it starts: cohort, cells, memory, bytes, disk and time."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ from shoal.partition.methods.from_file import by_file
 from shoal.partition.methods.workspace import scratch_bytes
 from shoal.partition.partitioning import require_enough_nodes
 from shoal.storage.graph.edges.kinds import Kinds
-from shoal.storage.graph.graph import first_rows
+from shoal.storage.graph.graph import Graph, first_rows
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
 from shoal.storage.graph.pairs import LABELS, Pairs
 from shoal.storage.graph.rows import CsrRows, Rows, entries_of
@@ -151,8 +151,8 @@ def _sizes_of_store(path: Path, config: Config, absent: Sequence[int]) -> _Sizes
     )  # fmt: skip
 
 
-def _sizes_of_graph(config: Config, absent: Sequence[int]) -> _Sizes:
-    graph, data = read_graph(config), config.data
+def _sizes_of_graph(graph: Graph, config: Config, absent: Sequence[int]) -> _Sizes:
+    data = config.data
     require_enough_nodes(config.partition.clients, graph.items, graph.name, graph.item_name)
     if config.partition.method == "file":
         require_own_clients(graph, config.partition, by_file(graph, config.partition))
@@ -218,10 +218,10 @@ class Expected(NamedTuple):
     time: ExpectedTime
 
 
-def expected(plan: RunPlan, load: float = 0.0) -> Expected:
+def expected(plan: RunPlan, load: float = 0.0, read: Callable[[Config], Graph] = read_graph) -> Expected:
     """Estimates a run, by measuring a mean client; writes nothing; refuses what the run would refuse.
 
-    A process of the run takes `load` seconds until it is ready.
+    A process of the run takes `load` seconds until it is ready. A graph that is not prepared is taken from `read`.
     """
     config, algorithm, on_ray = plan.config, plan.algorithm, plan.config.engine.backend == "ray"
     train, limit = config.train, config.memory_limit()
@@ -229,7 +229,7 @@ def expected(plan: RunPlan, load: float = 0.0) -> Expected:
     prepared = (path / NAME).exists()
     absent = plan.rounds.never_train
     began = time.perf_counter()
-    total = _sizes_of_store(path, config, absent) if prepared else _sizes_of_graph(config, absent)
+    total = _sizes_of_store(path, config, absent) if prepared else _sizes_of_graph(read(config), config, absent)
     reading, hops = time.perf_counter() - began, config.kernel().stored(total.relations)
     untrained = ""
     if algorithm.centralized:

@@ -4,10 +4,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from shoal.engine.config.config import Config
 from shoal.engine.config.config_text import MOST_BYTES
+from shoal.engine.preparing.checks import read_graph, require_fitting_graph
+from shoal.engine.records.graphs import sources
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
+from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.files.reading import read_text
+from shoal.storage.graph.graph import Graph
 from shoal.study.study import Selection
 from shoal.sweeps.sweep import store_keys
 from shoal.tables.papers import PaperStudy
@@ -28,6 +33,7 @@ class TablePlans:
         self._plans: dict[tuple[str, ...], RunPlan] = {}
         self._seconds: dict[str, float] = {}
         self._refers: dict[str, bool] = {}
+        self._graph: tuple[tuple[DataSource, ...], Graph] | None = None
 
     def of(self, study: PaperStudy) -> list[RunPlan]:
         """Returns the plan of every selection of a study. Raises ShoalError: a config is wrong; names the cell."""
@@ -59,5 +65,15 @@ class TablePlans:
         """Estimates the seconds of the rounds of a run by measuring, once for all of equal data, method and model."""
         key = f"{store_keys(plan)} {plan.config.algorithm} {plan.config.train} {plan.config.rounds}"
         if key not in self._seconds:
-            self._seconds[key] = expected(plan).time.rounds
+            self._seconds[key] = expected(plan, read=self._read).time.rounds
         return self._seconds[key]
+
+    def _read(self, config: Config) -> Graph:
+        """Reads the graph of a config; the last one that was read is kept, since columns of a table share theirs."""
+        of_config = sources(config)
+        if self._graph is None or self._graph[0] != of_config:
+            self._graph = None
+            self._graph = of_config, read_graph(config)
+        else:
+            require_fitting_graph(config, self._graph[1])
+        return self._graph[1]

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
@@ -52,8 +53,21 @@ def require_all(cls: type, values: Mapping[str, Any], section: str) -> None:
 
 def _require_default(which: str, hint: Any, default: Any) -> None:
     try:
-        TypeAdapter(hint).validate_python(default)
+        _adapter(hint).validate_python(default)
     except ValidationError as error:
         raise ShoalError(which, f"{message_of(error)}, found {default!r}") from None
     except NO_TYPE:
         return
+
+
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    """Makes what checks values of a type, once for each type that can be a key."""
+    try:
+        return _kept_adapter(hint)
+    except TypeError:
+        return TypeAdapter(hint)
+
+
+@lru_cache(maxsize=512)
+def _kept_adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint)
