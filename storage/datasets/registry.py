@@ -11,7 +11,7 @@ from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
 from shoal.storage.graph.graph import Graph
-from shoal.storage.options.dataset_names import DATASETS, INDUCED, PYG, TU, require_dataset
+from shoal.storage.options.dataset_names import DATASETS, INDUCED, PYG, PYG_NAME, TU, require_dataset
 from shoal.storage.options.target_names import CLASSIFICATION
 from shoal.storage.options.types import is_own
 
@@ -123,9 +123,9 @@ def options_of(options: DataSource) -> tuple[str, ...]:
 
 
 def _base_of(options: DataSource) -> DataSource:
-    """Returns the dataset, with labels of nodes, that small graphs are cut from."""
+    """Returns the dataset, with labels of nodes, that small graphs are cut from; of PyG, they show when it is read."""
     base = replace(options, dataset=options.base or "")
-    if base.key not in DATASETS or record(base.key).task == "graph":
+    if not PYG_NAME.fullmatch(base.dataset) and (base.key not in DATASETS or record(base.key).task == "graph"):
         got = "none" if options.base is None else repr(options.base)
         raise ShoalError("data.options.base", f"{options.dataset} needs a dataset with labels of nodes, found {got}")
     return base

@@ -148,10 +148,11 @@ def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
     match = PYG_NAME.fullmatch(options.dataset)
     assert match is not None
     title, name = match.groups()
+    key = "data.options.base" if options.base == options.dataset else "data.dataset"
     if title not in known.__all__:
         meant = did_you_mean_name(title, known.__all__) or did_you_mean_name(title, OURS, OTHER_NAMES)
         raise ShoalError(
-            "data.dataset",
+            key,
             f"{meant}torch_geometric.datasets has no class {title}; write pyg:CLASS/NAME, as pyg:Planetoid/Cora, or "
             f"tu:{title} for TUDataset",
         )
@@ -159,7 +160,7 @@ def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
     parameters = inspect.signature(cls).parameters
     if ("name" in parameters) != (name is not None):
         form = f"pyg:{title}/NAME" if "name" in parameters else f"pyg:{title}"
-        raise ShoalError("data.dataset", f"expected {form}, got {options.dataset!r}")
+        raise ShoalError(key, f"expected {form}, got {options.dataset!r}")
     chosen = dict(options.user_options)
     arguments: dict[str, Any] = {} if name is None else {"name": name}
     folder = chosen.pop("root", None) if "root" in parameters else None

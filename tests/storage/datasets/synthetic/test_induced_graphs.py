@@ -208,7 +208,7 @@ def test_what_is_known_ahead() -> None:
 
 
 UNFIT: list[dict[str, Any]] = [
-    *({"base": base} for base in (None, "sbn", "nci1", "induced-edge")),
+    *({"base": base} for base in (None, "sbn", "nci1", "induced-edge", "pyg:", "pyg:KarateClubb", "pyg:Planetoid")),
     *({key: 0} for key in ("samples", "shots", "width", "smallest")),
     {"largest": 14},
     {"largest": 4, "smallest": 1},
@@ -220,6 +220,16 @@ UNFIT: list[dict[str, Any]] = [
 def test_what_cannot_be_cut(changes: dict[str, Any]) -> None:
     with refused(f"data.options.{next(iter(changes))}"):
         load(replace(OPTIONS, **changes))
+
+
+def test_a_dataset_of_pyg_is_a_base() -> None:
+    options = DataSource("induced-node", base="pyg:KarateClub", samples=5, width=5, smallest=8, largest=12)
+    base = load(DataSource("pyg:KarateClub"))
+    graph, expected = load(options), cut_graphs(base, "node", options)
+    assert (graph.classes, labels_ahead(options)) == (base.classes, "graph")
+    assert np.array_equal(graph.x, expected.x)
+    assert np.array_equal(graph.y, expected.y)
+    assert fingerprint(options)["base"] == fingerprint(DataSource("pyg:KarateClub"))
 
 
 def test_a_base_without_labels_or_of_small_graphs_is_refused() -> None:
