@@ -20,7 +20,9 @@ DEEPEST = 32
 INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 VARIABLE = re.compile(r"oc\.env:\w+(,[^:]*)?")
 LONGEST_WITH_INTERPOLATION = 1000
+# libyaml takes a tenth of the time, where it is there.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 # Each earlier name of a key has today's, in the same section, and those of its values that were renamed, too.
 RENAMED: dict[str, tuple[str, dict[str, str]]] = {
     "engine.path": ("engine.trainer", {"loop": "autograd", "closed_form": "analytic", "stacked": "batched"}),

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from shoal.engine.config.config import Config
-from shoal.engine.config.config_text import CONFIG, OF_RUN, new_run, run_of, with_new_keys, with_seal
+from shoal.engine.config.config_text import CONFIG, DUMPER, LOADER, OF_RUN, new_run, run_of, with_new_keys, with_seal
 from shoal.engine.config.names import CODE, kept_name, read_all, rename_code
 from shoal.engine.config.run_identity import defaults, identity_keys, name_digits
 from shoal.engine.records import checkpoint
@@ -188,7 +188,7 @@ class RunFolder:
     def checkpoint_every(self) -> int | None:
         """Returns the rounds between checkpoints of the run that is here; None if its config cannot be read."""
         try:
-            return int(yaml.safe_load(read_bytes(self.path / CONFIG))["run"]["checkpoint_every"])
+            return int(yaml.load(read_bytes(self.path / CONFIG), LOADER)["run"]["checkpoint_every"])
         except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
             return None
 
@@ -210,7 +210,8 @@ class RunFolder:
         codes = {code.name: code for _, code in read_all(plain)}
         for code in codes.values():
             self._keep(code)
-        text = yaml.safe_dump(rename_code(plain, lambda name: kept_name(codes[name])), sort_keys=False)
+        renamed = rename_code(plain, lambda name: kept_name(codes[name]))
+        text = yaml.dump(renamed, Dumper=DUMPER, sort_keys=False)
         with replacing(self.path / CONFIG) as unfinished:
             unfinished.write_text(with_seal(text, self.metrics.run))
 
@@ -316,7 +317,7 @@ def changed_keys(config: Config, run: Path) -> list[str]:
     """
     path = run / CONFIG
     try:
-        old = identity_keys(with_new_keys(yaml.safe_load(read_bytes(path))))
+        old = identity_keys(with_new_keys(yaml.load(read_bytes(path), LOADER)))
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         raise ShoalError(path, f"damaged ({' '.join(str(error).split())}); move the folder away") from error
     old, new = ({**defaults(), **values} for values in (old, identity_keys(config.plain())))

@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, get_args
 from urllib.parse import urlsplit
 
@@ -193,6 +194,19 @@ def _words(hint: Any) -> tuple[Any, ...]:
     return tuple(word for part in get_args(hint) for word in (part, *_words(part)))
 
 
+def adapter(hint: Any) -> TypeAdapter[Any]:
+    """Makes what checks values of a type, once for each type that can be a key; to make one takes a millisecond."""
+    try:
+        return _kept_adapter(hint)
+    except TypeError:
+        return TypeAdapter(hint)
+
+
+@lru_cache(maxsize=512)
+def _kept_adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint)
+
+
 def checked(hint: Any, value: Any) -> Any:
     """Converts a value of a config to the type that a class announces for it.
 
@@ -211,9 +225,9 @@ def checked(hint: Any, value: Any) -> Any:
     try:
         if isinstance(value, list | tuple | dict):
             # A list of YAML may stand for a tuple, which only JSON lets it.
-            return TypeAdapter(hint).validate_json(text, strict=True)
+            return adapter(hint).validate_json(text, strict=True)
         # 1e5 may stand for an integer.
-        return TypeAdapter(hint).validate_python(value, strict=not isinstance(value, float))
+        return adapter(hint).validate_python(value, strict=not isinstance(value, float))
     except ValidationError as error:
         raise ValueError(message_of(error)) from None
 

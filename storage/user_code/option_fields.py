@@ -2,13 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, get_type_hints
 
-from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
+from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, ValidationError
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import checked, message_of, quoted
+from shoal.storage.options.types import adapter, checked, message_of, quoted
 from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.tracebacks import in_words
 
@@ -53,21 +52,8 @@ def require_all(cls: type, values: Mapping[str, Any], section: str) -> None:
 
 def _require_default(which: str, hint: Any, default: Any) -> None:
     try:
-        _adapter(hint).validate_python(default)
+        adapter(hint).validate_python(default)
     except ValidationError as error:
         raise ShoalError(which, f"{message_of(error)}, found {default!r}") from None
     except NO_TYPE:
         return
-
-
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    """Makes what checks values of a type, once for each type that can be a key."""
-    try:
-        return _kept_adapter(hint)
-    except TypeError:
-        return TypeAdapter(hint)
-
-
-@lru_cache(maxsize=512)
-def _kept_adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint)
