@@ -10,7 +10,7 @@ import torch
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import CPU
 from shoal.engine.config.config import Config
-from shoal.engine.hosts.device import take_device
+from shoal.engine.hosts.device import give_back_memory, take_device
 from shoal.engine.hosts.devices.gpu import fetch
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
@@ -182,4 +182,8 @@ class LocalBackend:
     def end(self) -> None:
         self._server = None
 
-    close = end
+    def close(self) -> None:
+        """Lets go of the job and its data; memory that is free then goes to the system, since a sweep has more runs."""
+        self.end()
+        self._host = HostHere()
+        give_back_memory()

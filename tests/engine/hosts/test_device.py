@@ -29,6 +29,20 @@ del large
 print(held - kept, kept - resident())
 """
 
+CLOSES = """
+from shoal.engine.hosts.backend import LocalBackend
+from shoal.engine.hosts.device import keep_freed_memory, resident
+backend = LocalBackend()
+keep_freed_memory()
+pieces = [b"x" * (24 * 2**20) for _ in range(40)]
+last = b"x" * (24 * 2**20)
+held = resident()
+del pieces
+kept = resident()
+backend.close()
+print(held - kept, kept - resident())
+"""
+
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_host_without_a_gpu_says_what_to_do(configure: Configure, tmp_path: Path) -> None:
@@ -92,3 +106,11 @@ def test_freed_memory_is_kept() -> None:
     small, large = (int(freed) for freed in done.stdout.split())
     assert small < 12 * 2**20
     assert large > 48 * 2**20
+
+
+def test_the_end_of_a_run_gives_freed_memory_back() -> None:
+    """A sweep has one process for all of its runs."""
+    done = subprocess.run([sys.executable, "-c", CLOSES], capture_output=True, text=True, check=True)
+    before, at_close = (int(freed) for freed in done.stdout.split())
+    assert before < 24 * 2**20
+    assert at_close > 480 * 2**20
