@@ -1,4 +1,4 @@
-"""What a client's word on a class counts, from its features and its graph (FedTAD)."""
+"""The reliability of a client for every class, from its features and its graph (FedTAD)."""
 
 import numpy as np
 import scipy.sparse as sp
@@ -34,8 +34,8 @@ def class_reliability(data: View, steps: int) -> Tensor:
     for start in range(0, len(other), PAIRS):
         part = slice(start, start + PAIRS)
         ends = (rows.numpy()[place[part]], other[part])
-        one, two = (torch.cat([_features(data, i), chance[np.searchsorted(needed, i)]], 1) for i in ends)
-        cosine.append(torch.cosine_similarity(one, two))
+        here, there = (torch.cat([_features(data, i), chance[np.searchsorted(needed, i)]], 1) for i in ends)
+        cosine.append(torch.cosine_similarity(here, there))
     of_node_N = torch.ones(len(rows), dtype=torch.float64).index_add_(0, torch.from_numpy(place), torch.cat(cosine))
     total_C.index_add_(0, data.train_label.cpu(), of_node_N / torch.from_numpy(degree + 1))
     return total_C.clamp_min(0).float()

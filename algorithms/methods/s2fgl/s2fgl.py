@@ -26,7 +26,7 @@ MOST_NODES = 50_000
 
 
 class Repository(NamedTuple):
-    """What a client receives once there are prototypes: the known ones of all slots, `[K, H]`."""
+    """The message to a client once there are prototypes: the known ones of all slots, `[K, H]`."""
 
     proto_KH: Tensor
 
