@@ -264,6 +264,8 @@ def test_sparse_features_give_the_same_numbers(
         *(("fggp", {**FGGP, **more}, CONV, 4) for more in ({}, {"gkic": "gen_only"}, {"head_mode": "personal"})),
         *((name, SAGE_PLUS, SAGE, stop) for name in ("fedsage_plus", "fedsage_plus_fedgta") for stop in (1, 3)),
         ("fedgl_fedgta", {"threshold": 0.0}, GCN, 4),
+        ("fedtad", {"nodes": 12}, GCN, 4),
+        ("s2fgl", {}, GAMLP, 4),
         ("moon", {"mu": 5.0}, GAMLP, 4),
         ("moon", {"mu": 5.0, "rows": "all"}, GAMLP, 4),
         ("scaffold", {}, GAMLP, 3),
