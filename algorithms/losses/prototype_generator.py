@@ -14,24 +14,32 @@ STATE = "generator"
 
 
 def train_kept(
-    server: Tree, network: nn.Module, loss: Callable[[], Tensor], steps: int, lr: float, weight_decay: float, seed: int
+    server: Tree,
+    network: nn.Module | FlatModel,
+    loss: Callable[[], Tensor],
+    steps: int,
+    lr: float,
+    weight_decay: float,
+    seed: int,
+    entry: str = STATE,
 ) -> float:
     """Goes on with Adam where the last round stopped; parameters and moments lie in the server's state.
 
-    Entries `generator` and `generator.*` are read and replaced; the network's parameters are overwritten, at first by
-    its `reset_parameters`, from the seed. The weight decay is decoupled, as in AdamW: in the gradient, Adam would scale
-    it up for rows that no loss reads, and pull these to zero at the full learning rate. With 0 it is Adam.
+    Entries `generator` and `generator.*`, or of another `entry`, are read and replaced; the network's parameters are
+    overwritten, at first by its `reset_parameters`, from the seed. The weight decay is decoupled, as in AdamW: in the
+    gradient, Adam would scale it up for rows that no loss reads, and pull these to zero at the full learning rate. With
+    0 it is Adam.
 
     Returns:
         The loss before the last step; NaN without a step.
     """
-    model = FlatModel(network)
-    if STATE in server:
-        model.load(server[STATE])
+    model = network if isinstance(network, FlatModel) else FlatModel(network)
+    if entry in server:
+        model.load(server[entry])
     else:
         model.initial(seed)
     optimizer = torch.optim.AdamW([model.w], lr=lr, weight_decay=weight_decay)
-    prefix = f"{STATE}."
+    prefix = f"{entry}."
     if kept := {name.removeprefix(prefix): t for name, t in server.items() if name.startswith(prefix)}:
         optimizer.state[model.w] = kept
     value = torch.tensor(float("nan"))
@@ -41,7 +49,7 @@ def train_kept(
         value = loss()
         value.backward()
         optimizer.step()
-    server[STATE] = model.w.detach().clone()
+    server[entry] = model.w.detach().clone()
     server.update({prefix + name: t for name, t in optimizer.state[model.w].items()})
     return float(value.detach())
 

@@ -153,6 +153,10 @@ def matrix() -> dict[str, Keys]:
     for name in OF_MENDED_GRAPHS:
         method = {"name": name, "generator_rounds": 2, "hidden": 8}
         runs[f"{name} gcn"] = {"algorithm": method, "model": COUPLED, **MOST}
+    for options in (
+        {"name": "fedtad", "nodes": 14, "server_epochs": 2}, {"name": "s2fgl", "aligned": 0.8, "vectors": 2},
+    ):  # fmt: skip
+        runs[f"{options['name']} gcn"] = {"algorithm": options, "model": COUPLED, **MOST}
     half = {"propagation": {"hops": 2, "dtype": "float16"}, "data": {"dtype": "float16"}}
     for method in ("local", "fedavg", "fedgta"):
         runs[f"{method} stacked"] = {"algorithm": {"name": method}, "engine": {"trainer": "batched"}}

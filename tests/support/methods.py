@@ -10,7 +10,7 @@ SAGE = {"name": "sage", "hidden": 8}
 GEN = {"server_steps": 3, "server_batch": 8}
 FGGP = {"hidden": 6, "knn_every": 2}
 NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fedgl", "fggp", "class_means", "fedgcn"}
-NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta"}
+NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta", "fedtad", "s2fgl"}
 GRAPH_ONLY = {"fedstar", "fedgpl"}
 # Options and model; a GCN alone where a method is not named.
 NEEDS: dict[str, tuple[Keys, Any]] = {
@@ -19,6 +19,7 @@ NEEDS: dict[str, tuple[Keys, Any]] = {
     **dict.fromkeys(("fedgl", "fedgl_fedgta"), ({"threshold": 0.0}, GCN)),
     "fedgcn": ({"hops": 0}, GCN),
     "fedgen": (GEN, GCN),
+    "fedtad": ({"nodes": 12, "noise": 3}, GCN),
     "adafgl": ({"shared_rounds": 1, "hidden": 6}, GCN),
     "fggp": (FGGP, CONV),
     "fedstar": ({}, {"name": "star", "hidden": 8}),

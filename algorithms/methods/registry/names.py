@@ -44,6 +44,8 @@ METHODS = {
     "fedgpl": "shoal.algorithms.methods.fedgpl.fedgpl:FedGPL",
     "fedgcn": "shoal.algorithms.methods.fedgcn:FedGCN",
     "class_means": "shoal.algorithms.methods.class_means:ClassMeans",
+    "fedtad": "shoal.algorithms.methods.fedtad.fedtad:FedTAD",
+    "s2fgl": "shoal.algorithms.methods.s2fgl.s2fgl:S2FGL",
 }
 # Methods that their papers write otherwise than their classes are called.
 AS_WRITTEN = {

@@ -48,8 +48,12 @@ def keys_of(name: str, options: Keys, model: Any = None) -> dict[str, Any]:
 
 
 LABELLED: list[tuple[str, Keys]] = [
-    *((name, {}) for name in ("class_means", "feddistill", "fpl", "fedproto", "fedtgp", "fml", "fedkd", "fedgta")),
+    *(
+        (name, {})
+        for name in ("class_means", "feddistill", "fpl", "fedproto", "fedtgp", "fml", "fedkd", "fedgta", "s2fgl")
+    ),
     ("moon", {"rows": "all"}),
+    ("fedtad", {"nodes": 12}),
     ("fedgl", {"threshold": 0.0}),
     ("fedgl_fedgta", {"threshold": 0.0}),
     ("fedpg", {"pseudo_centres": 0.5}),
@@ -91,6 +95,9 @@ def test_a_round_leaves_the_states_that_it_began_from(start: Start, monkeypatch:
         ("moon", {"rows": "all"}, {"mu": 0.0}, "fedavg", GCN),
         ("fgssl", {}, {"contrast": 0.0, "structure": 0.0}, "fedavg", GAMLP),
         ("fgssl", {}, {"contrast": 0.0, "structure": 0.0}, "fedavg", GCN),
+        ("fedtad", {}, {"server_epochs": 0}, "fedavg", GCN),
+        ("s2fgl", {}, {"semantic": 0.0, "spectral": 0.0}, "fedavg", GAMLP),
+        ("s2fgl", {}, {"semantic": 0.0, "spectral": 0.0}, "fedavg", GCN),
         ("fedgl", {"threshold": 0.0}, {"pseudo": 0.0}, "fedavg", GAMLP),
         ("fedgl", {"threshold": 0.0}, {"pseudo": 0.0}, "fedavg", GCN),
         ("fedgl_fedgta", {"threshold": 0.0}, {"pseudo": 0.0}, "fedgta", GCN),
@@ -200,7 +207,11 @@ def test_clients_that_have_nearly_nothing(run: Start, tiny: list[Keys], name: st
         *(("fedpub", {}, model) for model in ("gat", "gin", "gcnii", "transformer")),
         ("fedpub", {}, {**SAGE, "fanouts": [3, 2]}),
         *(("fggp", {"gkic": "knn_only"}, model) for model in ("gat", "gin", "sage", "gcnii")),
-        *(("fgssl", {}, model) for model in ("gat", "gin", "gcnii", "transformer")),
+        *(
+            (name, {}, model)
+            for name in ("fgssl", "fedtad", "s2fgl")
+            for model in ("gat", "gin", "gcnii", "transformer")
+        ),
         *(("fedsage_plus", {**SAGE_PLUS, "generator_rounds": 1}, model) for model in ("gcn", "gat")),
         (
             "fedsage_plus",
@@ -253,6 +264,8 @@ def test_sparse_features_give_the_same_numbers(
         *(("fggp", {**FGGP, **more}, CONV, 4) for more in ({}, {"gkic": "gen_only"}, {"head_mode": "personal"})),
         *((name, SAGE_PLUS, SAGE, stop) for name in ("fedsage_plus", "fedsage_plus_fedgta") for stop in (1, 3)),
         ("fedgl_fedgta", {"threshold": 0.0}, GCN, 4),
+        ("fedtad", {"nodes": 12}, GCN, 4),
+        ("s2fgl", {}, GAMLP, 4),
         ("moon", {"mu": 5.0}, GAMLP, 4),
         ("moon", {"mu": 5.0, "rows": "all"}, GAMLP, 4),
         ("scaffold", {}, GAMLP, 3),

@@ -144,6 +144,8 @@ HELD: dict[str, tuple[dict[str, Expected], Keys]] = {
     "fedgen": ({**MEAN, **TRAINED}, {}),
     **dict.fromkeys(("fedproto", "feddistill"), (PROTO, {})),
     "fedtgp": ({"proto": decays, **TRAINED}, {}),
+    "fedtad": ({"w": decays, "w.*": decays, **TRAINED}, {}),
+    "s2fgl": ({**MEAN, "proto": decays, "known": decays}, {}),
     "fedpg": (
         {**TRAINED, "anchor": decays, "fresh": cohort, **dict.fromkeys(("proto", "present", "counts"), last_upload)}, {}
     ),

@@ -49,6 +49,11 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
         "generator_rounds": [-1], "hide": [0, 1], "most_neighbours": [0], "hidden": [0], "degree": [-1],
         "feature": [-1], "label": [-1], "across": [-1], "peers": [0], "sampled_nodes": [0],
     },
+    "fedtad": {
+        "server_epochs": [-1], "generator_steps": [0], "distil_steps": [0], "generator_lr": [0.0], "distil_lr": [0.0],
+        "nodes": [0, 4097], "neighbours": [0], "noise": [0, 4097], "walks": [0, 17], "semantic": [-1.0],
+        "diversity": [-1.0],
+    },
     "fedtgp": {"server_steps": [0], "server_lr": [0.0], "margin_cap": [-1.0], "lam": [-1.0]},
     "fggp": {
         "fcpp": [False], "k": [0], "neighbours": [0], "tau": [0.0], "gamma": [-1.0], "lam": [1.5, -0.1],
@@ -62,6 +67,11 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     "fpl": {"cpcl": [-1], "upcr": [-1], "tau": [0, -1], "cluster_from": [0]},
     "gcfl_plus": {"eps1": [-0.1], "eps2": [-0.1], "window": [0, 1001], "warmup": [-1]},
     "moon": {"mu": [-1], "tau": [0, -1]},
+    "s2fgl": {
+        "semantic": [-1.0], "spectral": [-1.0], "slots": [0], "sampled": [0.0, 1.1], "central": [0.0, 1.1],
+        "aligned": [0.0, 1.1], "restart": [0.0, 1.0], "tau": [0.0], "neighbours": [0], "vectors": [0],
+        "most_aligned": [1],
+    },
     "scaffold": {"eta": [0]},
 }  # fmt: skip
 TOGETHER: list[tuple[str, dict[str, Any], str]] = [
@@ -136,6 +146,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("lg_fedavg", {"model": [{"name": "gcn", "hidden": 5}, {"name": "sgc"}]}, "model.layers", ""),
     ("fgssl", SGC, "model.layers", ""),
     ("fgssl", DRAWN, "model.fanouts", ""),
+    ("s2fgl", SGC, "model.layers", ""),
     ("moon", {"train.batch_size": 4}, "train.batch_size", ""),
     ("class_means", {"algorithm.hops": 5}, "algorithm.hops", ""),
     ("fml", {"algorithm.copilot": {"name": sorted(HEADLESS)[0]}}, "algorithm.copilot", ""),

@@ -107,7 +107,7 @@ def test_bfloat16_is_refused_for_coupled_models() -> None:
 
 NO_EMBEDDING = {
     "local", "global", "fedavg", "fedprox", "fedopt", "scaffold", "feddc", "fedgta", "fedgl", "adafgl", "class_means",
-    "fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta", "feddistill", "fml", "fedgcn",
+    "fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta", "feddistill", "fml", "fedgcn", "fedtad",
 }  # fmt: skip
 GCN, SAGE = {"name": "gcn"}, {"name": "sage"}
 

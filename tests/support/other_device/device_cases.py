@@ -49,6 +49,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedsage_plus, few": {**FEDSAGE_PLUS, "algorithm.peers": 1, "algorithm.sampled_nodes": 3, "model.name": "gat"},
     "fedsage_plus_fedgta": {**FEDSAGE_PLUS, "algorithm.name": "fedsage_plus_fedgta"},
     "fgssl": {"algorithm.name": "fgssl", "algorithm.anchors": 4},
+    "fedtad": {"algorithm.name": "fedtad", "algorithm.nodes": 12, "model.name": "gcn"},
+    "s2fgl": {"algorithm.name": "s2fgl", "algorithm.spectral": 0.0},
     "fggp, neighbours": {**FGGP, **MOMENTUM, "algorithm.gkic": "knn_only", "algorithm.head_mode": "personal"},
     "fggp, prototypes alone": {"algorithm.name": "fggp", "algorithm.gkic": "off", "algorithm.cluster": "dbscan"},
     "lg_fedavg, analytic": {"algorithm.name": "lg_fedavg", "model.name": "mlp", "engine.trainer": "analytic"},
@@ -112,5 +114,5 @@ NO_DRAWN = (
     "fedopt, momentum", "fpl, as published",
     *AVERAGING, "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all", "adafgl",
     "adafgl, coupled", "fedgl", "fedgl_fedgta", "fedgl, coupled", "fgssl", "fgssl, coupled", "fedpub",
-    "fedpub, coupled", "fedsage_plus", "fedsage_plus, few", "fedsage_plus_fedgta",
+    "fedtad", "s2fgl", "fedpub, coupled", "fedsage_plus", "fedsage_plus, few", "fedsage_plus_fedgta",
 )  # fmt: skip

@@ -1,0 +1,1 @@
+"""FedTAD: the method, how reliable a client is for a class, and pseudo graphs that the server draws."""
