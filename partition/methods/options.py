@@ -38,7 +38,7 @@ class PartitionOptions(WithShortForm):
         alpha: Dirichlet: smaller gives clients of fewer labels, and of more unequal sizes.
         skew: Features, homophily: how much clients differ, from 0, not more than by chance, to 1, as much as may be.
         zipf: Random, features, homophily: exponent of Zipf's law for sizes of clients; 0: all are the same.
-        overlap: Clients that draw nodes from each part; parts are `clients` / `overlap`; 1: a part is a client.
+        overlap: Clients that draw nodes from each of `clients` / `overlap` parts; 1: a part is a client.
         drawn: Overlap above 1: share of its part's nodes that each client draws, rounded down.
         options: `my_file.py:Name`: values of the fields of its dataclass.
 
@@ -96,7 +96,6 @@ class PartitionOptions(WithShortForm):
             )
         if self.clients % self.overlap:
             raise ValueError(
-                f"overlap {self.overlap} does not divide clients {self.clients}; as many clients share each part, so "
-                f"set clients to a multiple of {self.overlap}"
+                f"overlap {self.overlap} does not divide clients {self.clients}; set clients to a multiple of it"
             )
         return self

@@ -56,7 +56,7 @@ PRIVACY = Section(
         Rule(
             ("privacy.unit",),
             "partition.overlap",
-            "1, or none or client",
+            "1 where it is node",
             lambda c: c.privacy.unit != "node" or c.partition.overlap == 1,
         ),
         one_of("privacy.mechanism privacy.quantile", "privacy.unit", "client"),
