@@ -127,8 +127,8 @@ class StoreBuilder(StoreSteps):
 
         def write(path: Path) -> FileRecord:
             parts = options.of_parts.clients
-            each = "" if options.overlap == 1 else f", which draw from {parts} parts, {options.overlap} from each"
-            say(f"partition: {options.method} into {options.clients} clients{each}")
+            drawn = "" if options.overlap == 1 else f", which draw from {parts} parts, {options.overlap} from each"
+            say(f"partition: {options.method} into {options.clients} clients{drawn}")
             workspace = Workspace(self.path, say, self.config.engine.memory_limit)
             workspace.clear()
             assignment = partition(graph, options, workspace=workspace)

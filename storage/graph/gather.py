@@ -21,7 +21,7 @@ from shoal.storage.threads import batches, spread
 ROWS_A_BLOCK = 65_536
 # row_of, kept and the assignment; the last two are arguments, but they take memory, too.
 OF_NODE = 12
-# Of every row but the first of an assignment with several clients a node, and of its kept.
+# An assignment with several clients a node has further rows, and so has kept.
 OF_FURTHER_ROW = 8
 # Ids in three orders, and row pointers.
 OF_ROW = 56
