@@ -60,7 +60,7 @@ def quality(graph: Graph, assignment: np.ndarray, clients: int, kept: np.ndarray
     rows_LN = np.atleast_2d(assignment)
     kept_LN = [kept_entries(graph.indptr, graph.indices, row_N) for row_N in rows_LN] if kept is None else kept
     nodes, entries, isolated = np.zeros((3, clients), dtype=np.int64)
-    labels_NC = np.zeros(clients * graph.classes, dtype=np.int64)
+    counts = np.zeros(clients * graph.classes, dtype=np.int64)
     for row_N, kept_N in zip(rows_LN, np.atleast_2d(kept_LN)):
         held = row_N != NO_CLIENT
         nodes += np.bincount(row_N[held], minlength=clients)
@@ -69,8 +69,8 @@ def quality(graph: Graph, assignment: np.ndarray, clients: int, kept: np.ndarray
         of_items = graph.of_items(row_N)
         has_label = (of_items != NO_CLIENT) & (graph.y >= 0)
         label = of_items[has_label].astype(np.int64) * graph.classes + graph.y[has_label]
-        labels_NC += np.bincount(label, minlength=clients * graph.classes)
-    labels_NC = labels_NC.reshape(clients, graph.classes)
+        counts += np.bincount(label, minlength=clients * graph.classes)
+    labels_NC = counts.reshape(clients, graph.classes)
     labelled = labels_NC.sum(1)
 
     inside, shared = int(entries.sum()), None

@@ -27,7 +27,7 @@ from shoal.engine.preparing.client_files import (
 from shoal.engine.preparing.identity import published_digests
 from shoal.engine.preparing.shared_split import share_split
 from shoal.engine.preparing.store_steps import StoreSteps
-from shoal.engine.records.distinct import describe_distinct
+from shoal.engine.records.distinct import count_distinct, describe_distinct
 from shoal.engine.records.graphs import places_of, sources
 from shoal.engine.screen.progress import progress, say
 from shoal.engine.screen.tables import abridge
@@ -434,8 +434,8 @@ def _report_split(split: SplitRecord, options: SplitOptions, what: str) -> None:
     line = f"split {options.split_name}: {train:,} train, {val:,} validation, {test:,} test {what}s"
     if split.unreachable:
         line += f"; {split.unreachable:,} test {what}s of classes their client has no training {what} of"
-    if split.distinct is not None:
-        line += f"; {describe_distinct(split.counts.sum(axis=0).tolist(), split.distinct, what)}"
+    if shared := describe_distinct(count_distinct(split), what):
+        line += f"; {shared}"
     if untrained := split.without_training:
         some = ", ".join(map(str, untrained[:8])) + (" …" if len(untrained) > 8 else "")
         line += f"; {len(untrained)} clients without a training {what} ({some})"

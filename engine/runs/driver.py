@@ -148,7 +148,7 @@ class Driver:
             summary |= {ONE_MODEL: self._one_model} if self._one_model else {}
             summary |= {CONSTANT: shares} if (shares := self._constant_shares()) else {}
             summary |= {UNTRAINED: counts} if (counts := self._untrained.as_counts()) else {}
-            of_parts = count_distinct(self.store.manifest, self.config.data.split_name)
+            of_parts = count_distinct(self.store.manifest.splits[self.config.data.split_name])
             summary |= {DISTINCT: of_parts} if of_parts else {}
             summary |= {DONE: texts} if (texts := describe_done(self.config, self._parameters, done)) else {}
             summary |= {"paths": self.trainers, "inputs": self.inputs}

@@ -67,8 +67,8 @@ def show_run(run: Path, details: bool = False) -> None:
         console.print(score_table(summary["scopes"], metric, ITEMS[config.task], details))
     if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("final", "best")))):
         _line(OF_SAMPLES)
-    if DISTINCT in summary:
-        _line(describe_distinct(*summary[DISTINCT].values(), ITEMS[config.task]))
+    if shared := describe_distinct(summary.get(DISTINCT, {}), ITEMS[config.task]):
+        _line(shared)
     if few := describe_untrained(summary.get(UNTRAINED, {}), ITEMS[config.task]):
         _line(few)
     points, why = scopes_apart(summary, config)

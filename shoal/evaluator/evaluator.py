@@ -154,8 +154,8 @@ def _make_table(
     notes = ["of all items together; a run records means over clients"]
     if past.config.data.split != "public":
         notes.append(f"data.split is {past.config.data.split}: these are not the published validation and test items")
-    if counts := count_distinct(past.store.manifest, past.config.data.split_name):
-        notes.append(describe_distinct(*counts.values(), past.config.task))
+    if shared := describe_distinct(count_distinct(past.store.manifest.splits[past.config.data.split_name]), "item"):
+        notes.append(shared)
     if past.store.manifest.synthetic:
         notes.append(f"the graph is {past.store.manifest.name}, which is synthetic")
     return TextTable(HEADS, cells, 2, title=f"{past.path.name} on {name}, by OGB's Evaluator", notes=tuple(notes))

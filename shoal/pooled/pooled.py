@@ -61,9 +61,8 @@ class PooledReader:
                 ]
         if not rows:
             raise ShoalError(past.path, "no client has validation or test items to score")
-        notes = ("of the items of all clients together; a run records means over clients",)
-        if counts := count_distinct(opened.store.manifest, opened.job.split):
-            notes += (describe_distinct(*counts.values(), past.config.task),)
+        shared = describe_distinct(count_distinct(opened.store.manifest.splits[opened.job.split]), past.config.task)
+        notes = ("of the items of all clients together; a run records means over clients", *([shared] * bool(shared)))
         title = f"{past.path.name}: scores of all clients' items together"
         tables = [
             TextTable(HEADS, tuple((*row, form.format(value)) for *row, value in rows), 3, title=title, notes=notes)
