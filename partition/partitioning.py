@@ -9,6 +9,7 @@ import numpy as np
 from shoal.partition.domains import domain_graphs, first_clients, require_own_clients
 from shoal.partition.methods.cover import NO_CLIENT, assert_cover
 from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.methods.overlap import draw_clients
 from shoal.partition.methods.workspace import Workspace
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
@@ -51,7 +52,8 @@ def require_divides_graphs(method: str) -> None:
 def partition(
     graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None = None, workspace: Workspace | None = None
 ) -> np.ndarray:
-    """Client of every node, int32 `[N]`: a disjoint cover in which no client is empty.
+    """Client of every node, int32 `[N]`: a disjoint cover in which no client is empty. With `options.overlap` L above 1
+    the clients of every node, int32 `[L, N]`, `NO_CLIENT` where there is none: see `draw_clients`.
 
     Each of the domains is divided separately, between the clients that `options.domains` gives it; a file divides
     all of them. With `index` some nodes may belong to `NO_CLIENT`. Of a dataset of graphs the graphs are divided, and a
@@ -64,6 +66,8 @@ def partition(
     temporary files cannot be written.
     """
     require_enough_nodes(options.clients, graph.items, graph.name, graph.item_name)
+    if options.overlap > 1:
+        return draw_clients(partition(graph, options.of_parts, labelled_mask, workspace), options)
     if graph.graph_of is not None:
         require_divides_graphs(options.method)
     by_label = options.method in ("dirichlet", "homophily")

@@ -18,14 +18,14 @@ PREVIOUS = "previous"
 
 @dataclass(frozen=True)
 class PseudoLabels(Algorithm):
-    """FedGL (Chen et al., Information Sciences 657, 2024), for parts that share no node: what its clients minimise,
+    """FedGL (Chen et al., Information Sciences 657, 2024), without its exchange of predictions: what clients minimise,
 
         CE + pseudo * CE over the unlabelled nodes that have a pseudo label
 
     The other base class averages models.
 
     In the paper the clients' graphs overlap, and the server labels a node by the mean of its owners' confident
-    predictions. Here a node has one owner, so that nothing is sent: a client predicts by the parameters that its last
+    predictions. Here nothing is sent, with `partition.overlap`, too: a client predicts by the parameters that its last
     training left, in evaluation mode. A node outside of the training rows has a pseudo label, the class of its largest
     probability, if that is `threshold` at least; at a client's first visit there is none. All are read in every step.
     Edges between nodes of similar embeddings, which the paper's server adds, are left out, as in OpenFGL. Without a

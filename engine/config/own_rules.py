@@ -30,6 +30,11 @@ def _last_is_another(config: Any) -> bool:
     return evaluation.clients != "all" or (evaluation.last == "none" and config.rounds % evaluation.every != 0)
 
 
+OVERLAP = ("partition.overlap",)
+SEEDED = one_of(
+    "partition.seed", "partition.method",
+    "metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", "features", "homophily", OWN,
+)  # fmt: skip
 # A key that asks for what there is none of, such as `data.edge_weights: drop` without weights, is not wrong. What
 # machines hosts have, and how they are waited for, may stay in a config that is run in one process to try it.
 OWN_RULES = (
@@ -43,10 +48,7 @@ OWN_RULES = (
     one_of("data.features.seed", "data.features.kind", "random"),
     Rule(("data.sparsity.seed",), "data.sparsity", "with a share above 0", _masks),
     one_of("data.inductive", "task", "node"),
-    one_of(
-        "partition.seed", "partition.method",
-        "metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", "features", "homophily", OWN,
-    ),
+    SEEDED._replace(holds=lambda c: SEEDED.holds(c) or c.partition.overlap > 1, by_words=False),
     one_of("partition.resolution partition.balance", "partition.method", "louvain"),
     one_of("partition.imbalance", "partition.method", "metis", "kaminpar", "semi-external", "features", "homophily"),
     one_of("partition.file", "partition.method", "file"),
@@ -54,6 +56,12 @@ OWN_RULES = (
     one_of("partition.alpha", "partition.method", "dirichlet"),
     one_of("partition.skew", "partition.method", "features", "homophily"),
     one_of("partition.zipf", "partition.method", "random", "features", "homophily"),
+    Rule(("partition.drawn",), *OVERLAP, "above 1", lambda c: c.partition.overlap > 1),
+    # Pairs and small graphs are divided by client, and so are graphs between several ones.
+    one_of(*OVERLAP, "task", "node"),
+    Rule(OVERLAP, "data.dataset", "as one graph", lambda c: not _several_graphs(c)),
+    # Each client lacks a share of its own training labels.
+    Rule(OVERLAP, "data.sparsity.labels", "0", lambda c: not c.data.sparsity.labels),
     one_of("partition.options", "partition.method", OWN),
     Rule(
         tuple(f"propagation.{key}" for key in ("r", "dtype", "keep", "max_degree", "relations")),

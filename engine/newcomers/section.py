@@ -45,6 +45,8 @@ NEWCOMERS = Section[Any](
     adds={"data": NewcomersOptions, "evaluation": NewcomerEpochs},
     rules=(
         Rule((KEY,), "algorithm.name", "with several clients", lambda c: c.algorithm.name != "global"),
+        # Others would know nodes of a newcomer.
+        Rule((KEY,), "partition.overlap", "1", lambda c: c.partition.overlap == 1),
         Rule((KEY,), "schedule.name", "synchronous", lambda c: c.schedule.synchronous),
         one_of(KEY, "data.cross_edges", "drop")._replace(beside="cross_edges"),
         Rule(("evaluation.newcomer_epochs",), KEY, "above 0", lambda c: c.data.newcomers > 0),

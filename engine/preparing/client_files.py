@@ -41,8 +41,9 @@ class ShardSource:
     Attributes:
         path: Folder of the store.
         graph: The whole graph.
-        assignment: Client of every node, int32 `[nodes]`.
-        kept: Number of neighbours of every node inside its client, int32 `[nodes]`.
+        assignment: Client of every node, int32 `[nodes]`; where nodes may have several, `[L, nodes]`, whose rows have
+            consecutive clients, the same number each.
+        kept: Number of neighbours of every node inside its client, int32, of the same shape.
         label: Label of every node, `[nodes]`.
         memory: Bytes to gather clients in.
         pairs_of: Makes the pairs of a client from its number and its graph; None: items are no pairs.
@@ -78,12 +79,19 @@ def shards_bytes(graph: Graph, layout: Layout, dtype: str, pairs: bool) -> int:
 def write_shards(source: ShardSource, packs: Sequence[range]) -> Iterator[FileRecord]:
     """Writes the shards of some packs; yields each as it is done."""
     clients = [client for pack in packs for client in pack]
-    shape = source.data.dtype, source.memory, source.layout
-    parts = gather_features(source.graph, source.assignment, source.kept, clients, *shape)
-    columns = starmap(partial(_shard_columns, source), parts)
+    columns = starmap(partial(_shard_columns, source), _gather(source, clients))
     # The next pack is made while a thread writes this one.
     for pack, several in ahead((pack, list(islice(columns, len(pack)))) for pack in packs):
         yield write_pack(source.path / shard_path(pack), "shard", several)
+
+
+def _gather(source: ShardSource, clients: Sequence[int]) -> Iterator[tuple[int, Induced, Rows]]:
+    """Gathers the graphs and the features of some clients, which ascend."""
+    shape = source.data.dtype, source.memory, source.layout
+    for client_N, kept_N in zip(np.atleast_2d(source.assignment), np.atleast_2d(source.kept)):
+        here = clients if source.assignment.ndim == 1 else np.intersect1d(clients, client_N).tolist()
+        if here:
+            yield from gather_features(source.graph, client_N, kept_N, here, *shape)
 
 
 def _shard_columns(source: ShardSource, client: int, part: Induced, x: Rows) -> dict[str, pa.Array]:

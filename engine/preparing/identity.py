@@ -34,6 +34,8 @@ def identity(config: Config) -> dict[str, Any]:
         del chosen["skew"]
     if not chosen["zipf"]:
         del chosen["zipf"]
+    if chosen["overlap"] == 1:
+        del chosen["overlap"], chosen["drawn"]
     if not chosen["options"]:
         del chosen["options"]
     if (version := PARTITIONS.get(config.partition.method)) is not None:

@@ -25,7 +25,9 @@ from shoal.engine.preparing.client_files import (
     write_training_shards,
 )
 from shoal.engine.preparing.identity import published_digests
+from shoal.engine.preparing.shared_split import share_split
 from shoal.engine.preparing.store_steps import StoreSteps
+from shoal.engine.records.distinct import count_distinct, describe_distinct
 from shoal.engine.records.graphs import places_of, sources
 from shoal.engine.screen.progress import progress, say
 from shoal.engine.screen.tables import abridge
@@ -51,7 +53,7 @@ from shoal.storage.graph.targets import Scale
 from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.options.target_names import CLASSIFICATION, REGRESSION
-from shoal.storage.runner import parts, runner
+from shoal.storage.runner import Runner, parts, runner
 from shoal.storage.shards.arrow_file import FileRecord, record_of, write, write_pack
 from shoal.storage.shards.split import Split, random_split, split_columns, to_codes
 from shoal.storage.store.client_table import SplitRecord, clients_a_pack, ranges
@@ -124,7 +126,9 @@ class StoreBuilder(StoreSteps):
         options = self.options
 
         def write(path: Path) -> FileRecord:
-            say(f"partition: {options.method} into {options.clients} clients")
+            parts = options.of_parts.clients
+            drawn = "" if options.overlap == 1 else f", which draw from {parts} parts, {options.overlap} from each"
+            say(f"partition: {options.method} into {options.clients} clients{drawn}")
             workspace = Workspace(self.path, say, self.config.engine.memory_limit)
             workspace.clear()
             assignment = partition(graph, options, workspace=workspace)
@@ -156,7 +160,8 @@ class StoreBuilder(StoreSteps):
         data = self.config.data
         layout = chosen_layout(graph.x, layout_of(self.config), data.dataset, data.path, self.dtype)
         pairs_only = self.config.task == "edge"
-        needed = shards_bytes(graph, layout, self.dtype, pairs_only)
+        holders = 1 if self.options is None else self.options.holders
+        needed = int(holders * shards_bytes(graph, layout, self.dtype, pairs_only))
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
         # Each whole graph has its own files. Files of a store that are made again lie in packs as before.
         pack = clients_a_pack(count, needed) if self.clients is None else 1
@@ -166,7 +171,7 @@ class StoreBuilder(StoreSteps):
         # A store of whole graphs is made from that of the clients, by this process alone.
         size = 0 if self.clients is not None else needed * len(clients) // count
         here = runner(size, self.path, files_of(graph))
-        kept = kept_entries(graph.indptr, graph.indices, assignment, here)
+        kept = _kept(graph, assignment, here)
         measured = quality(graph, assignment, count, kept).as_dict()
         # Nodes without a client go to one more client, and its shard is not made.
         assignment = np.where(assignment == NO_CLIENT, np.int32(count), assignment)
@@ -265,6 +270,9 @@ class StoreBuilder(StoreSteps):
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
         code = None if shards.manifest.pairs is not None else self._codes(shards, options)
+        distinct = None
+        if self.options is not None and self.options.overlap > 1:
+            code, distinct = share_split(shards, self.options.of_parts.clients, options, code)
         what, place = shards.manifest.item_name, partial(split_path, options.split_name)
         sparsity = self.config.data.sparsity if self.clients is None else None
         packs, pack = ranges(shards.clients, shards.manifest.pack), shards.manifest.pack
@@ -296,7 +304,8 @@ class StoreBuilder(StoreSteps):
         # Packs may come in any order, and sums have the bits of one.
         numbers = shards.manifest.target == REGRESSION
         scale = Scale.of(np.sum([moments[first] for first in sorted(moments)], axis=0)) if numbers else None
-        result = SplitRecord(counts, unreachable, self.list_files(place, "split", shards.clients, pack), scale=scale)
+        files = self.list_files(place, "split", shards.clients, pack)
+        result = SplitRecord(counts, unreachable, files, scale=scale, distinct=distinct)
         _report_split(result, options, what)
         return result
 
@@ -348,6 +357,13 @@ class StoreBuilder(StoreSteps):
             drawn = random_split(shard.item_label[free], item[free], self.clients.clients + number, options)
             code[item[free]] = to_codes(drawn, len(free))
         return code
+
+
+def _kept(graph: Graph, assignment: np.ndarray, here: Runner) -> np.ndarray:
+    """Counts neighbours of every node inside its client, int32, of the shape of the assignment."""
+    if assignment.ndim == 1:
+        return kept_entries(graph.indptr, graph.indices, assignment, here)
+    return np.stack([kept_entries(graph.indptr, graph.indices, client_N, here) for client_N in assignment])
 
 
 def _domains(graph: Graph, options: PartitionOptions) -> list[DomainRecord]:
@@ -418,6 +434,8 @@ def _report_split(split: SplitRecord, options: SplitOptions, what: str) -> None:
     line = f"split {options.split_name}: {train:,} train, {val:,} validation, {test:,} test {what}s"
     if split.unreachable:
         line += f"; {split.unreachable:,} test {what}s of classes their client has no training {what} of"
+    if shared := describe_distinct(count_distinct(split), what):
+        line += f"; {shared}"
     if untrained := split.without_training:
         some = ", ".join(map(str, untrained[:8])) + (" …" if len(untrained) > 8 else "")
         line += f"; {len(untrained)} clients without a training {what} ({some})"

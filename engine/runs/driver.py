@@ -18,6 +18,7 @@ from shoal.engine.messages.job import Job
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import BestRounds, Checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, columns_of
+from shoal.engine.records.distinct import DISTINCT, count_distinct
 from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import DIGESTS, RECORDS, write_records
 from shoal.engine.records.run_folder import RunFolder, parent_of
@@ -147,6 +148,8 @@ class Driver:
             summary |= {ONE_MODEL: self._one_model} if self._one_model else {}
             summary |= {CONSTANT: shares} if (shares := self._constant_shares()) else {}
             summary |= {UNTRAINED: counts} if (counts := self._untrained.as_counts()) else {}
+            of_parts = count_distinct(self.store.manifest.splits[self.config.data.split_name])
+            summary |= {DISTINCT: of_parts} if of_parts else {}
             summary |= {DONE: texts} if (texts := describe_done(self.config, self._parameters, done)) else {}
             summary |= {"paths": self.trainers, "inputs": self.inputs}
             if self._ended_early():

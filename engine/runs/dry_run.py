@@ -155,7 +155,7 @@ def _sizes_of_graph(graph: Graph, config: Config, absent: Sequence[int]) -> _Siz
     data = config.data
     require_enough_nodes(config.partition.clients, graph.items, graph.name, graph.item_name)
     if config.partition.method == "file":
-        require_own_clients(graph, config.partition, by_file(graph, config.partition))
+        require_own_clients(graph, config.partition, by_file(graph, config.partition.of_parts))
     codes = given_codes(data, graph.name, graph.items, lambda: graph.split, graph.item_name)
     layout = chosen_layout(graph.x, layout_of(config), data.dataset, data.path, data.dtype)
     items, what, classes = graph.items, graph.item_name, graph.classes
@@ -163,7 +163,9 @@ def _sizes_of_graph(graph: Graph, config: Config, absent: Sequence[int]) -> _Siz
     # Drawn shares are rounded down, so that there are as many training items at most.
     train_items = int(data.fractions[0] * labelled + 1e-9) if codes is None else int((codes == TRAIN).sum())
     train = _drawn(config, labelled) if codes is None else int(train_items * (1 - data.sparsity.labels))
-    untrained: Untrained | None = fewest_untrained(config.partition.clients - len(absent), train_items)
+    untrained: Untrained | None = fewest_untrained(
+        config.partition.clients - len(absent), train_items * config.partition.overlap
+    )
     most = None
     if graph.copy_of is not None and graph.split is not None and data.split == "public":
         most = int(np.bincount(graph.copy_of[graph.of_nodes(graph.split) == TRAIN]).max(initial=0))
@@ -186,6 +188,22 @@ def _sizes_of_graph(graph: Graph, config: Config, absent: Sequence[int]) -> _Siz
     )  # fmt: skip
 
 
+def _of_clients(total: _Sizes, config: Config, prepared: bool) -> _Sizes:
+    """Counts a node once for each client that holds it, where there may be several; a store counts some so already."""
+    holders, options = config.partition.holders, config.partition
+    if options.overlap == 1:
+        return total
+    nodes, x_bytes = int(total.nodes * holders), int(total.x_bytes * holders)
+    if prepared:
+        return replace(total, nodes=nodes, x_bytes=x_bytes)
+    values = None if total.values is None else int(total.values * holders)
+    disk = total.disk._replace(shards=int(total.disk.shards * holders), hops=int(total.disk.hops * holders))
+    # A client has an edge if it draws both ends.
+    entries = int(total.entries * holders * options.drawn)
+    train = int(total.train * holders)
+    return replace(total, train=train, nodes=nodes, entries=entries, x_bytes=x_bytes, values=values, disk=disk)
+
+
 def _drawn(config: Config, labelled: int) -> int:
     """Counts the items that train of those with a label, where their parts are drawn and some are masked."""
     return int(config.data.fractions[0] * (1 - config.data.sparsity.labels) * labelled)
@@ -205,10 +223,10 @@ def _rows_of_store(store: Store, config: Config) -> int:
     if options.folder is None:
         return 0
     if (options.rows == "all" and not options.computed) or remote_of(config) is not None:
-        return manifest.nodes
+        return int(manifest.clients.count("nodes").sum())
     shards = [store.shard(client) for client in range(0, store.clients, -(-store.clients // COUNTED_CLIENTS))]
     rows = sum(rows_to_keep(shard.indptr, shard.indices, shard.label, options) for shard in shards)
-    return rows * manifest.nodes // max(1, sum(shard.nodes for shard in shards))
+    return rows * int(manifest.clients.count("nodes").sum()) // max(1, sum(shard.nodes for shard in shards))
 
 
 class Expected(NamedTuple):
@@ -237,6 +255,8 @@ def expected(plan: RunPlan, load: float = 0.0, read: Callable[[Config], Graph] =
         require_whole(*sizes_of_all, config, total.weighted, total.relations)
     elif total.untrained is not None:
         untrained = plan.require_trainable(total.untrained, total.what)
+    if not algorithm.centralized:
+        total = _of_clients(total, config, prepared)
 
     clients = 1 if algorithm.centralized else config.partition.clients
     model_of = assign_models(config, clients)

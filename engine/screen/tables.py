@@ -14,6 +14,7 @@ from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.names import shown_name
 from shoal.engine.config.sections import ACCURACY, BOTH, DOMAINS, EVALUATED, SCORING
 from shoal.engine.config.sizes import size
+from shoal.engine.records.distinct import DISTINCT, describe_distinct
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.records.summary import (
@@ -66,6 +67,8 @@ def show_run(run: Path, details: bool = False) -> None:
         console.print(score_table(summary["scopes"], metric, ITEMS[config.task], details))
     if any(map(_mark, (numbers[moment] for numbers in summary["scopes"].values() for moment in ("final", "best")))):
         _line(OF_SAMPLES)
+    if shared := describe_distinct(summary.get(DISTINCT, {}), ITEMS[config.task]):
+        _line(shared)
     if few := describe_untrained(summary.get(UNTRAINED, {}), ITEMS[config.task]):
         _line(few)
     points, why = scopes_apart(summary, config)
@@ -159,7 +162,7 @@ def show_store(place: object, manifest: Manifest) -> None:
     dataset = manifest.identity.get("dataset", {})
     density = "dense"
     if manifest.layout == "sparse":
-        density = f"sparse, {100 * manifest.feature_values / (manifest.nodes * manifest.features):.1f} % stored"
+        density = f"sparse, {100 * manifest.feature_values / max(1, nodes.sum() * manifest.features):.1f} % stored"
     graphs = held = ""
     if manifest.item_name != "node":
         graphs = f"{manifest.items:,} {manifest.item_name}s, "
@@ -172,6 +175,7 @@ def show_store(place: object, manifest: Manifest) -> None:
         "partition": _join_pairs(manifest.identity["partition"]),
         "clients": f"{len(nodes)}, of {held}{min(nodes):,} to {max(nodes):,} nodes "
         f"(largest over mean {quality['balance']:.3f})",
+        **({"shared nodes": _shared(quality["shared"])} if "shared" in quality else {}),
         "edges kept": f"{entries.sum() // 2:,} undirected{weighted}{hidden}; cut {100 * quality['cut_fraction']:.1f} %",
         "labels": f"{labelled.sum():,} labelled {manifest.item_name}s, "
         f"{min(labelled):,} to {max(labelled):,} a client"
@@ -182,7 +186,9 @@ def show_store(place: object, manifest: Manifest) -> None:
         **({"features": f"made: {_join_pairs(made)}"} if (made := dataset.get("made_features")) else {}),
         **({"classes" if of_classes else "targets": abridge(names, SHOWN_CLASSES)} if names else {}),
         "splits": ", ".join(
-            f"{name} ({' / '.join(f'{part:,}' for part in split.counts.sum(0))})"
+            f"{name} ({' / '.join(f'{part:,}' for part in split.counts.sum(0))}"
+            + ("" if split.distinct is None else f"; different {' / '.join(f'{part:,}' for part in split.distinct)}")
+            + ")"
             for name, split in manifest.splits.items()
         ),
         **({"inductive": "these are the training nodes of clients"} if TRAINING in manifest.identity else {}),
@@ -195,6 +201,10 @@ def show_store(place: object, manifest: Manifest) -> None:
     for name, text in rows.items():
         table.add_row(name, text)
     console.print(table)
+
+
+def _shared(nodes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {who}" for who, count in nodes.items()) + "; edges kept count at each client"
 
 
 def _edge_features(manifest: Manifest) -> str:

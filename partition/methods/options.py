@@ -1,6 +1,6 @@
 """The options of a partitioner: the keys under `partition` in a config."""
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -38,6 +38,8 @@ class PartitionOptions(WithShortForm):
         alpha: Dirichlet: smaller gives clients of fewer labels, and of more unequal sizes.
         skew: Features, homophily: how much clients differ, from 0, not more than by chance, to 1, as much as may be.
         zipf: Random, features, homophily: exponent of Zipf's law for sizes of clients; 0: all are the same.
+        overlap: Clients that draw nodes from each of `clients` / `overlap` parts; 1: a part is a client.
+        drawn: Overlap above 1: share of its part's nodes that each client draws, rounded down.
         options: `my_file.py:Name`: values of the fields of its dataclass.
 
     Raises:
@@ -57,7 +59,19 @@ class PartitionOptions(WithShortForm):
     alpha: Annotated[Number, Field(ge=1e-3, le=1e6)] = 0.5
     skew: Annotated[Number, Field(ge=0, le=1)] = 1.0
     zipf: Annotated[Number, Field(ge=0, le=10)] = 0.0
+    overlap: Clients = 1
+    drawn: Annotated[Number, Field(gt=0, le=1)] = 0.5
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def of_parts(self) -> "PartitionOptions":
+        """The options of the parts that clients draw from; with `overlap` 1 parts are clients."""
+        return self if self.overlap == 1 else replace(self, clients=self.clients // self.overlap, overlap=1)
+
+    @property
+    def holders(self) -> float:
+        """Clients of a node on average; more where parts have fewer than 1 / `drawn` nodes."""
+        return self.overlap * self.drawn if self.overlap > 1 else 1
 
     @model_validator(mode="before")
     @classmethod
@@ -79,5 +93,9 @@ class PartitionOptions(WithShortForm):
             raise ValueError(
                 f"clients is {self.clients}, those of the domains are {sum(self.domains)}; give `clients` as a list, "
                 "and no `domains`"
+            )
+        if self.clients % self.overlap:
+            raise ValueError(
+                f"overlap {self.overlap} does not divide clients {self.clients}; set clients to a multiple of it"
             )
         return self

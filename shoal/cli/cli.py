@@ -445,8 +445,11 @@ def _show_inspected(path: Path) -> None:
     from shoal.tables.table_output import on_screen
 
     for feature in FEATURES:
-        if feature.inspected and (table := load(feature.inspected)(path)) is not None:
-            put(on_screen(table), end="")
+        shown = load(feature.inspected)(path) if feature.inspected else None
+        if isinstance(shown, str):
+            put(shown)
+        elif shown is not None:
+            put(on_screen(shown), end="")
 
 
 @app.command("verify")

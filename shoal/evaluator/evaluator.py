@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from shoal.engine.config.sections import ACCURACY, AVERAGE_PRECISION, ROC_AUC
+from shoal.engine.records.distinct import count_distinct, describe_distinct
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import reopen
 from shoal.engine.scores.counts import precision_bits, twice_wins, values_of, winners
@@ -153,6 +154,8 @@ def _make_table(
     notes = ["of all items together; a run records means over clients"]
     if past.config.data.split != "public":
         notes.append(f"data.split is {past.config.data.split}: these are not the published validation and test items")
+    if shared := describe_distinct(count_distinct(past.store.manifest.splits[past.config.data.split_name]), "item"):
+        notes.append(shared)
     if past.store.manifest.synthetic:
         notes.append(f"the graph is {past.store.manifest.name}, which is synthetic")
     return TextTable(HEADS, cells, 2, title=f"{past.path.name} on {name}, by OGB's Evaluator", notes=tuple(notes))

@@ -16,8 +16,8 @@ class Feature:
         page: Makes its sections of the page of a run or a sweep, `(folder) -> list[Section]`; empty: it has none.
         searches: What makes the search of a study by its name, `(study, options, at_once) -> Searching`, see
             `shoal.sweeps.searching`.
-        inspected: Makes a table of `shoal inspect` of a folder of a store or a run, `(folder) -> TextTable | None`;
-            empty: it has none.
+        inspected: Makes a table of `shoal inspect` of a folder of a store or a run, or a line that says why there is
+            none, `(folder) -> TextTable | str | None`; empty: it has none.
         chosen: Reads what its searches chose, `(folder of a sweep) -> TextTable | None`; empty: it has none.
         verifies: A file by which folders of its own are known, and what `shoal verify` runs on one, `(folder, visits,
             seed) -> None`; None: it has none.

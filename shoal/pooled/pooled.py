@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from shoal.engine.config.sections import ACCURACY, F1, RANKINGS
+from shoal.engine.records.distinct import count_distinct, describe_distinct
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import reopen
 from shoal.engine.scores.counts import Measure, count_rows, macro_f1, values_of, winners
@@ -60,7 +61,8 @@ class PooledReader:
                 ]
         if not rows:
             raise ShoalError(past.path, "no client has validation or test items to score")
-        notes = ("of the items of all clients together; a run records means over clients",)
+        shared = describe_distinct(count_distinct(opened.store.manifest.splits[opened.job.split]), past.config.task)
+        notes = ("of the items of all clients together; a run records means over clients", *([shared] * bool(shared)))
         title = f"{past.path.name}: scores of all clients' items together"
         tables = [
             TextTable(HEADS, tuple((*row, form.format(value)) for *row, value in rows), 3, title=title, notes=notes)

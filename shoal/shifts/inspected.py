@@ -13,22 +13,31 @@ from shoal.tables.text_table import TextTable
 
 # Larger stores take seconds to read, which `shoal read RUN shifts` spends.
 MOST_CLIENTS, MOST_NODES = 60, 100_000
+LEFT_OUT = "shifts between clients are left out"
 # Eigenvalues of a client take the third power of its nodes, and so much of it a second or two.
 MOST_WORK = 4e9
 
 
-def summarize(folder: Path) -> TextTable | None:
-    """Makes the table of a store or a run of several clients; None: it is large, elsewhere, or not whole."""
+def summarize(folder: Path) -> TextTable | str | None:
+    """Makes the table of a store or a run of several clients, or says in a line why there is none; None: it has one
+    client, or its store is elsewhere.
+    """
     try:
         store = Store(folder) if (folder / NAME).exists() else find_store(folder)
-        if store is None or not is_small(store):
+        if store is None or store.clients < 2:
             return None
+        if store.clients > MOST_CLIENTS or store.manifest.nodes > MOST_NODES:
+            return (
+                f"{LEFT_OUT}: of at most {MOST_CLIENTS} clients and {MOST_NODES:,} nodes they are measured here; "
+                "of a run `shoal read RUN shifts` measures them"
+            )
+        if not is_small(store):
+            return f"{LEFT_OUT}: shards are missing; `shoal verify {folder}` names them"
         nodes = store.manifest.clients.count("nodes")
         work = float((nodes[nodes <= MOST_OF_CLIENT].astype(float) ** 3).sum())
         return measure_shifts(store, spectra_too=work <= MOST_WORK).summary()
-    except ShoalError:
-        # What is damaged is for `shoal verify` to tell; the rest of what is known of the folder was shown.
-        return None
+    except ShoalError as error:
+        return f"{LEFT_OUT}: {error.line}"
 
 
 def find_store(run: Path) -> Store | None:

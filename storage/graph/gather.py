@@ -21,6 +21,8 @@ from shoal.storage.threads import batches, spread
 ROWS_A_BLOCK = 65_536
 # row_of, kept and the assignment; the last two are arguments, but they take memory, too.
 OF_NODE = 12
+# An assignment with several clients a node has further rows, and so has kept.
+OF_FURTHER_ROW = 8
 # Ids in three orders, and row pointers.
 OF_ROW = 56
 # A client's columns and, once more, in their final order.
@@ -106,17 +108,23 @@ class Memory:
 
 
 def memory_of(graph: Graph, assignment: np.ndarray, kept: np.ndarray, dtype: str, layout: Layout) -> Memory:
-    """Computes the memory that gathering takes; the arguments are those of `gather_features`."""
+    """Computes the memory that gathering takes; the arguments are those of `gather_features`, or several rows of such
+    `[L, N]`, whose clients are gathered row by row.
+    """
     nodes, entries = np.zeros((2, int(assignment.max(initial=-1)) + 1), dtype=np.int64)
-    count_by_client(assignment, kept, nodes, entries)
+    rows_LN = np.atleast_2d(assignment)
+    for row_N, kept_N in zip(rows_LN, np.atleast_2d(kept)):
+        count_by_client(row_N, kept_N, nodes, entries)
     row_bytes, values = graph.features * np.dtype(dtype).itemsize, np.zeros(len(nodes), dtype=np.int64)
     if layout == "sparse":
         row_bytes = OF_SPARSE_ROW
-        values = np.bincount(assignment, weights=np.diff(csr_of(graph.x).indptr)).astype(np.int64)
+        of_node = np.diff(csr_of(graph.x).indptr)
+        for row_N in rows_LN:
+            values += np.bincount(row_N, weights=of_node, minlength=len(values)).astype(np.int64)
     of_entry = OF_ENTRY + OF_EDGE_FEATURE * graph.edge_features + (0 if graph.edge_weight is None else OF_WEIGHT)
     of_entry += 0 if graph.edge_weight is None and graph.edge_attr is None else OF_PLACE
     needed = nodes * (row_bytes + OF_ROW) + entries * of_entry + values * OF_VALUE
-    return Memory(OF_NODE * graph.nodes, needed, nodes)
+    return Memory((OF_NODE + OF_FURTHER_ROW * (len(rows_LN) - 1)) * graph.nodes, needed, nodes)
 
 
 def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:

@@ -266,6 +266,7 @@ class SplitRecord(Table):
         counts: Items that train, validate and test, `[N, 3]`.
         unreachable: Test items of classes without a training item at their client.
         scale: Of the numbers that are predicted, over the training items of all clients; None: classes are predicted.
+        distinct: Different items that train, validate and test, of all clients; None: no client shares any.
     """
 
     def __init__(
@@ -275,9 +276,10 @@ class SplitRecord(Table):
         files: Files,
         table: FileRecord | None = None,
         scale: Scale | None = None,
+        distinct: list[int] | None = None,
     ) -> None:
         self.counts, self.unreachable, self.files = np.asarray(counts, dtype=np.int64), unreachable, files
-        self.scale = scale
+        self.scale, self.distinct = scale, distinct
         super().__init__({"counts": self.counts, **files.columns}, table)
 
     def __eq__(self, other: object) -> bool:

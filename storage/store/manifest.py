@@ -216,7 +216,7 @@ class Manifest:
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         plain["clients"] = {"count": len(self.clients), "pack": self.pack, "table": self.clients.table}
         plain["splits"] = {
-            name: {"unreachable": split.unreachable, "table": split.table, **_plain_scale(split.scale)}
+            name: {"unreachable": split.unreachable, "table": split.table, **_plain_rest(split)}
             for name, split in self.splits.items()
         }
         plain["hops"] = {name: {"table": files.table} for name, files in self.hops.items()}
@@ -245,9 +245,11 @@ USUAL: dict[str, object] = {
 }
 
 
-def _plain_scale(scale: Scale | None) -> dict[str, Any]:
-    """Returns what a manifest says of the numbers that are predicted, if they are any."""
-    return {} if scale is None else {"scale": [scale.mean_T.tolist(), scale.spread_T.tolist()]}
+def _plain_rest(split: SplitRecord) -> dict[str, Any]:
+    """Returns what a manifest says of the numbers that are predicted, and of items that clients share, if any."""
+    scale, distinct = split.scale, split.distinct
+    of_scale = {} if scale is None else {"scale": [scale.mean_T.tolist(), scale.spread_T.tolist()]}
+    return of_scale | ({} if distinct is None else {"distinct": distinct})
 
 
 def _plain(record: ClientRecord) -> dict[str, Any]:
@@ -349,7 +351,9 @@ def _with_tables(raw: dict[str, Any], store: Path) -> None:
         columns, record = table(named, "splits", name)
         mean, spread = named.get("scale") or (None, None)
         scale = None if mean is None else Scale(np.array(mean), np.array(spread))
-        raw["splits"][name] = SplitRecord(columns["counts"], named["unreachable"], Files(pack, columns), record, scale)
+        raw["splits"][name] = SplitRecord(
+            columns["counts"], named["unreachable"], Files(pack, columns), record, scale, named.get("distinct")
+        )
     for name, named in raw["hops"].items():
         columns, record = table(named, "hops", name)
         raw["hops"][name] = Files(pack, columns, record)

@@ -106,6 +106,7 @@ CROSS_EDGES = Section[CrossEdgesOptions](
         Rule(CROSS, "propagation.rows", "all", _in_layers(lambda c: c.propagation.rows == "all")),
         Rule(CROSS, "algorithm.name", "with several clients", lambda c: c.algorithm.name != "global"),
         Rule(CROSS, "data.dataset", "as one graph", lambda c: not isinstance(c.data.dataset, tuple)),
+        Rule(CROSS, "partition.overlap", "1", lambda c: c.partition.overlap == 1),
         Rule(CROSS, "data.inductive", "false", lambda c: not c.data.inductive),
         Rule(CROSS, "data.sparsity", "that keeps edges", lambda c: not c.data.sparsity.edges),
         one_of(*CROSS, "task", "node"),

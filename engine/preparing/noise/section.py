@@ -135,6 +135,10 @@ def _identify(config: Any) -> dict[str, Any]:
     return {"noise": made} if made else {}
 
 
+def _owned(config: Any) -> bool:
+    return bool(config.partition.overlap == 1)
+
+
 FEATURES, LABELS = "data.noise.features", "data.noise.labels"
 EDGES = ("data.noise.edges_removed", "data.noise.edges_added")
 NOISE = Section[Any](
@@ -149,6 +153,8 @@ NOISE = Section[Any](
         Rule(("data.noise.seed",), "data.noise", "with a strength above 0", lambda c: c.data.noise.is_on),
         one_of(FEATURES, "data.layout", "auto", "dense"),
         one_of(" ".join((LABELS, *EDGES)), "task", "node", "graph"),
+        # Noise is a client's, and a node would have that of one of its clients in the whole graph.
+        Rule((FEATURES, "data.noise.masked", LABELS, *EDGES), "partition.overlap", "1", _owned),
         Rule(
             (LABELS,), "target", "classification", lambda c: c.target.kind == "classification", beside="target",
         ),

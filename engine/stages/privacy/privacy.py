@@ -183,7 +183,7 @@ def bound_of(config: Config, rounds: int) -> str:
     options, participation, once = PRIVACY.of(config), config.participation, releases(config, 2) == 1
     poisson, at_clients = participation.draw == "poisson", options.where == "client"
     neighbours = "with or without it" if poisson and not at_clients else "all its data replaced"
-    bands = bands_of(options, participation, config.partition.clients)
+    bands, holders = bands_of(options, participation, config.partition.clients), config.partition.overlap
     return (
         f"epsilon {epsilon_of(config, rounds):.3g} of a client ({neighbours}), delta {options.delta:g}; "
         f"noise {_noise(config):.4g}"
@@ -192,6 +192,7 @@ def bound_of(config: Config, rounds: int) -> str:
         + (f" at first, then near quantile {options.quantile:g} of norms" if options.quantile is not None else "")
         + f"{', on each upload' * at_clients}{', sent once' * once}"
         + (", draws not counted (train.opt_state: keep)" if _could_be_drawn(config) else "")
+        + (f", up to {holders} times this epsilon of a node, which so many clients hold" if holders > 1 else "")
     )
 
 

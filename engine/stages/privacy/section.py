@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from shoal.engine.sections.rules import acts_on_uploads, one_of
+from shoal.engine.sections.rules import Rule, acts_on_uploads, one_of
 from shoal.engine.sections.section import Section
 from shoal.storage.options.types import CLOSED, Number, Positive
 
@@ -52,6 +52,13 @@ PRIVACY = Section(
         one_of("privacy.where", "privacy.unit", "client"),
         # Other clients read nodes of a client there.
         one_of("privacy.unit", "data.cross_edges", "drop")._replace(beside="cross_edges"),
+        # A client's epsilon is that of a node which no other client holds.
+        Rule(
+            ("privacy.unit",),
+            "partition.overlap",
+            "1 where it is node",
+            lambda c: c.privacy.unit != "node" or c.partition.overlap == 1,
+        ),
         one_of("privacy.mechanism privacy.quantile", "privacy.unit", "client"),
         one_of("privacy.mechanism privacy.quantile", "privacy.where", "server"),
         # A client must not take part more often than noise has bands.

@@ -34,6 +34,10 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("data.noise.labels", 0.5, "task", "edge", "node"),
     ("data.noise.edges_removed", 0.5, "task", "edge", "node"),
     ("data.noise.edges_added", 0.5, "task", "edge", "node"),
+    *(
+        (f"data.noise.{kind}", 0.5, "partition.overlap", 2, 1)
+        for kind in ("features", "masked", "labels", "edges_removed", "edges_added")
+    ),
     ("propagation.relations", True, "model", {"name": "sgc"}, {"name": "sign"}),
     ("data.inductive", True, "task", "edge", "node"),
     ("partition.seed", 1, "partition.method", "index", "mine.py:Mine"),
@@ -46,6 +50,10 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("partition.skew", 0.5, "partition.method", "random", "features"),
     ("partition.zipf", 1.0, "partition.method", "metis", "random"),
     ("partition.options", {"a": 1}, "partition.method", "random", "mine.py:Mine"),
+    ("partition.drawn", 0.4, "partition.overlap", 1, 2),
+    ("partition.overlap", 2, "task", "edge", "node"),
+    ("partition.overlap", 2, "data.dataset", ["digits", "cora"], "sbm"),
+    ("partition.overlap", 2, "data.sparsity.labels", 0.5, 0.0),
     ("propagation.r", 0.0, "propagation.hops", 0, 1),
     ("propagation.r", 0.0, "model", {"name": "gcn"}, TWO),
     ("propagation.max_degree", 3, "propagation.hops", 0, 1),
@@ -62,6 +70,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("data.cross_edges", "hops", "data.dataset", ["digits", "cora"], "sbm"),
     ("data.cross_edges", "hops", "data.inductive", True, False),
     ("data.cross_edges", "hops", "data.sparsity.edges", 0.5, 0.0),
+    ("data.cross_edges", "hops", "partition.overlap", 2, 1),
     ("data.cross_edges", "hops", "task", "edge", "node"),
     ("data.cross_edges", "hops", "propagation.keep", "none", "all"),
     ("data.cross_edges", "hops", "propagation.max_degree", 3, None),
@@ -81,6 +90,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("participation.at_least", 2, "participation.trace", None, "t.npy"),
     ("data.newcomers", 0.2, "algorithm", "global", "fedavg"),
     ("data.newcomers", 0.2, "data.cross_edges", "hops", "drop"),
+    ("data.newcomers", 0.2, "partition.overlap", 2, 1),
     ("data.newcomers", 0.2, "attack.kind", "label_flip", "none"),
     ("evaluation.newcomer_epochs", 2, "data.newcomers", 0.0, 0.2),
     ("participation.availability.kind", "weibull", "participation.trace", "t.npy", None),
@@ -151,6 +161,7 @@ CASES: list[tuple[str, Any, str, Any, Any]] = [
     ("schedule.buffer", 3, "schedule.name", "fedasync", "fedbuff"),
     ("privacy.unit", "client", "algorithm", "local", "fedavg"),
     ("privacy.unit", "client", "data.cross_edges", "hops", "drop"),
+    ("privacy.unit", "node", "partition.overlap", 2, 1),
     ("privacy.quantile", 0.5, "privacy.unit", "node", "client"),
     *[
         (f"privacy.{key}", value, "privacy.unit", "none", "client")

@@ -67,7 +67,8 @@ KINDS: list[tuple[str, list[Any]]] = [
         ["perhaps", "true", 1, None],
     ),
     (
-        "partition.clients partition.chunks heterogeneity.embedding train.epochs train.batch_size participation.count "
+        "partition.clients partition.chunks partition.overlap "
+        "heterogeneity.embedding train.epochs train.batch_size participation.count "
         "participation.at_least participation.candidates evaluation.every evaluation.clients engine.hosts "
         "engine.threads engine.cell_size "
         "run.checkpoint_every run.keep run.keep_finished data.cross_min_neighbours evaluation.newcomer_epochs "
@@ -91,8 +92,8 @@ KINDS: list[tuple[str, list[Any]]] = [
     ),
     ("train.momentum train.dropout participation.dropout data.newcomers", [-0.1, 1.0, NAN, INF]),
     (
-        "data.cross_share participation.ratio communication.ratio attack.share attack.poison schedule.mixing "
-        "secure.threshold",
+        "data.cross_share partition.drawn participation.ratio communication.ratio attack.share attack.poison "
+        "schedule.mixing secure.threshold",
         [0.0, 1.1, NAN, True, "1"],
     ),
     (
@@ -167,6 +168,8 @@ TAKEN: dict[str, list[Any]] = {
     "partition.alpha": [1e-3, 1e6],
     "partition.skew": [0, 0.5],
     "partition.zipf": [0.5, 10],
+    "partition.overlap": [1, 5, 10],
+    "partition.drawn": [1e-9, 1],
     "partition.seed": [0, 2**31 - 1],
     "partition.resolution": [1e-9],
     "partition.imbalance": [1.001],
@@ -222,6 +225,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "partition.alpha": {"method": "dirichlet"},
     "partition.skew": {"method": "features"},
     "partition.zipf": {"method": "random"},
+    "partition.drawn": {"overlap": 5},
     "partition.resolution": {"method": "louvain"},
     "data.name": {"dataset": "files"},
     "train.momentum": {"optimizer": "sgd"},

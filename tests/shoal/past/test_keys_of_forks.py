@@ -91,7 +91,7 @@ WRONG: dict[str, list[str]] = {
         data.noise.features=0.5 data.noise.masked=0.5 data.noise.labels=[0.0,0.5] data.noise.edges_removed=0.5
         data.noise.edges_added=0.5 data.edge_weights=drop data.edge_features=drop data.cross_edges=hops
         data.newcomers=0.25
-        partition.method=random partition.clients=5
+        partition.method=random partition.clients=5 partition.overlap=2
         partition.seed=2 partition.imbalance=1.1 partition.domains=[a] propagation.hops=2 propagation.r=0
         propagation.dtype=float16 propagation.rows=train propagation.max_degree=2
         propagation.relations=true model.init=each model.pretrained=TRACE
@@ -115,6 +115,7 @@ WRONG: dict[str, list[str]] = {
     "partition.chunks": ["partition.method=index", "partition.chunks=2"],
     "partition.skew": ["partition.method=features", "partition.skew=0.5"],
     "partition.zipf": ["partition.method=random", "partition.zipf=1"],
+    "partition.drawn": ["partition.overlap=2", "partition.drawn=0.4"],
     "partition.alpha": ["partition.method=dirichlet", "partition.alpha=2"],
     "partition.options": ["partition.options.a=2"],
     "model.name": ["model=mlp"],

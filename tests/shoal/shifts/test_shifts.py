@@ -16,10 +16,12 @@ from shoal.engine.config.config import load_config, parse_config
 from shoal.engine.preparing.identity import store_or_overlay
 from shoal.engine.preparing.prepare import prepare
 from shoal.pages.report import report
+from shoal.shifts import inspected
 from shoal.shifts.inspected import summarize
 from shoal.shifts.shifts import Shifts, measure_shifts
 from shoal.shifts.shifts_page import shift_sections
 from shoal.storage.store.store import Store, shard_path
+from shoal.tables.text_table import TextTable
 
 
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
@@ -112,12 +114,24 @@ def test_inspect_shows_a_row_a_shift(
     assert "Gini" not in capsys.readouterr().out
 
 
-def test_inspect_says_nothing_of_what_it_cannot_read(tmp_path: Path) -> None:
+def test_inspect_says_why_it_leaves_shifts_out(
+    tmp_path: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(store_or_overlay(load_config(run_small(tmp_path))))
-    assert summarize(store.path) is not None
+    assert isinstance(summarize(store.path), TextTable)
+    with monkeypatch.context() as patch:
+        patch.setattr(inspected, "MOST_NODES", 119)
+        said = summarize(store.path)
+        assert isinstance(said, str)
+        assert "119 nodes" in said
     shard = store.path / shard_path(next(iter(store.manifest.clients.files.files()))[0])
     shard.write_bytes(shard.read_bytes()[:-9] + b"something")
-    assert summarize(store.path) is None
+    capsys.readouterr()
+    shoal("inspect", store.path)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(inspected.LEFT_OUT)]
+    assert shard.name in line
+    shard.unlink()
+    assert "shards are missing" in str(summarize(store.path))
     assert summarize(tmp_path) is None
 
 
