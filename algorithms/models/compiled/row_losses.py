@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
+from shoal.storage.kernels.dense_product import multiply_dense
 from shoal.storage.kernels.exponentials import exp
 
 FAST = {"reassoc", "contract", "nsz"}
@@ -33,9 +34,12 @@ def is_compiled(x_NH: Tensor, *constants: Tensor) -> bool:
         not x_NH.is_cpu or x_NH.dtype != torch.float32 or torch._C._functorch.is_functorch_wrapped_tensor(x_NH)
     ):
         return False
-    return x_NH.dim() == 2 and all(
-        t.is_cpu and t.dim() == 2 and t.shape[1] == x_NH.shape[1] and not t.requires_grad for t in constants
-    )
+    return x_NH.dim() == 2 and is_constant(*constants) and all(t.shape[1] == x_NH.shape[1] for t in constants)
+
+
+def is_constant(*tensors: Tensor) -> bool:
+    """Whether all are matrices on a processor without a gradient."""
+    return all(t.is_cpu and t.dim() == 2 and not t.requires_grad for t in tensors)
 
 
 def row_loss(kernel: Callable[..., float], x_NH: Tensor, *constants: Tensor | float) -> Tensor:
@@ -236,19 +240,118 @@ def softplus_along(x: np.ndarray, direction: np.ndarray, temperature: float, gra
     return total / max(rows, 1)
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"contract"})
-def soft_cross_entropies(x: np.ndarray, target: np.ndarray, gradient: np.ndarray) -> float:
-    """Averages -<t_n, log softmax(x_n)> over rows; targets need not sum to one."""
-    rows, width = x.shape
-    total, share = 0.0, np.float32(1 / max(rows, 1))
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def squares_to_projected(
+    x: np.ndarray, other: np.ndarray, projection: np.ndarray, width: float, gradient: np.ndarray
+) -> float:
+    """Averages (x - z W')^2 over all entries, z being rows of so many numbers."""
+    gradient[:] = x
+    loss = _apart(other, projection, gradient) / x.size
+    gradient *= np.float32(2 / x.size)
+    return loss
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def squares_of_projected(x: np.ndarray, target: np.ndarray, projection: np.ndarray, gradient: np.ndarray) -> float:
+    """Averages (t - x W')^2 over all entries."""
+    apart, (outputs, width) = target.copy(), projection.shape
+    loss = _apart(x, projection, apart) / apart.size
+    places = apart.ctypes.data, outputs, 1, projection.ctypes.data, width, gradient.ctypes.data, width
+    multiply_dense(*places, len(x), outputs, width, 0.0)
+    gradient *= np.float32(-2 / apart.size)
+    return loss
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def squares_by_projection(x: np.ndarray, other: np.ndarray, target: np.ndarray, gradient: np.ndarray) -> float:
+    """Averages (t - z W')^2 over all entries, W being x."""
+    apart, (outputs, width) = target.copy(), x.shape
+    loss = _apart(other, x, apart) / apart.size
+    places = apart.ctypes.data, 1, outputs, other.ctypes.data, width, gradient.ctypes.data, width
+    multiply_dense(*places, outputs, len(other), width, 0.0)
+    gradient *= np.float32(-2 / apart.size)
+    return loss
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _apart(rows: np.ndarray, projection: np.ndarray, out: np.ndarray) -> float:
+    """Takes the product of rows with W' from what is there, and returns the sum of its squares."""
+    (outputs, width), total = projection.shape, 0.0
+    turned = np.empty((width, outputs), np.float32)
+    for h in range(outputs):
+        for k in range(width):
+            turned[k, h] = -projection[h, k]
+    places = rows.ctypes.data, width, 1, turned.ctypes.data, outputs, out.ctypes.data, outputs
+    multiply_dense(*places, len(rows), width, outputs, 1.0)
+    for n in range(len(out)):
+        square = ZERO
+        for h in range(outputs):
+            square += out[n, h] * out[n, h]
+        total += float(square)
+    return total
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def squares_of_directions(x: np.ndarray, target: np.ndarray, gradient: np.ndarray) -> float:
+    """Averages |x_n / |x_n| - t_n / |t_n||^2 over rows."""
+    (rows, width), total = x.shape, 0.0
+    direction, of_target = np.empty(width, np.float32), np.empty(width, np.float32)
     for n in range(rows):
-        log_mass, mass = _softmax(x[n], gradient[n]), ZERO
+        length, _ = _unit(x[n], direction), _unit(target[n], of_target)
+        square, along = ZERO, ZERO
         for h in range(width):
-            mass += target[n, h]
-            total -= target[n, h] * (x[n, h] - log_mass)
+            apart = direction[h] - of_target[h]
+            square += apart * apart
+            along += apart * direction[h]
+            gradient[n, h] = apart
+        total += float(square)
+        scale = np.float32(2 / (rows * length))
         for h in range(width):
-            gradient[n, h] = share * (mass * gradient[n, h] - target[n, h])
+            gradient[n, h] = scale * (gradient[n, h] - along * direction[h])
     return total / max(rows, 1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def neighbour_divergences(
+    x: np.ndarray, teacher: np.ndarray, starts: np.ndarray, columns: np.ndarray, values: np.ndarray, counts: np.ndarray,
+    gradient: np.ndarray,
+) -> float:  # fmt: skip
+    """Averages sum_j a_nj KL(softmax(t_j) || softmax(x_n)) / c_n over rows, A being a CSR matrix plus one of loops."""
+    (rows, width), total = x.shape, 0.0
+    share, minus_entropy, sums = teacher.copy(), np.empty(rows, np.float32), np.empty(width, np.float32)
+    for n in range(rows):
+        log_mass, minus = _softmax_of(share[n]), ZERO
+        for h in range(width):
+            minus += share[n, h] * (teacher[n, h] - log_mass)
+        minus_entropy[n] = minus
+    for n in range(rows):
+        sums[:] = share[n]
+        minus, mass, heard = minus_entropy[n], ZERO, ZERO
+        for entry in range(starts[n], starts[n + 1]):
+            value, sent = values[entry], share[columns[entry]]
+            minus += value * minus_entropy[columns[entry]]
+            for h in range(width):
+                sums[h] += value * sent[h]
+        gradient[n] = x[n]
+        log_mass = _softmax_of(gradient[n])
+        for h in range(width):
+            mass += sums[h]
+            heard += sums[h] * (x[n, h] - log_mass)
+        total += float(minus - heard) / counts[n]
+        scale = np.float32(1 / (rows * counts[n]))
+        for h in range(width):
+            gradient[n, h] = scale * (mass * gradient[n, h] - sums[h])
+    return total / max(rows, 1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"contract"})
+def _softmax_of(row: np.ndarray) -> np.float32:
+    """Replaces a row by its softmax, and returns the logarithm of the sum of its exponentials."""
+    highest = _maximum(row)
+    mass = _exponentials(row, highest)
+    for h in range(len(row)):
+        row[h] /= mass
+    return np.float32(highest + math.log(mass))
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"})

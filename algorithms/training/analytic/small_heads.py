@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.algorithms.base import Pull
 from shoal.algorithms.client import ClientModel, FlatModel
@@ -62,15 +62,18 @@ class Trained(NamedTuple):
         return self.lr, self.weight_decay, self.mu, *lengths
 
     @classmethod
-    def of(cls, own: ClientModel, moments: Tree, kept: Tensor, options: TrainOptions, pull: Pull | None) -> "Trained":
-        """Takes a client's model, and the moments, by torch's names, which are begun if there are none."""
-        w, gradient = own.flat.w.detach(), own.flat.w.grad
-        assert gradient is not None
+    def of(
+        cls, vector: nn.Parameter, moments: Tree, kept: Tensor, options: TrainOptions, pull: Pull | None = None
+    ) -> "Trained":
+        """Takes parameters with a gradient, and the moments, by torch's names, which are begun if there are none."""
+        assert vector.grad is not None
+        w, gradient = vector.detach().view(-1), vector.grad.view(-1)
         mean_P, square_P, before = NO_MOMENT, NO_MOMENT, 0
         if options.optimizer == "adam":
             if not moments:
-                moments |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(w), "exp_avg_sq": torch.zeros_like(w)}
-            mean_P, square_P = moments["exp_avg"], moments["exp_avg_sq"]
+                zeros = {name: torch.zeros_like(vector.grad) for name in ("exp_avg", "exp_avg_sq")}
+                moments |= {"step": torch.zeros(()), **zeros}
+            mean_P, square_P = moments["exp_avg"].view(-1), moments["exp_avg_sq"].view(-1)
             before = int(moments["step"])
         pull = pull or Pull()
         total, linear, origin = (NO_MOMENT if t is None else t for t in (pull.total, pull.linear, pull.origin))
@@ -126,7 +129,7 @@ class SmallModel(ABC):
             seed_default(own.flat.w.device, own.random("train"))
             for of_step in kept:
                 self.draw(plan, of_step)
-        losses = self.train(plan, Trained.of(own, moments, kept, options, pull), options.epochs)
+        losses = self.train(plan, Trained.of(own.flat.w, moments, kept, options, pull), options.epochs)
         count_steps(moments, options)
         return losses
 
