@@ -142,7 +142,7 @@ def truncate(matrix: Tensor, energy: float) -> Tensor:
         # The processor computes in float64: squares of small numbers do not vanish, and no device rounds otherwise.
         left, right, s = _singular_parts(matrix.cpu().double(), energy)
         if len(s) * (sum(matrix.shape) + 1) < matrix.numel():
-            return torch.cat([left, right, s[:, None]], dim=1).float().to(matrix.device)
+            return torch.cat([part.float() for part in (left, right, s[:, None])], dim=1).to(matrix.device)
     return matrix.clone(memory_format=torch.contiguous_format)
 
 
@@ -152,16 +152,15 @@ def _singular_parts(matrix: Tensor, energy: float) -> tuple[Tensor, Tensor, Tens
     Squared values and the vectors of the shorter side are those of the product of the matrix with itself, of min(A, B)
     rows, which take less time than a decomposition. Values below 1e-8 of the largest are lost in its rounding.
     """
-    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.t()
-    squares, vectors = torch.linalg.eigh(tall.t() @ tall)
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.t()
+    squares, vectors = torch.linalg.eigh(wide @ wide.t())
     held = squares.clamp_min(0).flip(0).cumsum(0)
     rank = int((held < energy * held[-1]).sum()) + 1 if held[-1] > 0 else 0
-    of_short = vectors.flip(1)[:, :rank]
-    of_long = tall @ of_short
-    s = of_long.norm(dim=0)
-    of_long = of_long / s.clamp_min(torch.finfo(s.dtype).tiny)
-    left, right = (of_long, of_short) if tall is matrix else (of_short, of_long)
-    return left.t(), right.t(), s
+    of_short = vectors.flip(1)[:, :rank].t()
+    of_long = of_short @ wide
+    s = of_long.norm(dim=1)
+    of_long = of_long / s.clamp_min(torch.finfo(s.dtype).tiny)[:, None]
+    return (of_short, of_long, s) if wide is matrix else (of_long, of_short, s)
 
 
 def restore(part: Tensor, shape: torch.Size) -> Tensor:
@@ -170,8 +169,8 @@ def restore(part: Tensor, shape: torch.Size) -> Tensor:
         return part
     rows, columns = shape
     left, right, s = part.cpu().double().split([rows, columns, 1], dim=1)
-    # Libraries round otherwise in float64, which does not reach the float32.
-    return (left.t() @ (s * right)).float().to(part.device)
+    # Libraries round otherwise in float64, which does not reach the float32. It lies as weights by column do.
+    return ((s * right).t() @ left).t().float().to(part.device)
 
 
 def compress(model: FlatModel, change: Tensor, energy: float) -> Tree:
