@@ -133,7 +133,10 @@ class Loss:
     @property
     def divisor(self) -> Divisor | None:
         """What terms are divided by, if any are."""
-        return next((term.over for term in self.terms if term.over), None)
+        for term in self.terms:
+            if term.over is not None:
+                return term.over
+        return None
 
     @property
     def computed(self) -> Sequence[Term]:

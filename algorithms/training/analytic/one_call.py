@@ -16,7 +16,7 @@ from shoal.algorithms.models.compiled.lowering import Operations, Place
 from shoal.algorithms.models.compiled.operations import ARRAYS, Base, Code, execute
 from shoal.algorithms.models.compiled.passes import MOST_KEPT, Arrays, Call, Passes, addresses, joined, parts_of
 from shoal.algorithms.models.compiled.trace import Untraceable, Value
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
+from shoal.algorithms.models.inputs.neighbourhood import DrawnInputs, Inputs, Neighbourhood
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.small_heads import LossOf, SmallModel, Trained, in_one_batch
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -156,15 +156,20 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
     Gives the loss before the last step and before the first, of every model.
     """
     bases: list[np.ndarray] = []
-    spare = learners[0][0].passes.room(max(plan.spare_room for plan, _ in learners))
+    moved: list[tuple[int, int]] = []
+    drawn: list[tuple[int, DrawnInputs]] = []
+    first = 0
     # Losses of all, and divisors with a zero, and behind them what each learner's terms and steps read in float64.
     numbers = [plan.loss.number for plan, _ in learners]
-    numbers += [number for plan, _ in learners for number in (divisor_of(plan), 0.0)]
+    for plan, _ in learners:
+        numbers += 0.0 if plan.loss.divisor is None else plan.loss.divisor.of.number, 0.0
+    spare = learners[0][0].passes.room(max([plan.spare_room for plan, _ in learners]))
     count, behind, rooms = len(numbers), [(True, 0), (False, spare.memory.data_ptr())], [spare]
     for plan, trained in learners:
         kept_at, a_step = trained.kept.data_ptr(), 4 * plan.kept
         if plan.own is not None:
-            bases.append(np.array([[trained.w.data_ptr(), trained.gradient.data_ptr()]] * epochs))
+            bases.append(np.array([trained.w.data_ptr(), trained.gradient.data_ptr()]))
+            first += 2
         for call in plan.calls:
             rooms.append(room := plan.passes.room(call.compiled.work + plan.further_room(call)))
             of_call = addresses(parts_of(call.inputs) or (), True, work=room.memory)
@@ -175,13 +180,11 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
                 of_call[OUTPUTS + GRADIENTS] = of_call[Base.WORK] + 4 * starts
                 # The gradient of an output that no loss reads is not there.
                 of_call[GRADIENTS] *= plan.reads(call)
-            of_steps = np.tile(of_call, (epochs, 1))
-            of_steps[:, KEPT] += a_step * np.arange(epochs)
-            for step in range(1, epochs if call.drawn is not None else 1):
-                parts = parts_of(call.drawn.look(step)) or ()
-                of_steps[step, len(Base) :] = addresses(parts, True)[len(Base) :]
-            bases.append(of_steps)
-            kept_at += 4 * call.compiled.kept
+            bases.append(of_call)
+            moved.append((first + KEPT, a_step))
+            if call.drawn is not None:
+                drawn.append((first, call.drawn))
+            kept_at, first = kept_at + 4 * call.compiled.kept, first + len(of_call)
         for term in plan.loss.computed:
             behind.append((True, len(numbers)))
             behind += [(False, t.data_ptr()) for t in term.tensors if isinstance(t, Tensor)]
@@ -193,16 +196,17 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
         numbers += trained.before, trained.lr, trained.weight_decay
     array = np.array(numbers, np.float64)
     start, losses = array.ctypes.data, array[:count]
-    others = np.array([[start + 8 * place if is_number else place for is_number, place in behind]] * epochs)
-    of_steps = np.concatenate([*bases, others], axis=1)
+    others = np.array([start + 8 * place if is_number else place for is_number, place in behind])
+    of_steps = np.empty((epochs, first + len(others)), np.int64)
+    of_steps[:] = np.concatenate([*bases, others])
+    for step in range(1, epochs):
+        for place, a_step in moved:
+            of_steps[step, place] += step * a_step
+        for place, inputs in drawn:
+            of_inputs = addresses(parts_of(inputs.look(step)) or (), True)
+            of_steps[step, place + len(Base) : place + len(of_inputs)] = of_inputs[len(Base) :]
     firsts = _repeat(*_operations_of(learners), of_steps, losses, losses.copy())
     return list(zip(losses.tolist(), firsts.tolist()))[: len(learners)]
-
-
-def divisor_of(plan: Plan) -> float:
-    """Finds the number with which the divisor of a plan's loss begins."""
-    divisor = plan.loss.divisor
-    return 0.0 if divisor is None else divisor.of.number
 
 
 def _operations_of(learners: Sequence[Learner]) -> Arrays:
