@@ -116,6 +116,23 @@ def squares_by_projection(pointer: Any, f: float, g: float) -> None:
     doubles_at(at[4], 1)[0] += f * row_losses.squares_by_projection(x, other, target, gradient)
 
 
+def contrasts_by_class(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    x, gradient = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2])
+    places, label, other = longs_at(at[6], at[7]), longs_at(at[8], at[9]), matrix_at(at[10], at[11], at[2])
+    class_of, temperature = longs_at(at[12], at[13]), doubles_at(at[5], 1)[0]
+    loss = row_losses.contrasts_by_class(x, places, label, other, class_of, temperature, gradient)
+    doubles_at(at[4], 1)[0] += f * loss
+
+
+def likeness_divergences(pointer: Any, f: float, g: float) -> None:
+    at = arguments_at(pointer)
+    x, gradient, taught = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2]), matrix_at(at[6], at[7], at[2])
+    starts, columns, temperature = integers_at(at[8], at[9]), integers_at(at[10], at[11]), doubles_at(at[5], 1)[0]
+    loss = row_losses.likeness_divergences(x, taught, starts, columns, temperature, gradient)
+    doubles_at(at[4], 1)[0] += f * loss
+
+
 def quotient(pointer: Any, f: float, g: float) -> None:
     """Divides a loss and its gradient by a number that is f at least.
 

@@ -27,6 +27,11 @@ _KERNELS: dict[Callable[..., float], tuple[Code, tuple[torch.dtype, ...]]] = {
         (torch.float32, torch.int32, torch.int32, torch.float32, torch.float32),
     ),
     row_losses.squares_of_directions: (Code.SQUARES_OF_DIRECTIONS, (torch.float32,)),
+    row_losses.contrasts_by_class: (
+        Code.CONTRASTS_BY_CLASS,
+        (torch.int64, torch.int64, torch.float32, torch.int64),
+    ),
+    row_losses.likeness_divergences: (Code.LIKENESS_DIVERGENCES, (torch.float32, torch.int32, torch.int32)),
     row_losses.squares_of_sums: (
         Code.SQUARES_OF_SUMS,
         (torch.int64, torch.int32, torch.int32, torch.float32, torch.float32, torch.float32),
@@ -44,9 +49,10 @@ _PLACES = {
     Code.SQUARES: [(0, (1, 2))],
     Code.DIVERGENCES: [(1, (0,))],
     Code.SQUARES_OF_SUMS: [(0, ())],
+    Code.CONTRASTS_BY_CLASS: [(0, ())],
 }
 # Kernels that divide by their first factor.
-_DIVIDES = (Code.CONTRASTS, Code.SOFTPLUS_ALONG)
+_DIVIDES = (Code.CONTRASTS, Code.CONTRASTS_BY_CLASS, Code.LIKENESS_DIVERGENCES, Code.SOFTPLUS_ALONG)
 # Where outputs lie, and their gradients, at the same place if an output is needed no more.
 Places = dict[Value, tuple[Place, Place]]
 NOTHING = Place(Base.NOWHERE, 0)

@@ -94,6 +94,8 @@ class Code(Enum):
     DIVERGENCES = auto()
     NEIGHBOUR_DIVERGENCES = auto()
     SQUARES_OF_DIRECTIONS = auto()
+    CONTRASTS_BY_CLASS = auto()
+    LIKENESS_DIVERGENCES = auto()
     SQUARES_OF_SUMS = auto()
     SOFTPLUS_ALONG = auto()
     SQUARES_TO_PROJECTED = auto()
@@ -389,6 +391,8 @@ _OF_KERNELS: dict[Code, Any] = {
     Code.DIVERGENCES: loss_operations.divergences,
     Code.NEIGHBOUR_DIVERGENCES: loss_operations.neighbour_divergences,
     Code.SQUARES_OF_DIRECTIONS: loss_operations.squares_of_directions,
+    Code.CONTRASTS_BY_CLASS: loss_operations.contrasts_by_class,
+    Code.LIKENESS_DIVERGENCES: loss_operations.likeness_divergences,
     Code.SQUARES_OF_SUMS: loss_operations.squares_of_sums,
     Code.SOFTPLUS_ALONG: loss_operations.softplus_along,
     Code.SQUARES_TO_PROJECTED: loss_operations.squares_to_projected,

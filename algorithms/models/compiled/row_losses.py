@@ -344,6 +344,133 @@ def neighbour_divergences(
     return total / max(rows, 1)
 
 
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def contrasts_by_class(
+    x: np.ndarray, places: np.ndarray, label: np.ndarray, other: np.ndarray, class_of: np.ndarray, temperature: float,
+    gradient: np.ndarray,
+) -> float:  # fmt: skip
+    """Computes `prototype_losses.contrast_by_class` of some rows.
+
+    An IndexError for a place that is no row.
+    """
+    entries, width = other.shape
+    direction, of_row = np.empty(other.shape, np.float32), np.empty(width, np.float32)
+    score, share = np.empty(entries, np.float64), np.empty(entries, np.float32)
+    usable, total = 0, 0.0
+    gradient[:] = ZERO
+    for b in range(entries):
+        _unit(other[b], direction[b])
+    for q in range(len(places)):
+        if not 0 <= places[q] < len(x):
+            raise IndexError("expected places below the number of rows")
+        same, highest, mass = 0, -math.inf, 0.0
+        for b in range(entries):
+            same += class_of[b] == label[q]
+        if same == entries:
+            continue
+        usable += 1
+        length = _unit(x[places[q]], of_row)
+        for b in range(entries):
+            cosine = ZERO
+            for h in range(width):
+                cosine += of_row[h] * direction[b, h]
+            score[b] = cosine / temperature
+            if class_of[b] != label[q]:
+                highest = max(highest, score[b])
+        for b in range(entries):
+            if class_of[b] != label[q]:
+                mass += math.exp(score[b] - highest)
+        negative, passed, along = highest + math.log(mass), 0.0, 0.0
+        for b in range(entries):
+            if class_of[b] == label[q]:
+                apart = negative - score[b]
+                total += (max(apart, 0.0) + math.log1p(math.exp(-abs(apart)))) / same
+                g = 1 / (same * (1 + math.exp(-apart)))
+                passed += g
+                share[b] = np.float32(-g)
+        for b in range(entries):
+            if class_of[b] != label[q]:
+                share[b] = np.float32(passed * math.exp(score[b] - negative))
+            along += share[b] * score[b] * temperature
+        scale, of_query = np.float32(1 / (temperature * length)), gradient[places[q]]
+        for b in range(entries):
+            factor = scale * share[b]
+            for h in range(width):
+                of_query[h] += factor * direction[b, h]
+        for h in range(width):
+            of_query[h] -= scale * np.float32(along) * of_row[h]
+    gradient /= np.float32(max(usable, 1))
+    return total / max(usable, 1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def likeness_divergences(
+    y: np.ndarray, teacher: np.ndarray, starts: np.ndarray, columns: np.ndarray, temperature: float,
+    gradient: np.ndarray,
+) -> float:  # fmt: skip
+    """Averages KL(q_n || p_n) over rows with neighbours, p_n the softmax over these of cosines over the temperature."""
+    direction, taught = np.empty_like(y), np.empty_like(y)
+    length, most = _directions(y, direction), np.diff(starts).max()
+    _directions(teacher, taught)
+    p, q = np.empty(most, np.float32), np.empty(most, np.float32)
+    count, total = 0, 0.0
+    gradient[:] = 0
+    for n in range(len(y)):
+        near = columns[starts[n] : starts[n + 1]]
+        if not len(near):
+            continue
+        count += 1
+        log_p, log_q = _shares(direction, n, near, temperature, p), _shares(taught, n, near, temperature, q)
+        for place in range(len(near)):
+            cosines = ZERO
+            for c in range(y.shape[1]):
+                cosines += taught[n, c] * taught[near[place], c] - direction[n, c] * direction[near[place], c]
+            total += q[place] * (cosines / temperature - log_q + log_p)
+            weight = np.float32((p[place] - q[place]) / temperature)
+            for c in range(y.shape[1]):
+                gradient[n, c] += weight * direction[near[place], c]
+                gradient[near[place], c] += weight * direction[n, c]
+    for n in range(len(y)):
+        # What is along a row does not turn it; a row without a direction has no gradient.
+        along = ZERO
+        for c in range(y.shape[1]):
+            along += gradient[n, c] * direction[n, c]
+        for c in range(y.shape[1]):
+            gradient[n, c] = (gradient[n, c] - along * direction[n, c]) / (length[n] * np.float32(count))
+    return total / count
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+def _directions(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Writes rows of length one; returns lengths, infinite for rows without a direction, which become zero."""
+    length = np.empty(len(x), np.float32)
+    for n in range(len(x)):
+        length[n] = np.sqrt((x[n] * x[n]).sum())
+        if length[n] <= EPS:
+            length[n] = np.inf
+        out[n] = x[n] / length[n]
+    return length
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _shares(direction: np.ndarray, n: int, near: np.ndarray, temperature: float, out: np.ndarray) -> float:
+    """Writes the softmax of a row's cosines with those near it; returns the logarithm of the sum of exponentials."""
+    highest = np.float32(-2)
+    for place in range(len(near)):
+        cosine = ZERO
+        for c in range(direction.shape[1]):
+            cosine += direction[n, c] * direction[near[place], c]
+        out[place] = cosine
+        highest = max(highest, cosine)
+    total, scale = ZERO, np.float32(1 / temperature)
+    for place in range(len(near)):
+        out[place] = exp((out[place] - highest) * scale)
+        total += out[place]
+    for place in range(len(near)):
+        out[place] /= total
+    return float(highest) / temperature + math.log(total)
+
+
 @numba.njit(cache=True, nogil=True, fastmath={"contract"})
 def _softmax_of(row: np.ndarray) -> np.float32:
     """Replaces a row by its softmax, and returns the logarithm of the sum of its exponentials."""

@@ -101,7 +101,7 @@ class TracedModel(SmallModel):
         compiled = self._passes.of(inputs, embeds=False)
         return compiled is not None and in_one_batch(compiled.logits[0], options)
 
-    def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None) -> Plan | None:
+    def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None, steps: int = 1) -> Plan | None:
         with self._passes.drawing() as calls:
             try:
                 if loss_of is None:
@@ -113,7 +113,7 @@ class TracedModel(SmallModel):
                     raise
                 # Code of a method can do little with stand-ins; autograd names what is wrong.
                 return None
-        return plan_whole(self._passes, calls, loss)
+        return plan_whole(self._passes, calls, loss, steps)
 
     def kept(self, plan: Plan) -> int:
         return plan.kept
@@ -126,20 +126,20 @@ class TracedModel(SmallModel):
         return last, first
 
 
-def plan_whole(passes: Passes, calls: Sequence[Call], loss: Loss, steps: int | None = None) -> Plan | None:
+def plan_whole(passes: Passes, calls: Sequence[Call], loss: Loss, steps: int) -> Plan | None:
     """Plans passes that write both outputs; None: there is none for some inputs.
 
-    Inputs that are drawn anew in each of the `steps` are drawn here, and are all held; None: there may be none.
+    Inputs that are drawn anew in each of the `steps` are drawn here, and are all held.
     """
     whole = [(call, passes.of(call.inputs)) for call in calls]
     embedding = [call._replace(compiled=compiled) for call, compiled in whole if compiled is not None]
     drawn = [(call.drawn, call.compiled) for call in embedding if call.drawn is not None]
-    if len(embedding) < len(calls) or (drawn and steps is None):
+    if len(embedding) < len(calls):
         return None
     entries = sum(len(part.arrays[1]) for inputs, _ in drawn for part in matrices_of(inputs.look(0)))
-    if entries * (steps or 1) > MOST_ENTRIES:
+    if entries * steps > MOST_ENTRIES:
         return None
-    for step in range(1, steps or 1):
+    for step in range(1, steps):
         if not all(passes.of(inputs.look(step)) is compiled for inputs, compiled in drawn):
             return None
     return Plan(passes, embedding, loss)

@@ -98,8 +98,10 @@ class SmallModel(ABC):
         """Whether it trains a client that reads these inputs for its training rows, in training mode."""
 
     @abstractmethod
-    def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None) -> Any:
+    def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None, steps: int = 1) -> Any:
         """Makes what `train` needs to know of inputs that it takes, and of a loss, by default cross-entropy.
+
+        A loss may read other inputs in each of the steps.
 
         None: the loss is not one of those that are computed here.
         """
@@ -153,7 +155,9 @@ class SmallHead(SmallModel):
         width = self.hidden * (self._features + self.classes) if self.hidden else self._features * self.classes
         return in_one_batch(rows, options) and rows * width <= MOST_PRODUCTS
 
-    def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None) -> tuple[np.ndarray, ...] | None:
+    def plan(
+        self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None, steps: int = 1
+    ) -> tuple[np.ndarray, ...] | None:
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         (x_NF,) = inputs
         assert isinstance(x_NF, Tensor)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoal.algorithms.losses import distillation, prototype_losses
 from shoal.algorithms.losses.distillation import distance_of_projected, distillation_loss, embedding_distance
-from shoal.algorithms.losses.prototype_losses import contrast, mean_square
+from shoal.algorithms.losses.prototype_losses import contrast, contrast_by_class, mean_square
 
 CLASSES, WIDTH = 5, 6
 
@@ -40,7 +40,13 @@ def of_one_class(z: Tensor, y: Tensor) -> Tensor:
     return contrast(z, y, torch.ones(3, WIDTH), torch.tensor([1, 1, 1]), 0.5)
 
 
-@pytest.mark.parametrize("loss_of", [squared, absent, contrasted, of_one_class])
+def of_views(z: Tensor, y: Tensor) -> Tensor:
+    some = torch.tensor([1, 2, 3, 9, 27, 3])
+    other = torch.sin(torch.arange(12.0 * WIDTH)).view(12, WIDTH)
+    return contrast_by_class(z, y[some], other, torch.arange(12) % (CLASSES + 1) - 1, 0.1, some)
+
+
+@pytest.mark.parametrize("loss_of", [squared, absent, contrasted, of_one_class, of_views])
 def test_loss_and_gradient_are_those_of_torch(
     loss_of: Callable[[Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

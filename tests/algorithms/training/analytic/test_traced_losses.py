@@ -46,6 +46,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fml, training rows": {"algorithm.rows": "train"},
     "fedkd": {},
     "fedkd, training rows": {"algorithm.rows": "train", "algorithm.copilot": {"name": "gcn", "hidden": 6}},
+    "fgssl": {},
     "fedgkc": {"algorithm.copilot": SAME_WIDTH},
     "fedgkc, sums": {"algorithm.copilot": SAME_WIDTH, "algorithm.neigh_norm": "sum"},
 }
@@ -69,7 +70,7 @@ def test_whole_runs_are_those_of_autograd_without_it(run: Start, sparse: dict[st
     }
     keys |= {"algorithm.name": name.split(",")[0], **METHODS[name]}
     # Masked features have passes where they are sparse.
-    keys |= sparse if "fedgkc" in name else {}
+    keys |= sparse if name.startswith(("fedgkc", "fgssl")) else {}
     by_autograd = run({**keys, "engine.trainer": "autograd"}, rounds=3)
     refused = AssertionError("a backward pass of autograd")
     with patch.object(torch.Tensor, "backward", side_effect=refused):
