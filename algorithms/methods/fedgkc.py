@@ -212,7 +212,7 @@ class FedGKC(WithCopilot):
         """Computes the loss of equation 4."""
         weak, strong = client.model(weak_views), client.model(strong_views)
         if self.self_detach:
-            weak = Output(*(part.detach() for part in weak))
+            weak = Output(weak.logits_NC.detach(), weak.embedding_NH.detach())
         distance = embedding_distance(weak.embedding_NH, strong.embedding_NH, self.self_mse)
         return distance + distillation_loss(weak.logits_NC, strong.logits_NC, detach=self.self_detach)
 

@@ -65,7 +65,8 @@ def train_jointly(
             from shoal.algorithms.training.analytic.joint_call import train_in_one_call
 
             moments = {name: optimizer.state[models[name].flat.w] for name, optimizer in optimizers.items()}
-            ended = train_in_one_call(models, inputs, losses, moments, streams, trainer.options, beside)
+            further = None if beside is None else (beside.w, beside.optimizer.state[beside.w], beside.loss)
+            ended = train_in_one_call(models, inputs, losses, moments, streams, trainer.options, further)
             if ended is not None:
                 return {name: bounded_loss(*both) for name, both in ended.items()}
         for _ in range(trainer.options.epochs):

@@ -138,7 +138,7 @@ class Loss:
 
     @property
     def divisor(self) -> Divisor | None:
-        """What terms are divided by, if any are."""
+        """Finds by what terms are divided, if any are."""
         for term in self.terms:
             if term.over is not None:
                 return term.over

@@ -326,7 +326,7 @@ def neighbour_divergences(
         minus_entropy[n] = minus
     for n in range(rows):
         sums[:] = share[n]
-        minus, mass, heard = minus_entropy[n], ZERO, ZERO
+        minus, mass, crossed = minus_entropy[n], ZERO, ZERO
         for entry in range(starts[n], starts[n + 1]):
             value, sent = values[entry], share[columns[entry]]
             minus += value * minus_entropy[columns[entry]]
@@ -336,8 +336,8 @@ def neighbour_divergences(
         log_mass = _softmax_of(gradient[n])
         for h in range(width):
             mass += sums[h]
-            heard += sums[h] * (x[n, h] - log_mass)
-        total += float(minus - heard) / counts[n]
+            crossed += sums[h] * (x[n, h] - log_mass)
+        total += float(minus - crossed) / counts[n]
         scale = np.float32(1 / (rows * counts[n]))
         for h in range(width):
             gradient[n, h] = scale * (mass * gradient[n, h] - sums[h])

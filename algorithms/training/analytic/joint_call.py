@@ -1,31 +1,36 @@
 """Models of a client that learn from each other, trained in one compiled call."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 import torch
+from torch import Tensor, nn
 
 from shoal.algorithms.client import ClientModel
 from shoal.algorithms.models.compiled.losses import trace_loss
 from shoal.algorithms.models.compiled.passes import Call
 from shoal.algorithms.models.compiled.trace import Value
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.protocol import Tree
+from shoal.algorithms.models.layers.head import Output
+from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import Stream
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.one_call import Plan, plan_whole, train_in_turns
 from shoal.algorithms.training.analytic.small_heads import NO_MOMENT, Trained, count_steps
-from shoal.algorithms.training.joint_training import Beside, JointLoss
+
+OutputsLoss = Callable[[Mapping[str, Output]], Tensor]
+# A matrix beside the models, its moments, and its loss.
+Matrix = tuple[nn.Parameter, Tree, Callable[[Mapping[str, Output], Tensor], Tensor]]
 
 
 def train_in_one_call(
     models: Mapping[str, ClientModel],
     inputs: Mapping[str, Inputs],
-    losses: Mapping[str, JointLoss],
+    losses: Mapping[str, OutputsLoss],
     moments: Mapping[str, Tree],
     streams: Mapping[str, Stream],
     options: TrainOptions,
-    beside: Beside | None = None,
+    beside: Matrix | None = None,
 ) -> dict[str, tuple[float, float]] | None:
     """Trains as `train_jointly` does on pure losses; gives each loss before the last step and before the first.
 
@@ -38,8 +43,8 @@ def train_in_one_call(
     learners = []
     for name, plan in plans.items():
         if beside is not None and name == "":
-            moments = {**moments, name: beside.optimizer.state[beside.w]}
-            learners.append((plan, Trained.of(beside.w, moments[name], NO_MOMENT, options)))
+            moments = {**moments, name: beside[1]}
+            learners.append((plan, Trained.of(beside[0], beside[1], NO_MOMENT, options)))
             continue
         kept = torch.empty(options.epochs, plan.kept)
         with streams[name]:
@@ -55,8 +60,8 @@ def train_in_one_call(
 def _plan(
     models: Mapping[str, ClientModel],
     inputs: Mapping[str, Inputs],
-    losses: Mapping[str, JointLoss],
-    beside: Beside | None,
+    losses: Mapping[str, OutputsLoss],
+    beside: Matrix | None,
     steps: int,
 ) -> dict[str, Plan] | None:
     """Plans the steps of models, by name, and those beside them, without a name; None: they are not to be had."""
@@ -72,8 +77,8 @@ def _plan(
             outputs = {name: model(inputs[name]) for name, model in models.items()}
             traced = {name: trace_loss(lambda w: losses[name](outputs), calls[name]) for name in models}  # noqa: B023
             if beside is not None:
-                own = Value("own", [], *beside.w.shape)
-                of_beside = trace_loss(lambda w: beside.loss(outputs, w), [], own)
+                matrix = Value("own", [], *beside[0].shape)
+                of_matrix = trace_loss(lambda w: beside[2](outputs, w), [], matrix)
     except Exception:
         # Stand-ins can do little; autograd names what is wrong.
         return None
@@ -84,5 +89,5 @@ def _plan(
             return None
         plans[name] = plan
     if beside is not None:
-        plans[""] = Plan(plan.passes, [], of_beside, own=own)
+        plans[""] = Plan(plans[MODEL].passes, [], of_matrix, own=matrix)
     return plans

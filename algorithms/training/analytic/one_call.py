@@ -22,7 +22,7 @@ from shoal.algorithms.training.analytic.small_heads import LossOf, SmallModel, T
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 KEPT = int(Base.KEPT)
-# Of matrices that are drawn for all steps of a visit, 8 bytes each.
+# Entries of the matrices that are drawn for all steps of a visit, 8 bytes each.
 MOST_ENTRIES = 2**25
 VECTORS = [Base.WEIGHTS, Base.GRADIENTS, Base.KEPT]
 OUTPUTS = [Base.LOGITS, Base.EMBEDDING]
@@ -30,7 +30,7 @@ GRADIENTS = [Base.OF_LOGITS, Base.OF_EMBEDDING]
 
 
 class Plan(NamedTuple):
-    """What a learner computes in a step.
+    """Lists what a learner computes in a step.
 
     Attributes:
         passes, calls: Passes of a model.
@@ -242,7 +242,7 @@ def _lower(learners: Sequence[Learner]) -> Arrays:
                 bases = zip(call.outputs, OUTPUTS, GRADIENTS)
                 places |= {value: (Place(first + out, 0), Place(first + of_out, 0)) for value, out, of_out in bases}
             forward.append((call.compiled.forward, first))
-            # Of what the loss reads as constants there is no way back.
+            # There is no way back of what the loss reads as constants.
             if plan.in_place or any(plan.reads(call)):
                 ways_back[-1].append((call.compiled.way_back(adds=bool(ways_back[-1])), first))
             first += len(Base) + ARRAYS * len(parts_of(call.inputs) or ())
