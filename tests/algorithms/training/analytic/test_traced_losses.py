@@ -78,6 +78,20 @@ def test_whole_runs_are_those_of_autograd_without_it(run: Start, sparse: dict[st
     require_close_runs(by_autograd, in_one_call, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["fedgkc", "fgssl"])
+def test_views_without_passes_are_those_of_autograd_to_the_bit(run: Start, name: str) -> None:
+    """Of dense features there are none: views that a look for passes draws are those of the first steps."""
+    keys = {"model": {"name": "gcn", "hidden": 8, "head": "linear"}, "algorithm": {"name": name}}
+    keys |= {"algorithm.copilot": SAME_WIDTH} if name == "fedgkc" else {}
+    one, other = (run({**keys, "engine.trainer": trainer}, rounds=2) for trainer in ("autograd", "auto"))
+    assert one.state.clients.keys() == other.state.clients.keys()
+    for tree, twin in [
+        (one.state.server, other.state.server),
+        *zip(one.state.clients.values(), other.state.clients.values()),
+    ]:
+        assert all(torch.equal(tensor, twin[entry]) for entry, tensor in tree.items())
+
+
 @pytest.mark.parametrize("embedding", ["unit", "raw"])
 def test_alignment_of_hop_prototypes_in_one_call(run: Start, embedding: str) -> None:
     keys = {"model": {"name": "gcn", "hidden": 8}, "train.dropout": 0.3, "participation.ratio": 0.7}
