@@ -48,8 +48,7 @@ def train_in_one_call(
             continue
         kept = torch.empty(options.epochs, plan.kept)
         with streams[name]:
-            for of_step in kept:
-                plan.draw(of_step)
+            plan.draw(kept)
         learners.append((plan, Trained.of(models[name].flat.w, moments[name], kept, options)))
     ended = train_in_turns(learners, options.epochs)
     for of_learner in moments.values():

@@ -17,6 +17,7 @@ from shoal.algorithms.models.compiled.operations import ARRAYS, Base, Code, exec
 from shoal.algorithms.models.compiled.passes import MOST_KEPT, Arrays, Call, Passes, addresses, joined, parts_of
 from shoal.algorithms.models.compiled.trace import Untraceable, Value
 from shoal.algorithms.models.inputs.neighbourhood import DrawnInputs, Inputs, Neighbourhood
+from shoal.algorithms.models.layers.dropout import fill_kept_of_steps
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.small_heads import LossOf, SmallModel, Trained, in_one_batch
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -77,11 +78,9 @@ class Plan(NamedTuple):
         return *(id(call.compiled) for call in self.calls), *terms
 
     def draw(self, out: Tensor) -> None:
-        """Draws what dropout keeps in a step, from torch's default generator, as the model itself would."""
-        start = 0
-        for call in self.calls:
-            call.compiled.draw(out[start:])
-            start += call.compiled.kept
+        """Draws what dropout keeps in steps, `[E, kept]`, from torch's default generator, as the model itself would."""
+        drops = [drop for call in self.calls for drop in call.compiled.drops]
+        fill_kept_of_steps(out, [(drop.last - drop.first, drop.p) for drop in drops])
 
 
 def _form(t: Tensor | Value, number_of: Mapping[Value, int]) -> tuple[bool, int]:

@@ -19,7 +19,7 @@ from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.compiled.row_losses import cross_entropy
 from shoal.algorithms.models.compiled.step_operations import FAST, adam, pull, sgd
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
-from shoal.algorithms.models.layers.dropout import fill_kept
+from shoal.algorithms.models.layers.dropout import fill_kept_of_steps
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
@@ -112,7 +112,7 @@ class SmallModel(ABC):
 
     @abstractmethod
     def draw(self, plan: Any, out: Tensor) -> None:
-        """Draws what dropout keeps in a step, 1 or 0, as many numbers."""
+        """Draws what dropout keeps in steps, 1 or 0, as many numbers each, `[E, kept]`."""
 
     @abstractmethod
     def train(self, plan: Any, trained: Trained, epochs: int) -> tuple[float, float]:
@@ -129,8 +129,7 @@ class SmallModel(ABC):
         kept = torch.empty(options.epochs, self.kept(plan))
         if kept.numel():
             seed_default(own.flat.w.device, own.random("train"))
-            for of_step in kept:
-                self.draw(plan, of_step)
+            self.draw(plan, kept)
         losses = self.train(plan, Trained.of(own.flat.w, moments, kept, options, pull), options.epochs)
         count_steps(moments, options)
         return losses
@@ -167,7 +166,7 @@ class SmallHead(SmallModel):
         return len(plan[0]) * self.hidden if self._dropout else 0
 
     def draw(self, plan: tuple[np.ndarray, ...], out: Tensor) -> None:
-        fill_kept(out, self._dropout)
+        fill_kept_of_steps(out, [(out.shape[1], self._dropout)])
 
     def train(self, plan: tuple[np.ndarray, ...], trained: Trained, epochs: int) -> tuple[float, float]:
         arrays = (part.numpy() if isinstance(part, Tensor) else part for part in trained)
