@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.masked_features import smoothed_hops
 from shoal.algorithms.models.inputs.neighbourhood import (
+    DrawnInputs,
     Inputs,
     all_nodes,
     kept_rows,
@@ -209,7 +210,9 @@ class FlatModel:
 
         return Passes(self.module, self.w, self.parts)
 
-    def __call__(self, inputs: Inputs) -> Output:
+    def __call__(self, inputs: Inputs | DrawnInputs) -> Output:
+        if isinstance(inputs, DrawnInputs) and not (self.passes is not None and self.passes.draws):
+            inputs = inputs.take()
         if not self.bfloat16:
             compiled = None
             if self.passes is not None:
@@ -292,7 +295,7 @@ class ClientModel:
         """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
         return self.pattern.coupled
 
-    def __call__(self, inputs: Inputs) -> Output:
+    def __call__(self, inputs: Inputs | DrawnInputs) -> Output:
         """Output in the present mode, with gradients."""
         return self.flat(inputs)
 

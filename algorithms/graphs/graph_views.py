@@ -23,6 +23,8 @@ class GraphViews:
         """Draws nothing yet; a `ShoalError` if the model reads hops whose graph the client does not have whole."""
         self._model, self._data, self._rng = model, model.data, rng
         kernel = model.data.propagation
+        # Its arrays are looked up once, not in every draw.
+        self._x_NF: Features = model.data.whole(0)
         self._reads_hops = model.coupled is None and any(model.flat.inputs)
         if self._reads_hops and kernel is not None and kernel.rows != "all":
             raise ShoalError(
@@ -47,13 +49,12 @@ class GraphViews:
         indptr, indices = self._drop_edges(edges)
         if coupled is not None:
             matrix = operator_over(coupled.operator, indptr, indices).to(data.device)
-            return Neighbourhood(AlteredFeatures(data.whole(0), kept_F), (matrix,) * coupled.depth)
+            return Neighbourhood(AlteredFeatures(self._x_NF, kept_F), (matrix,) * coupled.depth)
         smoothing = None
         if self._reads_hops:
             assert data.propagation is not None
             smoothing = smoothing_over(indptr, indices, data.propagation.r).to(data.device)
-        x_NF: Features = data.whole(0)
-        return [AlteredFeatures(x_NF, kept_F, smoothing, k) for k in self._model.flat.inputs]
+        return [AlteredFeatures(self._x_NF, kept_F, smoothing, k) for k in self._model.flat.inputs]
 
     def _rand(self, count: int) -> Tensor:
         return torch.rand(count, generator=self._rng, device=self._data.device)

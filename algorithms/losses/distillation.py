@@ -10,7 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.losses.prototypes import unit
-from shoal.algorithms.models.compiled.row_losses import divergences, is_compiled, row_loss, soft_cross_entropies
+from shoal.algorithms.models.compiled.row_losses import (
+    divergences,
+    is_compiled,
+    is_constant,
+    neighbour_divergences,
+    row_loss,
+    squares_by_projection,
+    squares_of_directions,
+    squares_of_projected,
+    squares_to_projected,
+)
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.shards.view import View
 
@@ -44,6 +54,10 @@ def distilled_from_neighbours(
     get no gradient. One product with A + I: the sum over j is t_i - <S_i, log softmax(h_i)>, with S = (A + I)
     softmax(z) and t the same sum of negative entropies.
     """
+    teacher_NH = teacher_NH.detach()
+    if teacher_NH.shape == student_NH.shape and len(student_NH) == data.nodes and is_compiled(student_NH, teacher_NH):
+        count_N = data.degree.float() if norm == "mean" else torch.ones(data.nodes)
+        return row_loss(neighbour_divergences, student_NH, teacher_NH, *SparseMatrix(data.adjacency).parts(), count_N)
     with torch.no_grad():
         log_q_NH = teacher_NH.log_softmax(1)
         q_NH = log_q_NH.exp()
@@ -52,9 +66,20 @@ def distilled_from_neighbours(
         if norm == "mean":
             received /= data.degree[:, None]
     sum_NH, negative_entropy_N = received[:, :-1], received[:, -1]
-    if sum_NH.shape == student_NH.shape and is_compiled(student_NH, sum_NH):
-        return negative_entropy_N.mean() + row_loss(soft_cross_entropies, student_NH, sum_NH)
     return (negative_entropy_N - (sum_NH * student_NH.log_softmax(1)).sum(1)).mean()
+
+
+def distance_of_projected(mentor_NM: Tensor, mentee_NS: Tensor, w_MS: Tensor) -> Tensor:
+    """Averages (z_m - W z_s)^2 over rows and the width of z_m, a scalar; one of the three at most has a gradient."""
+    rows, (outputs, width) = len(mentor_NM), w_MS.shape
+    if mentor_NM.shape == (rows, outputs) and mentee_NS.shape == (rows, width):
+        if is_compiled(mentor_NM) and is_constant(mentee_NS, w_MS):
+            return row_loss(squares_to_projected, mentor_NM, mentee_NS, w_MS, float(width))
+        if is_compiled(mentee_NS) and is_constant(mentor_NM, w_MS):
+            return row_loss(squares_of_projected, mentee_NS, mentor_NM, w_MS)
+        if is_compiled(w_MS) and is_constant(mentor_NM, mentee_NS):
+            return row_loss(squares_by_projection, w_MS, mentee_NS, mentor_NM)
+    return F.mse_loss(mentor_NM, mentee_NS @ w_MS.t())
 
 
 def embedding_distance(teacher_NH: Tensor, student_NH: Tensor, rows: Literal["unit", "raw"]) -> Tensor:
@@ -65,4 +90,6 @@ def embedding_distance(teacher_NH: Tensor, student_NH: Tensor, rows: Literal["un
     """
     if rows == "raw":
         return F.mse_loss(student_NH, teacher_NH)
+    if student_NH.shape == teacher_NH.shape and is_compiled(student_NH, teacher_NH):
+        return row_loss(squares_of_directions, student_NH, teacher_NH)
     return (unit(student_NH) - unit(teacher_NH)).square().sum(1).mean()

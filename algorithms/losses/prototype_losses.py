@@ -13,6 +13,7 @@ from torch import Tensor
 from shoal.algorithms.losses.prototypes import EPS, class_means, direction, unit
 from shoal.algorithms.models.compiled.row_losses import (
     contrasts,
+    contrasts_by_class,
     is_compiled,
     row_loss,
     softplus_along,
@@ -189,15 +190,21 @@ def literal_contrast(
     return F.softplus(negative_AQ.masked_fill(same_AQ, -torch.inf).logsumexp(1) - positive_A).sum()
 
 
-def contrast_by_class(z_QH: Tensor, class_Q: Tensor, other_BH: Tensor, class_B: Tensor, temperature: float) -> Tensor:
+def contrast_by_class(
+    z_NH: Tensor, class_Q: Tensor, other_BH: Tensor, class_B: Tensor, temperature: float, rows_Q: Tensor | None = None
+) -> Tensor:
     """Supervised contrast of two views (FGSSL): the mean over queries q, and over their positives p, of
 
         -log(e^(cos(z_q, o_p) / tau) / (e^(cos(z_q, o_p) / tau) + sum_n e^(cos(z_q, o_n) / tau)))
 
     Positives are the items of the query's class in the other view, at least one; negatives n are all others. Zero if
-    there is but one class.
+    there is but one class. Queries are some rows, int64, or all.
     """
-    score_QB = direction(z_QH) @ unit(other_BH).T / temperature
+    if len(class_B) == len(other_BH) and is_compiled(z_NH, other_BH):
+        rows_Q = torch.arange(len(z_NH)) if rows_Q is None else rows_Q
+        if len(rows_Q) == len(class_Q):
+            return row_loss(contrasts_by_class, z_NH, rows_Q, class_Q, other_BH, class_B, float(temperature))
+    score_QB = direction(z_NH if rows_Q is None else z_NH[rows_Q]) @ unit(other_BH).T / temperature
     same_QB = class_Q[:, None] == class_B
     usable_Q = ~same_QB.all(1)
     if not bool(usable_Q.any()):

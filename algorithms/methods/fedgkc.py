@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.losses.distillation import distillation_loss, distilled_from_neighbours, embedding_distance
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.shared.copilot import COPILOT, WithCopilot
+from shoal.algorithms.models.inputs.neighbourhood import DrawnInputs
 from shoal.algorithms.protocol import MODEL, Reduce, Replies
 from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_jointly, weighted_sum
 from shoal.storage.errors import ShoalError
@@ -175,16 +177,16 @@ class FedGKC(WithCopilot):
             trainer.fit(client, received, COPILOT)
         if not received.taught and not self.self_distillation:
             return trainer.fit(client, received)
-        views = GraphViews(client.model, client.rng("views")) if self.self_distillation else None
+        views = self._views(client) if self.self_distillation else None
 
         def own_loss(outputs: Outputs) -> Tensor:
             taught = self._taught(client, received, outputs, MODEL, COPILOT)
-            return taught if views is None else taught + self._self_distilled(client, views)
+            return taught if views is None else taught + self._self_distilled(client, *views)
 
         losses: dict[str, JointLoss] = {}
         if received.taught:
-            losses[COPILOT] = lambda outputs: self._taught(client, received, outputs, COPILOT, MODEL)
-        losses[MODEL] = own_loss
+            losses[COPILOT] = pure(lambda outputs: self._taught(client, received, outputs, COPILOT, MODEL))
+        losses[MODEL] = pure(own_loss)
         return train_jointly(client, trainer, losses, anew=self.copilot_read == "after")[MODEL]
 
     def _taught(self, client: Client, received: Shares, outputs: Outputs, learner: str, teacher: str) -> Tensor:
@@ -201,11 +203,16 @@ class FedGKC(WithCopilot):
             (received.scores, lambda: distillation_loss(outputs[teacher].logits_NC, output.logits_NC)),
         )
 
-    def _self_distilled(self, client: Client, views: GraphViews) -> Tensor:
+    def _views(self, client: Client) -> tuple[DrawnInputs, DrawnInputs]:
+        """Returns the weak and the strong views of a visit."""
+        views = GraphViews(client.model, client.rng("views"))
+        return DrawnInputs(partial(views.draw, *self.weak)), DrawnInputs(partial(views.draw, *self.strong))
+
+    def _self_distilled(self, client: Client, weak_views: DrawnInputs, strong_views: DrawnInputs) -> Tensor:
         """Computes the loss of equation 4."""
-        with torch.set_grad_enabled(not self.self_detach):
-            weak = client.model(views.draw(*self.weak))
-        strong = client.model(views.draw(*self.strong))
+        weak, strong = client.model(weak_views), client.model(strong_views)
+        if self.self_detach:
+            weak = Output(weak.logits_NC.detach(), weak.embedding_NH.detach())
         distance = embedding_distance(weak.embedding_NH, strong.embedding_NH, self.self_mse)
         return distance + distillation_loss(weak.logits_NC, strong.logits_NC, detach=self.self_detach)
 

@@ -1,6 +1,7 @@
 """FedKD: a mentor of the client's own and a common mentee, whose changes are sent at low rank."""
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -8,13 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload, pure
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.losses.distillation import distillation_loss, embedding_distance
+from shoal.algorithms.losses.distillation import distance_of_projected, distillation_loss
 from shoal.algorithms.methods.shared.copilot import COPILOT, TaughtRows
 from shoal.algorithms.models.build import width_of
 from shoal.algorithms.protocol import MODEL, Reduce, moments_key
-from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly
+from shoal.algorithms.training.joint_training import Beside, Outputs, label_loss, train_jointly
 from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
 from shoal.storage.options.types import Part
 
@@ -76,19 +77,29 @@ class FedKD(TaughtRows):
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if not client.info.train:
             return float("nan")
-        with projection(client, trainer) as (w, step):
-            losses = {name: partial(self._taught, client, w, name) for name in OTHER}
-            return train_jointly(client, trainer, losses, self.taught(client), step)[MODEL]
+        with projection(client, trainer) as (w, optimizer):
+            losses = {name: pure(partial(self._taught, client, w.detach(), name)) for name in OTHER}
+            beside = Beside(w, optimizer, partial(self._projected, client))
+            return train_jointly(client, trainer, losses, self.taught(client), beside)[MODEL]
 
     def _taught(self, client: Client, w: Tensor, learner: str, outputs: Outputs) -> Tensor:
-        """Computes the loss of mentor or mentee; of the projection `w`, `[H_m, H_s]`, too."""
-        labels = {name: label_loss(client, out, self.taught(client)) for name, out in outputs.items()}
-        # Both may be 0 to rounding.
-        scale = (labels[MODEL] + labels[COPILOT]).detach().clamp_min(torch.finfo(torch.float32).eps)
+        """Computes the loss of mentor or mentee, whose projection is `w`, `[H_m, H_s]`."""
+        labels, scale = self._labels(client, outputs)
         z = {name: out.embedding_NH for name, out in outputs.items()}
         z[OTHER[learner]] = z[OTHER[learner]].detach()
         taught = distillation_loss(outputs[OTHER[learner]].logits_NC, outputs[learner].logits_NC)
-        return labels[learner] + (taught + embedding_distance(z[MODEL], z[COPILOT] @ w.t(), "raw")) / scale
+        return labels[learner] + (taught + distance_of_projected(z[MODEL], z[COPILOT], w)) / scale
+
+    def _projected(self, client: Client, outputs: Outputs, w: Tensor) -> Tensor:
+        """Computes what both losses have of the projection."""
+        z = {name: out.embedding_NH.detach() for name, out in outputs.items()}
+        return 2 * distance_of_projected(z[MODEL], z[COPILOT], w) / self._labels(client, outputs)[1]
+
+    def _labels(self, client: Client, outputs: Outputs) -> tuple[dict[str, Tensor], Tensor]:
+        """Computes both cross-entropies, and their sum, detached."""
+        labels = {name: label_loss(client, out, self.taught(client)) for name, out in outputs.items()}
+        # Both may be 0 to rounding.
+        return labels, (labels[MODEL] + labels[COPILOT]).detach().clamp_min(torch.finfo(torch.float32).eps)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         copilot = client.models[COPILOT]
@@ -99,8 +110,8 @@ class FedKD(TaughtRows):
 
 
 @contextmanager
-def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter, Callable[[], None]]]:
-    """Returns a client's projection, `[H_m, H_s]`, at first identity or Xavier-uniform, and its step function."""
+def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter, torch.optim.Optimizer]]:
+    """Returns a client's projection, `[H_m, H_s]`, at first identity or Xavier-uniform, and its optimizer."""
     start = client.state.get(PROJECTION)
     if start is None:
         start = torch.empty(*(width_of(client.models[name].module) for name in OTHER), device=client.data.device)
@@ -109,15 +120,11 @@ def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter,
         else:
             nn.init.xavier_uniform_(start, generator=client.rng(PROJECTION))
     w = nn.Parameter(start)
+    w.grad = torch.zeros_like(start)
     optimizer = make_optimizer([w], trainer.options)
     if kept := kept_moments(client.state, moments_key(PROJECTION)):
         optimizer.state[w] = kept
-
-    def step() -> None:
-        optimizer.step()
-        optimizer.zero_grad()
-
-    yield w, step
+    yield w, optimizer
     client.state[PROJECTION] = w.detach()
     if trainer.options.opt_state == "keep":
         keep_moments(client.state, moments_key(PROJECTION), optimizer.state[w])
@@ -130,11 +137,12 @@ def truncate(matrix: Tensor, energy: float) -> Tensor:
     that is not zero, 0 for one that is. What is no matrix, or not finite, stays as it is. Of factors,
     `[R, A + B + 1]`, a row is a left singular vector, the right one, and their singular value. All is float32.
     """
-    if matrix.dim() == 2 and bool(matrix.isfinite().all()):
+    # A sum is finite in a tenth of the time where all numbers are.
+    if matrix.dim() == 2 and (math.isfinite(matrix.sum()) or bool(matrix.isfinite().all())):
         # The processor computes in float64: squares of small numbers do not vanish, and no device rounds otherwise.
         left, right, s = _singular_parts(matrix.cpu().double(), energy)
         if len(s) * (sum(matrix.shape) + 1) < matrix.numel():
-            return torch.cat([left, right, s[:, None]], dim=1).float().to(matrix.device)
+            return torch.cat([part.float() for part in (left, right, s[:, None])], dim=1).to(matrix.device)
     return matrix.clone(memory_format=torch.contiguous_format)
 
 
@@ -144,16 +152,15 @@ def _singular_parts(matrix: Tensor, energy: float) -> tuple[Tensor, Tensor, Tens
     Squared values and the vectors of the shorter side are those of the product of the matrix with itself, of min(A, B)
     rows, which take less time than a decomposition. Values below 1e-8 of the largest are lost in its rounding.
     """
-    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.t()
-    squares, vectors = torch.linalg.eigh(tall.t() @ tall)
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.t()
+    squares, vectors = torch.linalg.eigh(wide @ wide.t())
     held = squares.clamp_min(0).flip(0).cumsum(0)
     rank = int((held < energy * held[-1]).sum()) + 1 if held[-1] > 0 else 0
-    of_short = vectors.flip(1)[:, :rank]
-    of_long = tall @ of_short
-    s = of_long.norm(dim=0)
-    of_long = of_long / s.clamp_min(torch.finfo(s.dtype).tiny)
-    left, right = (of_long, of_short) if tall is matrix else (of_short, of_long)
-    return left.t(), right.t(), s
+    of_short = vectors.flip(1)[:, :rank].t()
+    of_long = of_short @ wide
+    s = of_long.norm(dim=1)
+    of_long = of_long / s.clamp_min(torch.finfo(s.dtype).tiny)[:, None]
+    return (of_short, of_long, s) if wide is matrix else (of_long, of_short, s)
 
 
 def restore(part: Tensor, shape: torch.Size) -> Tensor:
@@ -162,8 +169,8 @@ def restore(part: Tensor, shape: torch.Size) -> Tensor:
         return part
     rows, columns = shape
     left, right, s = part.cpu().double().split([rows, columns, 1], dim=1)
-    # Libraries round otherwise in float64, which does not reach the float32.
-    return (left.t() @ (s * right)).float().to(part.device)
+    # Libraries round otherwise in float64, which does not reach the float32. It lies as weights by column do.
+    return ((s * right).t() @ left).t().float().to(part.device)
 
 
 def compress(model: FlatModel, change: Tensor, energy: float) -> Tree:

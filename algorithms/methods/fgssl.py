@@ -1,27 +1,26 @@
 """FGSSL: FedAvg whose clients learn from the received model which nodes, and which neighbours, are similar."""
 
-import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
-import numba
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Output, Received, Trainer, Tree
+from shoal.algorithms.base import Client, Context, Output, Received, Trainer, Tree, pure
 from shoal.algorithms.graphs.graph_views import GraphViews, pairs
 from shoal.algorithms.graphs.pairs import PairDots
 from shoal.algorithms.losses.prototype_losses import contrast_by_class
-from shoal.algorithms.losses.prototypes import EPS, direction
+from shoal.algorithms.losses.prototypes import direction
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.requirements import require_body
-from shoal.algorithms.models.compiled.row_losses import FAST, ZERO, is_compiled, row_loss
+from shoal.algorithms.models.compiled.row_losses import is_compiled, likeness_divergences, row_loss
+from shoal.algorithms.models.inputs.neighbourhood import DrawnInputs
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.training.joint_training import weighted_sum
 from shoal.storage.errors import ShoalError
-from shoal.storage.kernels.exponentials import exp
 from shoal.storage.options.types import AboveZero, NotNegative, ShareBelowOne
 from shoal.storage.shards.view import View
 
@@ -35,7 +34,7 @@ def likeness_distilled(data: View, teacher_NC: Tensor, student_NC: Tensor, tempe
     if not data.entries:
         return student_NC.new_zeros(())
     if is_compiled(student_NC, teacher_NC):
-        return row_loss(_divergences, student_NC, teacher_NC, *data.edges, temperature)
+        return row_loss(likeness_divergences, student_NC, teacher_NC, *data.edges, float(temperature))
     ends_2S, pair_E, degree_N = data.cache("neighbours in pairs", lambda: _in_pairs(data))
     with torch.no_grad():
         log_q_E = _log_shares(teacher_NC, ends_2S, pair_E, degree_N, temperature)
@@ -63,74 +62,6 @@ def _log_shares(y_NC: Tensor, ends_2S: Tensor, pair_E: Tensor, degree_N: Tensor,
     score_E = score_E - highest_N.repeat_interleave(degree_N)
     total_N = torch.segment_reduce(score_E.exp(), "sum", lengths=degree_N, unsafe=True)
     return score_E - total_N.log().repeat_interleave(degree_N)
-
-
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
-def _divergences(
-    y: np.ndarray, teacher: np.ndarray, starts: np.ndarray, columns: np.ndarray, temperature: float,
-    gradient: np.ndarray,
-) -> float:  # fmt: skip
-    """Computes `likeness_distilled`, row by row."""
-    direction, taught = np.empty_like(y), np.empty_like(y)
-    length, most = _directions(y, direction), np.diff(starts).max()
-    _directions(teacher, taught)
-    p, q = np.empty(most, np.float32), np.empty(most, np.float32)
-    count, total = 0, 0.0
-    gradient[:] = 0
-    for n in range(len(y)):
-        near = columns[starts[n] : starts[n + 1]]
-        if not len(near):
-            continue
-        count += 1
-        log_p, log_q = _shares(direction, n, near, temperature, p), _shares(taught, n, near, temperature, q)
-        for place in range(len(near)):
-            cosines = ZERO
-            for c in range(y.shape[1]):
-                cosines += taught[n, c] * taught[near[place], c] - direction[n, c] * direction[near[place], c]
-            total += q[place] * (cosines / temperature - log_q + log_p)
-            weight = np.float32((p[place] - q[place]) / temperature)
-            for c in range(y.shape[1]):
-                gradient[n, c] += weight * direction[near[place], c]
-                gradient[near[place], c] += weight * direction[n, c]
-    for n in range(len(y)):
-        # What is along a row does not turn it; a row without a direction has no gradient.
-        along = ZERO
-        for c in range(y.shape[1]):
-            along += gradient[n, c] * direction[n, c]
-        for c in range(y.shape[1]):
-            gradient[n, c] = (gradient[n, c] - along * direction[n, c]) / (length[n] * np.float32(count))
-    return total / count
-
-
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
-def _directions(x: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Writes rows of length one; returns lengths, infinite for rows without a direction, which become zero."""
-    length = np.empty(len(x), np.float32)
-    for n in range(len(x)):
-        length[n] = np.sqrt((x[n] * x[n]).sum())
-        if length[n] <= EPS:
-            length[n] = np.inf
-        out[n] = x[n] / length[n]
-    return length
-
-
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
-def _shares(direction: np.ndarray, n: int, near: np.ndarray, temperature: float, out: np.ndarray) -> float:
-    """Writes the softmax of a row's cosines with those near it; returns the logarithm of the sum of exponentials."""
-    highest = np.float32(-2)
-    for place in range(len(near)):
-        cosine = ZERO
-        for c in range(direction.shape[1]):
-            cosine += direction[n, c] * direction[near[place], c]
-        out[place] = cosine
-        highest = max(highest, cosine)
-    total, scale = ZERO, np.float32(1 / temperature)
-    for place in range(len(near)):
-        out[place] = exp((out[place] - highest) * scale)
-        total += out[place]
-    for place in range(len(near)):
-        out[place] /= total
-    return float(highest) / temperature + math.log(total)
 
 
 @dataclass(frozen=True)
@@ -183,19 +114,21 @@ class FGSSL(FedAvg):
             return trainer.fit(client, received)
         model, views, drawn = client.model, GraphViews(client.model, client.rng("views")), client.rng("anchors")
         sent = model.output(views.draw(*self.weak))
+        strong_views = DrawnInputs(partial(views.draw, *self.strong))
 
         def term() -> Tensor:
-            strong = model(views.draw(*self.strong))
+            strong = model(strong_views)
             return weighted_sum(
                 (self.contrast, lambda: self._semantic(client, sent, strong, drawn)),
                 (self.structure, lambda: likeness_distilled(client.data, sent.logits_NC, strong.logits_NC, self.omega)),
             )
 
-        return trainer.fit(client, received, term=term)
+        # Anchors are the same in all steps unless they are drawn.
+        return trainer.fit(client, received, term=pure(term) if client.info.train <= self.anchors else term)
 
     def _semantic(self, client: Client, sent: Output, own: Output, drawn: torch.Generator) -> Tensor:
         rows, y = client.data.train, client.data.train_label
         if len(rows) > self.anchors:
             chosen = torch.randperm(len(rows), generator=drawn, device=rows.device)[: self.anchors]
             rows, y = rows[chosen], y[chosen]
-        return contrast_by_class(own.embedding_NH[rows], y, sent.embedding_NH[rows], y, self.tau)
+        return contrast_by_class(own.embedding_NH, y, sent.embedding_NH[rows], y, self.tau, rows)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +21,20 @@ Outputs = Mapping[str, Output]
 JointLoss = Callable[[Outputs], Tensor]
 
 
+class Beside(NamedTuple):
+    """A matrix that is no part of a model, with its optimizer, and a loss of detached outputs and of it."""
+
+    w: nn.Parameter
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[Outputs, Tensor], Tensor]
+
+
 def train_jointly(
     client: Client,
     trainer: Trainer,
     losses: Mapping[str, JointLoss],
     part: str = "all",
-    after_epoch: Callable[[], None] | None = None,
+    beside: Beside | None = None,
     anew: bool = False,
 ) -> dict[str, float]:
     """Trains models in place by one step each an epoch, in the order of `losses` (deep mutual learning).
@@ -36,9 +45,9 @@ def train_jointly(
     `weighted_sum` without a term is, leaves its model unchanged.
 
     The losses, scalars, are by the name of the model that learns; `part` is the rows of the outputs, `train` or `all`;
-    `after_epoch` is called after the step of the last model. Gives the loss of every model in the last epoch. Raises
-    ShoalError: A loss is NaN, infinite or a million times its first, or the config asks for steps that do not read all
-    these rows.
+    what is `beside` the models steps behind all of them, on the same outputs. Gives the loss of every model in the last
+    epoch. Raises ShoalError: A loss is NaN, infinite or a million times its first, or the config asks for steps that do
+    not read all these rows.
     """
     require_whole_steps(trainer.options)
     _require_whole_graphs(client, losses)
@@ -52,11 +61,12 @@ def train_jointly(
         optimizers = {name: stack.enter_context(trainer.optimizer(client, name)) for name in losses}
         for model in models.values():
             model.flat.set_training(True)
-        if trainer.compiles and not anew and after_epoch is None and all(map(is_pure, losses.values())):
+        if trainer.compiles and not anew and all(map(is_pure, losses.values())):
             from shoal.algorithms.training.analytic.joint_call import train_in_one_call
 
             moments = {name: optimizer.state[models[name].flat.w] for name, optimizer in optimizers.items()}
-            ended = train_in_one_call(models, inputs, losses, moments, streams, trainer.options)
+            further = None if beside is None else (beside.w, beside.optimizer.state[beside.w], beside.loss)
+            ended = train_in_one_call(models, inputs, losses, moments, streams, trainer.options, further)
             if ended is not None:
                 return {name: bounded_loss(*both) for name, both in ended.items()}
         for _ in range(trainer.options.epochs):
@@ -77,8 +87,10 @@ def train_jointly(
                                 outputs[name] = models[name](inputs[name])
                 values[name] = value.detach()
             first = first or values.copy()
-            if after_epoch is not None:
-                after_epoch()
+            if beside is not None:
+                beside.optimizer.zero_grad()
+                beside.loss(outputs, beside.w).backward()
+                beside.optimizer.step()
     return {name: bounded_loss(float(value), float(first[name])) for name, value in values.items()}
 
 

@@ -184,7 +184,7 @@ class LocalTrainer:
             value = of_output(trained(inputs), y, w, received)
             return value if term is None else value + term()
 
-        return self._one_call.plan(inputs, y, loss_of)
+        return self._one_call.plan(inputs, y, loss_of, self.options.epochs)
 
     def _by_autograd(self, own: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Gradient:
         """Computes gradients of a loss, the method's by default, and of a term."""

@@ -22,12 +22,24 @@ _KERNELS: dict[Callable[..., float], tuple[Code, tuple[torch.dtype, ...]]] = {
     row_losses.squares: (Code.SQUARES, (torch.int64, torch.float32, torch.bool)),
     row_losses.contrasts: (Code.CONTRASTS, (torch.int64, torch.float32, torch.int64)),
     row_losses.divergences: (Code.DIVERGENCES, (torch.float32, torch.int64)),
-    row_losses.soft_cross_entropies: (Code.SOFT_CROSS_ENTROPIES, (torch.float32,)),
+    row_losses.neighbour_divergences: (
+        Code.NEIGHBOUR_DIVERGENCES,
+        (torch.float32, torch.int32, torch.int32, torch.float32, torch.float32),
+    ),
+    row_losses.squares_of_directions: (Code.SQUARES_OF_DIRECTIONS, (torch.float32,)),
+    row_losses.contrasts_by_class: (
+        Code.CONTRASTS_BY_CLASS,
+        (torch.int64, torch.int64, torch.float32, torch.int64),
+    ),
+    row_losses.likeness_divergences: (Code.LIKENESS_DIVERGENCES, (torch.float32, torch.int32, torch.int32)),
     row_losses.squares_of_sums: (
         Code.SQUARES_OF_SUMS,
         (torch.int64, torch.int32, torch.int32, torch.float32, torch.float32, torch.float32),
     ),
     row_losses.softplus_along: (Code.SOFTPLUS_ALONG, (torch.float32,)),
+    row_losses.squares_to_projected: (Code.SQUARES_TO_PROJECTED, (torch.float32, torch.float32)),
+    row_losses.squares_of_projected: (Code.SQUARES_OF_PROJECTED, (torch.float32, torch.float32)),
+    row_losses.squares_by_projection: (Code.SQUARES_BY_PROJECTION, (torch.float32, torch.float32)),
 }
 
 
@@ -37,12 +49,23 @@ _PLACES = {
     Code.SQUARES: [(0, (1, 2))],
     Code.DIVERGENCES: [(1, (0,))],
     Code.SQUARES_OF_SUMS: [(0, ())],
+    Code.CONTRASTS_BY_CLASS: [(0, ())],
 }
 # Kernels that divide by their first factor.
-_DIVIDES = (Code.CONTRASTS, Code.SOFTPLUS_ALONG)
+_DIVIDES = (Code.CONTRASTS, Code.CONTRASTS_BY_CLASS, Code.LIKENESS_DIVERGENCES, Code.SOFTPLUS_ALONG)
 # Where outputs lie, and their gradients, at the same place if an output is needed no more.
 Places = dict[Value, tuple[Place, Place]]
 NOTHING = Place(Base.NOWHERE, 0)
+
+
+class Divisor(NamedTuple):
+    """The value of a loss, without a gradient, but at least so much, by which terms are divided."""
+
+    of: "Loss"
+    least: float = 0.0
+
+    def clamp_min(self, least: float) -> "Divisor":
+        return self._replace(least=max(self.least, least))
 
 
 class Term(NamedTuple):
@@ -53,6 +76,7 @@ class Term(NamedTuple):
         x: The rows.
         tensors, factors: The constants of its kernel, contiguous; a detached output is one, too.
         weight: How many times it counts.
+        over: What it is divided by; None: one.
     """
 
     code: Code
@@ -60,6 +84,7 @@ class Term(NamedTuple):
     tensors: Sequence[Tensor | Value]
     factors: Sequence[float]
     weight: float = 1.0
+    over: Divisor | None = None
 
 
 class Loss:
@@ -98,11 +123,31 @@ class Loss:
         return other + -self
 
     def __truediv__(self, other: Any) -> "Loss":
+        if isinstance(other, Divisor):
+            if self.number or any(term.over for term in [*self.terms, *other.of.terms]):
+                raise Untraceable("a number divided by a loss, or a quotient by another one")
+            return Loss([term._replace(over=other) for term in self.terms])
         return self * (1 / _number(other))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return Value.__torch_function__(function, types, args, kwargs)
+
+    def detach(self) -> Divisor:
+        return Divisor(self)
+
+    @property
+    def divisor(self) -> Divisor | None:
+        """Finds by what terms are divided, if any are."""
+        for term in self.terms:
+            if term.over is not None:
+                return term.over
+        return None
+
+    @property
+    def computed(self) -> Sequence[Term]:
+        """All terms that a step computes, those of the divisor first."""
+        return self.terms if self.divisor is None else [*self.divisor.of.terms, *self.terms]
 
 
 def _number(x: Any) -> float:
@@ -162,33 +207,44 @@ def _are_below(count: int, places: Tensor) -> bool:
 HANDLERS |= {F.cross_entropy: cross_entropy, row_loss: _row_loss}
 
 
-def trace_loss(loss_of: Callable[[Tensor], Any], calls: Sequence[Call]) -> Loss:
-    """Computes a loss of stand-ins, of which the outputs of the model's `calls` alone may have gradients.
+def trace_loss(loss_of: Callable[[Tensor], Any], calls: Sequence[Call], own: Value | None = None) -> Loss:
+    """Computes a loss of stand-ins, of which the outputs of the model's `calls` alone, or `own`, may have gradients.
 
-    `loss_of` takes a stand-in for the parameters. Raises Untraceable: it is more than a sum of losses of rows.
+    `loss_of` takes a stand-in for the parameters, which `own` is. Raises Untraceable: it is more than a sum of losses
+    of rows.
     """
-    parameters: Any = Value("parameters", [], 1, 0)
+    parameters: Any = own or Value("parameters", [], 1, 0)
     loss = loss_of(parameters)
     if not isinstance(loss, Loss):
         raise Untraceable("a loss that reads no output")
-    outputs = {value for call in calls for value in call.outputs}
+    if len({id(term.over) for term in loss.terms if term.over}) > 1:
+        raise Untraceable("several divisors")
+    outputs = {parameters, *(value for call in calls for value in call.outputs)}
     if not outputs.issuperset(term.x for term in loss.terms):
         raise Untraceable("a loss of what is computed of outputs")
     return loss
 
 
-def lower_loss(to: Operations, loss: Loss, places: Places, total: Place, others: Iterator[Place], spare: Place) -> None:
+def lower_loss(
+    to: Operations, loss: Loss, places: Places, total: Place, quotient: Place, others: Iterator[Place], spare: Place
+) -> None:
     """Adds the operations of a loss; without its number it is added to `total`, float64.
 
-    The factors of a term, and then its constants, lie at the next of the `others`; in `spare` there is room for the
-    gradient of one term.
+    The factors of a term, and then its constants, lie at the next of the `others`, of the terms as they are `computed`;
+    in `spare` there is room for the gradient of one term, and at `quotient` the divisor, float64, and a zero behind it.
     """
     begun: set[Value] = set()
-    for term in loss.terms:
+    for number, term in enumerate(loss.computed, start=len(loss.terms) - len(loss.computed)):
         (x, gradient), factors = places[term.x], next(others)
         arrays = [part for t in term.tensors for part in (_place(t, places, others), len(t))]
-        out = spare if term.x in begun else gradient
-        to.add(term.code, x, term.x.rows, term.x.width, out, total, factors, *arrays, f=term.weight)
+        divides = number < 0
+        out = spare if divides or term.x in begun else gradient
+        into = quotient if divides else total if term.over is None else quotient.behind(2)
+        to.add(term.code, x, term.x.rows, term.x.width, out, into, factors, *arrays, f=term.weight)
+        if divides:
+            continue
+        if term.over is not None:
+            to.add(Code.QUOTIENT, out, term.x.numbers, quotient, total, f=term.over.least)
         if term.x in begun:
             to.add(Code.MIX, out, gradient, term.x.numbers, f=term.weight, g=1.0)
         elif term.weight != 1:

@@ -92,9 +92,16 @@ class Code(Enum):
     SQUARES = auto()
     CONTRASTS = auto()
     DIVERGENCES = auto()
-    SOFT_CROSS_ENTROPIES = auto()
+    NEIGHBOUR_DIVERGENCES = auto()
+    SQUARES_OF_DIRECTIONS = auto()
+    CONTRASTS_BY_CLASS = auto()
+    LIKENESS_DIVERGENCES = auto()
     SQUARES_OF_SUMS = auto()
     SOFTPLUS_ALONG = auto()
+    SQUARES_TO_PROJECTED = auto()
+    SQUARES_OF_PROJECTED = auto()
+    SQUARES_BY_PROJECTION = auto()
+    QUOTIENT = auto()  # see `loss_operations.quotient`
     # Steps of optimizers, see `step_operations`.
     PULL = auto()
     SGD = auto()
@@ -382,9 +389,16 @@ _OF_KERNELS: dict[Code, Any] = {
     Code.SQUARES: loss_operations.squares,
     Code.CONTRASTS: loss_operations.contrasts,
     Code.DIVERGENCES: loss_operations.divergences,
-    Code.SOFT_CROSS_ENTROPIES: loss_operations.soft_cross_entropies,
+    Code.NEIGHBOUR_DIVERGENCES: loss_operations.neighbour_divergences,
+    Code.SQUARES_OF_DIRECTIONS: loss_operations.squares_of_directions,
+    Code.CONTRASTS_BY_CLASS: loss_operations.contrasts_by_class,
+    Code.LIKENESS_DIVERGENCES: loss_operations.likeness_divergences,
     Code.SQUARES_OF_SUMS: loss_operations.squares_of_sums,
     Code.SOFTPLUS_ALONG: loss_operations.softplus_along,
+    Code.SQUARES_TO_PROJECTED: loss_operations.squares_to_projected,
+    Code.SQUARES_OF_PROJECTED: loss_operations.squares_of_projected,
+    Code.SQUARES_BY_PROJECTION: loss_operations.squares_by_projection,
+    Code.QUOTIENT: loss_operations.quotient,
     Code.PULL: step_operations.pull_step,
     Code.SGD: step_operations.sgd_step,
     Code.ADAM: step_operations.adam_step,

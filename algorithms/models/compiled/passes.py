@@ -19,7 +19,7 @@ from shoal.algorithms.models.compiled.lowering import Drop
 from shoal.algorithms.models.compiled.operations import ARRAYS, Base, execute
 from shoal.algorithms.models.compiled.trace import Untraceable, Value, signature_of, stand_in, tracing
 from shoal.algorithms.models.inputs.masked_features import AlteredFeatures
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
+from shoal.algorithms.models.inputs.neighbourhood import DrawnInputs, Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept, masks_are_set
 from shoal.algorithms.models.layers.head import Output
 
@@ -86,11 +86,12 @@ def joined(lists: Sequence[tuple[Arrays, int]]) -> Arrays:
 
 
 class Call(NamedTuple):
-    """Inputs, a pass over them, and stand-ins for logits and embedding."""
+    """Inputs, a pass over them, and stand-ins for logits and embedding; `drawn` if each step has inputs of its own."""
 
     inputs: Inputs
     compiled: Pass
     outputs: tuple[Value, Value]
+    drawn: DrawnInputs | None = None
 
 
 def addresses(inputs: Sequence[Any], back: bool, **tensors: Tensor | None) -> np.ndarray:
@@ -190,13 +191,19 @@ class Passes:
             lowered.drops, logits.shape, embedding.shape, embeds, lowered.logits.offset, lowered.widths,
         )  # fmt: skip
 
-    def output(self, inputs: Inputs) -> Output | None:
+    @property
+    def draws(self) -> bool:
+        """Whether the model answers with stand-ins."""
+        return self._calls is not None
+
+    def output(self, inputs: Inputs | DrawnInputs) -> Output | None:
         """Computes the output for inputs, with gradients where these are enabled; None: no pass does.
 
         Inside `drawing` it is one of stand-ins; Untraceable says that no pass does.
         """
         if self._calls is not None:
             return self._draw(inputs, self._calls)
+        assert not isinstance(inputs, DrawnInputs)
         compiled = self.of(inputs)
         if compiled is None:
             return None
@@ -207,13 +214,15 @@ class Passes:
             return Output(logits_NC, embedding_NH)
         return Output(*_Run.apply(compiled, parts, self, self._w, *self._parameters))
 
-    def _draw(self, inputs: Inputs, calls: list[Call]) -> Output:
+    def _draw(self, asked: Inputs | DrawnInputs, calls: list[Call]) -> Output:
+        drawn = asked if isinstance(asked, DrawnInputs) else None
+        inputs = asked.look(0) if isinstance(asked, DrawnInputs) else asked
         # A pass that does not embed has the same shapes, and may be all that is needed.
         compiled = self.of(inputs, embeds=False)
         if compiled is None or len(calls) == MOST_CALLS or not self._learns_all():
             raise Untraceable("inputs without a pass, too many, or frozen parameters")
         outputs: Any = Value("output", [], *compiled.logits), Value("output", [], *compiled.embedding)
-        calls.append(Call(inputs, compiled, outputs))
+        calls.append(Call(inputs, compiled, outputs, drawn))
         return Output(*outputs)
 
     @contextmanager

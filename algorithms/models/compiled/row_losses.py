@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
+from shoal.storage.kernels.dense_product import multiply_dense
 from shoal.storage.kernels.exponentials import exp
 
 FAST = {"reassoc", "contract", "nsz"}
@@ -33,9 +34,12 @@ def is_compiled(x_NH: Tensor, *constants: Tensor) -> bool:
         not x_NH.is_cpu or x_NH.dtype != torch.float32 or torch._C._functorch.is_functorch_wrapped_tensor(x_NH)
     ):
         return False
-    return x_NH.dim() == 2 and all(
-        t.is_cpu and t.dim() == 2 and t.shape[1] == x_NH.shape[1] and not t.requires_grad for t in constants
-    )
+    return x_NH.dim() == 2 and is_constant(*constants) and all(t.shape[1] == x_NH.shape[1] for t in constants)
+
+
+def is_constant(*tensors: Tensor) -> bool:
+    """Whether all are matrices on a processor without a gradient."""
+    return all(t.is_cpu and t.dim() == 2 and not t.requires_grad for t in tensors)
 
 
 def row_loss(kernel: Callable[..., float], x_NH: Tensor, *constants: Tensor | float) -> Tensor:
@@ -236,19 +240,245 @@ def softplus_along(x: np.ndarray, direction: np.ndarray, temperature: float, gra
     return total / max(rows, 1)
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"contract"})
-def soft_cross_entropies(x: np.ndarray, target: np.ndarray, gradient: np.ndarray) -> float:
-    """Averages -<t_n, log softmax(x_n)> over rows; targets need not sum to one."""
-    rows, width = x.shape
-    total, share = 0.0, np.float32(1 / max(rows, 1))
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def squares_to_projected(
+    x: np.ndarray, other: np.ndarray, projection: np.ndarray, width: float, gradient: np.ndarray
+) -> float:
+    """Averages (x - z W')^2 over all entries, z being rows of so many numbers."""
+    gradient[:] = x
+    loss = _apart(other, projection, gradient) / x.size
+    gradient *= np.float32(2 / x.size)
+    return loss
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def squares_of_projected(x: np.ndarray, target: np.ndarray, projection: np.ndarray, gradient: np.ndarray) -> float:
+    """Averages (t - x W')^2 over all entries."""
+    apart, (outputs, width) = target.copy(), projection.shape
+    loss = _apart(x, projection, apart) / apart.size
+    places = apart.ctypes.data, outputs, 1, projection.ctypes.data, width, gradient.ctypes.data, width
+    multiply_dense(*places, len(x), outputs, width, 0.0)
+    gradient *= np.float32(-2 / apart.size)
+    return loss
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def squares_by_projection(x: np.ndarray, other: np.ndarray, target: np.ndarray, gradient: np.ndarray) -> float:
+    """Averages (t - z W')^2 over all entries, W being x."""
+    apart, (outputs, width) = target.copy(), x.shape
+    loss = _apart(other, x, apart) / apart.size
+    places = apart.ctypes.data, 1, outputs, other.ctypes.data, width, gradient.ctypes.data, width
+    multiply_dense(*places, outputs, len(other), width, 0.0)
+    gradient *= np.float32(-2 / apart.size)
+    return loss
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _apart(rows: np.ndarray, projection: np.ndarray, out: np.ndarray) -> float:
+    """Takes the product of rows with W' from what is there, and returns the sum of its squares."""
+    (outputs, width), total = projection.shape, 0.0
+    turned = np.empty((width, outputs), np.float32)
+    for h in range(outputs):
+        for k in range(width):
+            turned[k, h] = -projection[h, k]
+    places = rows.ctypes.data, width, 1, turned.ctypes.data, outputs, out.ctypes.data, outputs
+    multiply_dense(*places, len(rows), width, outputs, 1.0)
+    for n in range(len(out)):
+        square = ZERO
+        for h in range(outputs):
+            square += out[n, h] * out[n, h]
+        total += float(square)
+    return total
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def squares_of_directions(x: np.ndarray, target: np.ndarray, gradient: np.ndarray) -> float:
+    """Averages |x_n / |x_n| - t_n / |t_n||^2 over rows."""
+    (rows, width), total = x.shape, 0.0
+    direction, of_target = np.empty(width, np.float32), np.empty(width, np.float32)
     for n in range(rows):
-        log_mass, mass = _softmax(x[n], gradient[n]), ZERO
+        length, _ = _unit(x[n], direction), _unit(target[n], of_target)
+        square, along = ZERO, ZERO
         for h in range(width):
-            mass += target[n, h]
-            total -= target[n, h] * (x[n, h] - log_mass)
+            apart = direction[h] - of_target[h]
+            square += apart * apart
+            along += apart * direction[h]
+            gradient[n, h] = apart
+        total += float(square)
+        scale = np.float32(2 / (rows * length))
         for h in range(width):
-            gradient[n, h] = share * (mass * gradient[n, h] - target[n, h])
+            gradient[n, h] = scale * (gradient[n, h] - along * direction[h])
     return total / max(rows, 1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def neighbour_divergences(
+    x: np.ndarray, teacher: np.ndarray, starts: np.ndarray, columns: np.ndarray, values: np.ndarray, counts: np.ndarray,
+    gradient: np.ndarray,
+) -> float:  # fmt: skip
+    """Averages sum_j a_nj KL(softmax(t_j) || softmax(x_n)) / c_n over rows, A being a CSR matrix plus one of loops."""
+    (rows, width), total = x.shape, 0.0
+    share, minus_entropy, sums = teacher.copy(), np.empty(rows, np.float32), np.empty(width, np.float32)
+    for n in range(rows):
+        log_mass, minus = _softmax_of(share[n]), ZERO
+        for h in range(width):
+            minus += share[n, h] * (teacher[n, h] - log_mass)
+        minus_entropy[n] = minus
+    for n in range(rows):
+        sums[:] = share[n]
+        minus, mass, crossed = minus_entropy[n], ZERO, ZERO
+        for entry in range(starts[n], starts[n + 1]):
+            value, sent = values[entry], share[columns[entry]]
+            minus += value * minus_entropy[columns[entry]]
+            for h in range(width):
+                sums[h] += value * sent[h]
+        gradient[n] = x[n]
+        log_mass = _softmax_of(gradient[n])
+        for h in range(width):
+            mass += sums[h]
+            crossed += sums[h] * (x[n, h] - log_mass)
+        total += float(minus - crossed) / counts[n]
+        scale = np.float32(1 / (rows * counts[n]))
+        for h in range(width):
+            gradient[n, h] = scale * (mass * gradient[n, h] - sums[h])
+    return total / max(rows, 1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def contrasts_by_class(
+    x: np.ndarray, places: np.ndarray, label: np.ndarray, other: np.ndarray, class_of: np.ndarray, temperature: float,
+    gradient: np.ndarray,
+) -> float:  # fmt: skip
+    """Computes `prototype_losses.contrast_by_class` of some rows.
+
+    An IndexError for a place that is no row.
+    """
+    entries, width = other.shape
+    direction, of_row = np.empty(other.shape, np.float32), np.empty(width, np.float32)
+    score, share = np.empty(entries, np.float64), np.empty(entries, np.float32)
+    usable, total = 0, 0.0
+    gradient[:] = ZERO
+    for b in range(entries):
+        _unit(other[b], direction[b])
+    for q in range(len(places)):
+        if not 0 <= places[q] < len(x):
+            raise IndexError("expected places below the number of rows")
+        same, highest, mass = 0, -math.inf, 0.0
+        for b in range(entries):
+            same += class_of[b] == label[q]
+        if same == entries:
+            continue
+        usable += 1
+        length = _unit(x[places[q]], of_row)
+        for b in range(entries):
+            cosine = ZERO
+            for h in range(width):
+                cosine += of_row[h] * direction[b, h]
+            score[b] = cosine / temperature
+            if class_of[b] != label[q]:
+                highest = max(highest, score[b])
+        for b in range(entries):
+            if class_of[b] != label[q]:
+                mass += math.exp(score[b] - highest)
+        negative, passed, along = highest + math.log(mass), 0.0, 0.0
+        for b in range(entries):
+            if class_of[b] == label[q]:
+                apart = negative - score[b]
+                total += (max(apart, 0.0) + math.log1p(math.exp(-abs(apart)))) / same
+                g = 1 / (same * (1 + math.exp(-apart)))
+                passed += g
+                share[b] = np.float32(-g)
+        for b in range(entries):
+            if class_of[b] != label[q]:
+                share[b] = np.float32(passed * math.exp(score[b] - negative))
+            along += share[b] * score[b] * temperature
+        scale, of_query = np.float32(1 / (temperature * length)), gradient[places[q]]
+        for b in range(entries):
+            factor = scale * share[b]
+            for h in range(width):
+                of_query[h] += factor * direction[b, h]
+        for h in range(width):
+            of_query[h] -= scale * np.float32(along) * of_row[h]
+    gradient /= np.float32(max(usable, 1))
+    return total / max(usable, 1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def likeness_divergences(
+    y: np.ndarray, teacher: np.ndarray, starts: np.ndarray, columns: np.ndarray, temperature: float,
+    gradient: np.ndarray,
+) -> float:  # fmt: skip
+    """Averages KL(q_n || p_n) over rows with neighbours, p_n the softmax over these of cosines over the temperature."""
+    direction, taught = np.empty_like(y), np.empty_like(y)
+    length, most = _directions(y, direction), np.diff(starts).max()
+    _directions(teacher, taught)
+    p, q = np.empty(most, np.float32), np.empty(most, np.float32)
+    count, total = 0, 0.0
+    gradient[:] = 0
+    for n in range(len(y)):
+        near = columns[starts[n] : starts[n + 1]]
+        if not len(near):
+            continue
+        count += 1
+        log_p, log_q = _shares(direction, n, near, temperature, p), _shares(taught, n, near, temperature, q)
+        for place in range(len(near)):
+            cosines = ZERO
+            for c in range(y.shape[1]):
+                cosines += taught[n, c] * taught[near[place], c] - direction[n, c] * direction[near[place], c]
+            total += q[place] * (cosines / temperature - log_q + log_p)
+            weight = np.float32((p[place] - q[place]) / temperature)
+            for c in range(y.shape[1]):
+                gradient[n, c] += weight * direction[near[place], c]
+                gradient[near[place], c] += weight * direction[n, c]
+    for n in range(len(y)):
+        # What is along a row does not turn it; a row without a direction has no gradient.
+        along = ZERO
+        for c in range(y.shape[1]):
+            along += gradient[n, c] * direction[n, c]
+        for c in range(y.shape[1]):
+            gradient[n, c] = (gradient[n, c] - along * direction[n, c]) / (length[n] * np.float32(count))
+    return total / count
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+def _directions(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Writes rows of length one; returns lengths, infinite for rows without a direction, which become zero."""
+    length = np.empty(len(x), np.float32)
+    for n in range(len(x)):
+        length[n] = np.sqrt((x[n] * x[n]).sum())
+        if length[n] <= EPS:
+            length[n] = np.inf
+        out[n] = x[n] / length[n]
+    return length
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _shares(direction: np.ndarray, n: int, near: np.ndarray, temperature: float, out: np.ndarray) -> float:
+    """Writes the softmax of a row's cosines with those near it; returns the logarithm of the sum of exponentials."""
+    highest = np.float32(-2)
+    for place in range(len(near)):
+        cosine = ZERO
+        for c in range(direction.shape[1]):
+            cosine += direction[n, c] * direction[near[place], c]
+        out[place] = cosine
+        highest = max(highest, cosine)
+    total, scale = ZERO, np.float32(1 / temperature)
+    for place in range(len(near)):
+        out[place] = exp((out[place] - highest) * scale)
+        total += out[place]
+    for place in range(len(near)):
+        out[place] /= total
+    return float(highest) / temperature + math.log(total)
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"contract"})
+def _softmax_of(row: np.ndarray) -> np.float32:
+    """Replaces a row by its softmax, and returns the logarithm of the sum of its exponentials."""
+    highest = _maximum(row)
+    mass = _exponentials(row, highest)
+    for h in range(len(row)):
+        row[h] /= mass
+    return np.float32(highest + math.log(mass))
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"})

@@ -1,6 +1,7 @@
 """Inputs of backbones: features, and one aggregation matrix a layer; of nodes, or of whole graphs or pairs."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -75,6 +76,24 @@ class PairBatch(ItemBatch):
 
 # Rows of hops for a decoupled backbone, a neighbourhood for a coupled one; nodes of graphs or pairs for one of these.
 Inputs = Sequence[Features] | Neighbourhood | ItemBatch
+
+
+class DrawnInputs:
+    """Inputs of a model that are drawn anew in every step."""
+
+    def __init__(self, draw: Callable[[], Inputs]) -> None:
+        self._draw, self._ahead = draw, deque[Inputs]()
+
+    def look(self, step: int) -> Inputs:
+        """Returns those of a step, of which 0 is the next, and draws them, and those before, if need be."""
+        while len(self._ahead) <= step:
+            self._ahead.append(self._draw())
+        return self._ahead[step]
+
+    def take(self) -> Inputs:
+        """Returns those of the next step, which is over then."""
+        self.look(0)
+        return self._ahead.popleft()
 
 
 def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:

@@ -1,6 +1,6 @@
 """Dropout whose masks may be drawn elsewhere: clients that train in one batch drop what each would drop alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -70,6 +70,17 @@ def fill_kept(out: Tensor, p: float, generator: torch.Generator | None = None) -
     words = torch.empty(-(-out.numel() * BITS // WORD), dtype=torch.int64, device=out.device)
     words.random_(-(2 ** (WORD - 1)), None, generator=generator)
     return _keep(words.view(torch.int16)[: out.numel()], p, out)
+
+
+def fill_kept_of_steps(out: Tensor, drops: Sequence[tuple[int, float]]) -> None:
+    """Fills rows, one a step on a processor, as `fill_kept` fills so many entries with their p, one after another."""
+    if len({p for _, p in drops}) == 1 and all(count % (WORD // BITS) == 0 for count, _ in drops):
+        # Draws of whole words follow each other as those of one.
+        fill_kept(out.view(-1), drops[0][1])
+        return
+    for row in out if drops else ():
+        for part, (_, p) in zip(row.split([count for count, _ in drops]), drops):
+            fill_kept(part, p)
 
 
 def fill_kept_by_key(out: Tensor, p: float, seed: Tensor | int, number: int) -> Tensor:

@@ -16,23 +16,35 @@ from shoal.algorithms.models.compiled.lowering import Operations, Place
 from shoal.algorithms.models.compiled.operations import ARRAYS, Base, Code, execute
 from shoal.algorithms.models.compiled.passes import MOST_KEPT, Arrays, Call, Passes, addresses, joined, parts_of
 from shoal.algorithms.models.compiled.trace import Untraceable, Value
-from shoal.algorithms.models.inputs.neighbourhood import Inputs
+from shoal.algorithms.models.inputs.neighbourhood import DrawnInputs, Inputs, Neighbourhood
+from shoal.algorithms.models.layers.dropout import fill_kept_of_steps
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.small_heads import LossOf, SmallModel, Trained, in_one_batch
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 KEPT = int(Base.KEPT)
+# Entries of the matrices that are drawn for all steps of a visit, 8 bytes each.
+MOST_ENTRIES = 2**25
 VECTORS = [Base.WEIGHTS, Base.GRADIENTS, Base.KEPT]
 OUTPUTS = [Base.LOGITS, Base.EMBEDDING]
 GRADIENTS = [Base.OF_LOGITS, Base.OF_EMBEDDING]
 
 
 class Plan(NamedTuple):
-    """Passes of a model, and its loss; `in_place`: it reads logits alone, whose gradient takes their place."""
+    """Lists what a learner computes in a step.
+
+    Attributes:
+        passes, calls: Passes of a model.
+        loss: Its loss.
+        in_place: The loss reads logits alone, whose gradient takes their place.
+        own: Stands for the parameters of a learner that is no model, and has no calls.
+    """
 
     passes: Passes
     calls: list[Call]
     loss: Loss
     in_place: bool = False
+    own: Value | None = None
 
     @property
     def kept(self) -> int:
@@ -43,32 +55,32 @@ class Plan(NamedTuple):
         """Says which outputs of a call the loss reads."""
         return [any(term.x is value for term in self.loss.terms) for value in call.outputs]
 
-    def spare(self, call: Call) -> int:
-        """Finds the memory behind values, outputs and their gradients."""
-        return call.compiled.work + 2 * sum(value.numbers for value in call.outputs)
-
     def further_room(self, call: Call) -> int:
-        """Counts the numbers that a call needs beside the values of its pass, room for one more gradient among them."""
-        numbers = [value.numbers for value in call.outputs]
-        most = max(term.x.numbers for term in self.loss.terms)
-        return 0 if self.in_place else 2 * sum(numbers) + most
+        """Counts the numbers that a call needs beside the values of its pass."""
+        return 0 if self.in_place else 2 * sum(value.numbers for value in call.outputs)
+
+    @property
+    def spare_room(self) -> int:
+        """Counts the numbers of the largest gradient of a term."""
+        return 0 if self.in_place else max(term.x.numbers for term in self.loss.computed)
 
     def form(self, number_of: Mapping[Value, int]) -> tuple[Any, ...]:
         """Describes the plan as far as operations depend on it, outputs by their numbers."""
         if self.in_place:
             return (id(self.calls[0].compiled),)
         terms = [
-            (term.code, number_of[term.x], term.weight, *(_form(t, number_of) for t in term.tensors))
-            for term in self.loss.terms
+            (
+                *(term.code, number_of[term.x], term.weight, term.over and term.over.least),
+                *(_form(t, number_of) for t in term.tensors),
+            )
+            for term in self.loss.computed
         ]
         return *(id(call.compiled) for call in self.calls), *terms
 
     def draw(self, out: Tensor) -> None:
-        """Draws what dropout keeps in a step, from torch's default generator, as the model itself would."""
-        start = 0
-        for call in self.calls:
-            call.compiled.draw(out[start:])
-            start += call.compiled.kept
+        """Draws what dropout keeps in steps, `[E, kept]`, from torch's default generator, as the model itself would."""
+        drops = [drop for call in self.calls for drop in call.compiled.drops]
+        fill_kept_of_steps(out, [(drop.last - drop.first, drop.p) for drop in drops])
 
 
 def _form(t: Tensor | Value, number_of: Mapping[Value, int]) -> tuple[bool, int]:
@@ -88,7 +100,7 @@ class TracedModel(SmallModel):
         compiled = self._passes.of(inputs, embeds=False)
         return compiled is not None and in_one_batch(compiled.logits[0], options)
 
-    def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None) -> Plan | None:
+    def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None, steps: int = 1) -> Plan | None:
         with self._passes.drawing() as calls:
             try:
                 if loss_of is None:
@@ -100,7 +112,7 @@ class TracedModel(SmallModel):
                     raise
                 # Code of a method can do little with stand-ins; autograd names what is wrong.
                 return None
-        return plan_whole(self._passes, calls, loss)
+        return plan_whole(self._passes, calls, loss, steps)
 
     def kept(self, plan: Plan) -> int:
         return plan.kept
@@ -113,11 +125,28 @@ class TracedModel(SmallModel):
         return last, first
 
 
-def plan_whole(passes: Passes, calls: Sequence[Call], loss: Loss) -> Plan | None:
-    """Plans passes that write both outputs; None: there is none for some inputs."""
+def plan_whole(passes: Passes, calls: Sequence[Call], loss: Loss, steps: int) -> Plan | None:
+    """Plans passes that write both outputs; None: there is none for some inputs.
+
+    Inputs that are drawn anew in each of the `steps` are drawn here, and are all held.
+    """
     whole = [(call, passes.of(call.inputs)) for call in calls]
     embedding = [call._replace(compiled=compiled) for call, compiled in whole if compiled is not None]
-    return Plan(passes, embedding, loss) if len(embedding) == len(calls) else None
+    drawn = [(call.drawn, call.compiled) for call in embedding if call.drawn is not None]
+    if len(embedding) < len(calls):
+        return None
+    entries = sum(len(part.arrays[1]) for inputs, _ in drawn for part in matrices_of(inputs.look(0)))
+    if entries * steps > MOST_ENTRIES:
+        return None
+    for step in range(1, steps):
+        if not all(passes.of(inputs.look(step)) is compiled for inputs, compiled in drawn):
+            return None
+    return Plan(passes, embedding, loss)
+
+
+def matrices_of(inputs: Inputs) -> Sequence[SparseMatrix]:
+    """Lists the matrices of the layers."""
+    return inputs.operators if isinstance(inputs, Neighbourhood) else ()
 
 
 def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float, float]]:
@@ -125,13 +154,21 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
 
     Gives the loss before the last step and before the first, of every model.
     """
-    rooms, moved, first = [], [], 0
     bases: list[np.ndarray] = []
-    # Losses of all, and behind them what each learner's terms and steps read in float64.
+    moved: list[tuple[int, int]] = []
+    drawn: list[tuple[int, DrawnInputs]] = []
+    first = 0
+    # Losses of all, and divisors with a zero, and behind them what each learner's terms and steps read in float64.
     numbers = [plan.loss.number for plan, _ in learners]
-    behind: list[tuple[bool, int]] = [(True, 0)]
+    for plan, _ in learners:
+        numbers += 0.0 if plan.loss.divisor is None else plan.loss.divisor.of.number, 0.0
+    spare = learners[0][0].passes.room(max([plan.spare_room for plan, _ in learners]))
+    count, behind, rooms = len(numbers), [(True, 0), (False, spare.memory.data_ptr())], [spare]
     for plan, trained in learners:
         kept_at, a_step = trained.kept.data_ptr(), 4 * plan.kept
+        if plan.own is not None:
+            bases.append(np.array([trained.w.data_ptr(), trained.gradient.data_ptr()]))
+            first += 2
         for call in plan.calls:
             rooms.append(room := plan.passes.room(call.compiled.work + plan.further_room(call)))
             of_call = addresses(parts_of(call.inputs) or (), True, work=room.memory)
@@ -142,10 +179,12 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
                 of_call[OUTPUTS + GRADIENTS] = of_call[Base.WORK] + 4 * starts
                 # The gradient of an output that no loss reads is not there.
                 of_call[GRADIENTS] *= plan.reads(call)
-            moved.append((first + KEPT, a_step))
             bases.append(of_call)
+            moved.append((first + KEPT, a_step))
+            if call.drawn is not None:
+                drawn.append((first, call.drawn))
             kept_at, first = kept_at + 4 * call.compiled.kept, first + len(of_call)
-        for term in plan.loss.terms:
+        for term in plan.loss.computed:
             behind.append((True, len(numbers)))
             behind += [(False, t.data_ptr()) for t in term.tensors if isinstance(t, Tensor)]
             numbers += term.factors
@@ -155,18 +194,25 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
         behind += [(False, t.data_ptr()) for t in (trained.total, trained.linear, trained.origin)]
         numbers += trained.before, trained.lr, trained.weight_decay
     array = np.array(numbers, np.float64)
-    start, losses = array.ctypes.data, array[: len(learners)]
+    start, losses = array.ctypes.data, array[:count]
     others = np.array([start + 8 * place if is_number else place for is_number, place in behind])
-    firsts = _repeat(
-        *_operations_of(learners), np.concatenate([*bases, others]), np.array(moved), losses, losses.copy(), epochs
-    )
-    return list(zip(losses.tolist(), firsts.tolist()))
+    of_steps = np.empty((epochs, first + len(others)), np.int64)
+    of_steps[:] = np.concatenate([*bases, others])
+    for step in range(1, epochs):
+        for place, a_step in moved:
+            of_steps[step, place] += step * a_step
+        for place, inputs in drawn:
+            of_inputs = addresses(parts_of(inputs.look(step)) or (), True)
+            of_steps[step, place + len(Base) : place + len(of_inputs)] = of_inputs[len(Base) :]
+    firsts = _repeat(*_operations_of(learners), of_steps, losses, losses.copy())
+    return list(zip(losses.tolist(), firsts.tolist()))[: len(learners)]
 
 
 def _operations_of(learners: Sequence[Learner]) -> Arrays:
     """Finds the operations of a step, the same for all that is alike but for what lies in memory."""
     programs = learners[0][0].passes.programs
     outputs = [value for plan, _ in learners for call in plan.calls for value in call.outputs]
+    outputs += [plan.own for plan, _ in learners if plan.own is not None]
     number_of = {value: number for number, value in enumerate(outputs)}
     key = tuple((plan.form(number_of), trained.form()) for plan, trained in learners)
     if key not in programs:
@@ -182,26 +228,30 @@ def _lower(learners: Sequence[Learner]) -> Arrays:
     forward: list[tuple[Arrays, int]] = []
     ways_back: list[list[tuple[Arrays, int]]] = []
     places: Places = {}
-    spare: list[Place] = []
     first = 0
     for plan, _ in learners:
         ways_back.append([])
-        spare.append(Place(first + Base.WORK, 4 * plan.spare(plan.calls[0])))
-        for number, call in enumerate(plan.calls):
+        if plan.own is not None:
+            places[plan.own] = Place(first, 0), Place(first + 1, 0)
+            first += 2
+        for call in plan.calls:
             if plan.in_place:
                 places[call.outputs[0]] = (Place(first + Base.WORK, call.compiled.at),) * 2
             else:
                 bases = zip(call.outputs, OUTPUTS, GRADIENTS)
                 places |= {value: (Place(first + out, 0), Place(first + of_out, 0)) for value, out, of_out in bases}
             forward.append((call.compiled.forward, first))
-            ways_back[-1].append((call.compiled.way_back(adds=number > 0), first))
+            # There is no way back of what the loss reads as constants.
+            if plan.in_place or any(plan.reads(call)):
+                ways_back[-1].append((call.compiled.way_back(adds=bool(ways_back[-1])), first))
             first += len(Base) + ARRAYS * len(parts_of(call.inputs) or ())
     # Bases behind those of the passes, one after another.
     others = (Place(number, 0) for number in count(first))
-    losses, lists = next(others), [*forward]
+    losses, spare, lists = next(others), next(others), [*forward]
     for number, (plan, trained) in enumerate(learners):
         of_loss, of_step = Operations(), Operations()
-        lower_loss(of_loss, plan.loss, places, losses.behind(2 * number), others, spare[number])
+        quotient = losses.behind(2 * (len(learners) + 2 * number))
+        lower_loss(of_loss, plan.loss, places, losses.behind(2 * number), quotient, others, spare)
         _lower_step(of_step, trained, others)
         lists += [(of_loss.arrays(), 0), *ways_back[number], (of_step.arrays(), 0)]
     return joined(lists)
@@ -223,18 +273,13 @@ def _lower_step(to: Operations, trained: Trained, others: Iterator[Place]) -> No
 @numba.njit(cache=True, nogil=True)
 def _repeat(
     functions: np.ndarray, arguments: np.ndarray, bases_of: np.ndarray, factors: np.ndarray, bases: np.ndarray,
-    moved: np.ndarray, losses: np.ndarray, constants: np.ndarray, epochs: int,
+    losses: np.ndarray, constants: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """Executes operations so many times, and gives the losses of the first.
-
-    Losses begin with constants; some bases go on by so many bytes each time, pairs of both in `moved`.
-    """
+    """Executes operations for every row of bases, and gives the losses of the first, which begin with constants."""
     first = np.full(len(losses), np.nan)
-    for epoch in range(epochs):
+    for epoch in range(len(bases)):
         losses[:] = constants
-        execute(functions, arguments, bases_of, factors, bases)
+        execute(functions, arguments, bases_of, factors, bases[epoch])
         if not epoch:
             first[:] = losses
-        for pair in moved:
-            bases[pair[0]] += pair[1]
     return first

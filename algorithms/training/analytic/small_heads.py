@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.algorithms.base import Pull
 from shoal.algorithms.client import ClientModel, FlatModel
@@ -19,7 +19,7 @@ from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.compiled.row_losses import cross_entropy
 from shoal.algorithms.models.compiled.step_operations import FAST, adam, pull, sgd
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, ItemBatch, Neighbourhood
-from shoal.algorithms.models.layers.dropout import fill_kept
+from shoal.algorithms.models.layers.dropout import fill_kept_of_steps
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
@@ -62,15 +62,18 @@ class Trained(NamedTuple):
         return self.lr, self.weight_decay, self.mu, *lengths
 
     @classmethod
-    def of(cls, own: ClientModel, moments: Tree, kept: Tensor, options: TrainOptions, pull: Pull | None) -> "Trained":
-        """Takes a client's model, and the moments, by torch's names, which are begun if there are none."""
-        w, gradient = own.flat.w.detach(), own.flat.w.grad
-        assert gradient is not None
+    def of(
+        cls, vector: nn.Parameter, moments: Tree, kept: Tensor, options: TrainOptions, pull: Pull | None = None
+    ) -> "Trained":
+        """Takes parameters with a gradient, and the moments, by torch's names, which are begun if there are none."""
+        assert vector.grad is not None
+        w, gradient = vector.detach().view(-1), vector.grad.view(-1)
         mean_P, square_P, before = NO_MOMENT, NO_MOMENT, 0
         if options.optimizer == "adam":
             if not moments:
-                moments |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(w), "exp_avg_sq": torch.zeros_like(w)}
-            mean_P, square_P = moments["exp_avg"], moments["exp_avg_sq"]
+                zeros = {name: torch.zeros_like(vector.grad) for name in ("exp_avg", "exp_avg_sq")}
+                moments |= {"step": torch.zeros(()), **zeros}
+            mean_P, square_P = moments["exp_avg"].view(-1), moments["exp_avg_sq"].view(-1)
             before = int(moments["step"])
         pull = pull or Pull()
         total, linear, origin = (NO_MOMENT if t is None else t for t in (pull.total, pull.linear, pull.origin))
@@ -95,8 +98,10 @@ class SmallModel(ABC):
         """Whether it trains a client that reads these inputs for its training rows, in training mode."""
 
     @abstractmethod
-    def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None) -> Any:
+    def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None, steps: int = 1) -> Any:
         """Makes what `train` needs to know of inputs that it takes, and of a loss, by default cross-entropy.
+
+        A loss may read other inputs in each of the steps.
 
         None: the loss is not one of those that are computed here.
         """
@@ -107,7 +112,7 @@ class SmallModel(ABC):
 
     @abstractmethod
     def draw(self, plan: Any, out: Tensor) -> None:
-        """Draws what dropout keeps in a step, 1 or 0, as many numbers."""
+        """Draws what dropout keeps in steps, 1 or 0, as many numbers each, `[E, kept]`."""
 
     @abstractmethod
     def train(self, plan: Any, trained: Trained, epochs: int) -> tuple[float, float]:
@@ -124,9 +129,8 @@ class SmallModel(ABC):
         kept = torch.empty(options.epochs, self.kept(plan))
         if kept.numel():
             seed_default(own.flat.w.device, own.random("train"))
-            for of_step in kept:
-                self.draw(plan, of_step)
-        losses = self.train(plan, Trained.of(own, moments, kept, options, pull), options.epochs)
+            self.draw(plan, kept)
+        losses = self.train(plan, Trained.of(own.flat.w, moments, kept, options, pull), options.epochs)
         count_steps(moments, options)
         return losses
 
@@ -150,7 +154,9 @@ class SmallHead(SmallModel):
         width = self.hidden * (self._features + self.classes) if self.hidden else self._features * self.classes
         return in_one_batch(rows, options) and rows * width <= MOST_PRODUCTS
 
-    def plan(self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None) -> tuple[np.ndarray, ...] | None:
+    def plan(
+        self, inputs: Inputs, label_N: Tensor, loss_of: LossOf | None = None, steps: int = 1
+    ) -> tuple[np.ndarray, ...] | None:
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         (x_NF,) = inputs
         assert isinstance(x_NF, Tensor)
@@ -160,7 +166,7 @@ class SmallHead(SmallModel):
         return len(plan[0]) * self.hidden if self._dropout else 0
 
     def draw(self, plan: tuple[np.ndarray, ...], out: Tensor) -> None:
-        fill_kept(out, self._dropout)
+        fill_kept_of_steps(out, [(out.shape[1], self._dropout)])
 
     def train(self, plan: tuple[np.ndarray, ...], trained: Trained, epochs: int) -> tuple[float, float]:
         arrays = (part.numpy() if isinstance(part, Tensor) else part for part in trained)

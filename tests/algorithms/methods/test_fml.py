@@ -165,10 +165,11 @@ def test_the_projection_s_steps(make_view: Make, make_client: MakeClient, optimi
     }
     theirs = plain[optimizer]()
     for _ in range(2):
-        with projection(client, trainer_of(client, options)) as (w, take):
+        with projection(client, trainer_of(client, options)) as (w, ours):
             for _ in range(2):
+                ours.zero_grad()
                 (w**3).sum().backward()
-                take()
+                ours.step()
         theirs = plain[optimizer]() if kept == "reset" else theirs
         for _ in range(2):
             theirs.zero_grad()

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.losses import distillation, prototype_losses
-from shoal.algorithms.losses.distillation import distillation_loss
-from shoal.algorithms.losses.prototype_losses import contrast, mean_square
-from shoal.algorithms.models.compiled.row_losses import row_loss, soft_cross_entropies
+from shoal.algorithms.losses.distillation import distance_of_projected, distillation_loss, embedding_distance
+from shoal.algorithms.losses.prototype_losses import contrast, contrast_by_class, mean_square
 
 CLASSES, WIDTH = 5, 6
 
@@ -40,7 +40,13 @@ def of_one_class(z: Tensor, y: Tensor) -> Tensor:
     return contrast(z, y, torch.ones(3, WIDTH), torch.tensor([1, 1, 1]), 0.5)
 
 
-@pytest.mark.parametrize("loss_of", [squared, absent, contrasted, of_one_class])
+def of_views(z: Tensor, y: Tensor) -> Tensor:
+    some = torch.tensor([1, 2, 3, 9, 27, 3])
+    other = torch.sin(torch.arange(12.0 * WIDTH)).view(12, WIDTH)
+    return contrast_by_class(z, y[some], other, torch.arange(12) % (CLASSES + 1) - 1, 0.1, some)
+
+
+@pytest.mark.parametrize("loss_of", [squared, absent, contrasted, of_one_class, of_views])
 def test_loss_and_gradient_are_those_of_torch(
     loss_of: Callable[[Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,18 +64,28 @@ def test_loss_and_gradient_are_those_of_torch(
 def test_distillation_is_that_of_torch(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     student, teacher = (scale * torch.randn(9, WIDTH, generator=torch.Generator().manual_seed(k)) for k in range(2))
     student.requires_grad_()
-    target = teacher.abs()
+    # Neither has a direction.
+    student.data[1], teacher[2] = 0, 0
     found = []
-    for compiled in (True, False):
-        loss = distillation_loss(teacher, student)
-        if compiled:
-            soft = row_loss(soft_cross_entropies, student, target)
-        else:
-            soft = -(target * student.log_softmax(1)).sum(1).mean()
-        found.append((loss, *torch.autograd.grad(2 * loss, student), soft, *torch.autograd.grad(soft, student)))
+    for _ in range(2):
+        losses = distillation_loss(teacher, student), embedding_distance(teacher, student, "unit")
+        found.append([part for loss in losses for part in (loss, *torch.autograd.grad(2 * loss, student))])
         monkeypatch.setattr(distillation, "is_compiled", lambda *tensors: False)
     for made, expected in zip(*found):
         torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("learner", range(3))
+@pytest.mark.parametrize("widths", [(WIDTH, 9), (9, WIDTH), (WIDTH, WIDTH)])
+def test_projected_embeddings_are_those_of_torch(widths: tuple[int, int], learner: int) -> None:
+    torch.manual_seed(2)
+    parts = [torch.randn(shape) for shape in ((30, widths[0]), (30, widths[1]), widths)]
+    parts[learner].requires_grad_()
+    expected = F.mse_loss(parts[0], parts[1] @ parts[2].t())
+    made = distance_of_projected(parts[0], parts[1], parts[2])
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-6)
+    of_both = [torch.autograd.grad(3 * loss, parts[learner])[0] for loss in (made, expected)]
+    torch.testing.assert_close(of_both[0], of_both[1], rtol=1e-4, atol=1e-6)
 
 
 def test_constants_with_a_gradient_are_left_to_torch() -> None:

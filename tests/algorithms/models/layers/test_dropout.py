@@ -7,7 +7,7 @@ from support.other_device.device import load
 from support.plain_dropout import dropped
 from torch import Tensor
 
-from shoal.algorithms.models.layers.dropout import KEYED, drop, fill_kept, fill_kept_by_key, masks
+from shoal.algorithms.models.layers.dropout import KEYED, drop, fill_kept, fill_kept_by_key, fill_kept_of_steps, masks
 from shoal.algorithms.rng import Stream, generator_on
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -172,3 +172,19 @@ def test_masks_after_an_error_are_reset() -> None:
     with pytest.raises(RuntimeError, match="on purpose"), masks(lambda x, p: torch.zeros_like(x)):
         raise RuntimeError("on purpose")
     assert drop(torch.ones(1000), 0.5, training=True).any()
+
+
+@pytest.mark.parametrize("drops", [[(8, 0.5), (12, 0.5)], [(6, 0.5), (12, 0.5)], [(8, 0.3), (12, 0.5)], []])
+def test_draws_of_steps_are_those_one_after_another(drops: list[tuple[int, float]]) -> None:
+    ends = []
+    for at_once in (True, False):
+        torch.manual_seed(1)
+        kept = torch.zeros(3, sum(count for count, _ in drops))
+        if at_once:
+            fill_kept_of_steps(kept, drops)
+        else:
+            for row in kept:
+                for part, (_, p) in zip(row.split([count for count, _ in drops]), drops):
+                    fill_kept(part, p)
+        ends.append((kept, torch.rand(2)))
+    assert all(map(torch.equal, *ends))

@@ -1,16 +1,19 @@
 """Losses of methods, drawn once and computed in compiled steps, beside the same runs by autograd."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from support.fixtures import MakeView, Start
 from support.one_call import CLASSES, VISITS, client_of, model_of, view_of
+from support.user_graph import sparse_features
 from support.written_rounds import require_close_runs
 from torch import Tensor
 
@@ -27,6 +30,7 @@ from shoal.algorithms.training.analytic.small_heads import LossOf
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
+SAME_WIDTH = {"name": "gcn", "hidden": 8}
 # Methods whose clients train in one call, and options that make every term of their losses count.
 METHODS: dict[str, dict[str, Any]] = {
     "moon": {},
@@ -40,19 +44,52 @@ METHODS: dict[str, dict[str, Any]] = {
     "class_means": {},
     "fml": {},
     "fml, training rows": {"algorithm.rows": "train"},
+    "fedkd": {},
+    "fedkd, training rows": {"algorithm.rows": "train", "algorithm.copilot": {"name": "gcn", "hidden": 6}},
+    "fgssl": {},
+    "fedgkc": {"algorithm.copilot": SAME_WIDTH},
+    "fedgkc, sums": {"algorithm.copilot": SAME_WIDTH, "algorithm.neigh_norm": "sum"},
 }
+
+
+@pytest.fixture
+def sparse(graphs: Mapping[str, Path], tmp_path: Path) -> dict[str, Any]:
+    """Keys of a graph with sparse features."""
+    arrays = {file.stem: np.load(file) for file in graphs["plain"].glob("*.npy")}
+    np.savez(tmp_path / "graph.npz", **{**arrays, "x": sparse_features(len(arrays["y"]), 40, 0.1)})
+    return {"data.path": str(tmp_path / "graph.npz"), "data.layout": "sparse", "data.store": str(tmp_path / "store")}
 
 
 @pytest.mark.exhaustive(5)
 @pytest.mark.parametrize("name", METHODS)
-def test_whole_runs_are_those_of_autograd_without_it(run: Start, name: str) -> None:
-    keys = {"model": {"name": "gcn", "hidden": 8, "head": "linear"}, "train.dropout": 0.3, "participation.ratio": 0.7}
+def test_whole_runs_are_those_of_autograd_without_it(run: Start, sparse: dict[str, Any], name: str) -> None:
+    keys: dict[str, Any] = {
+        "model": {"name": "gcn", "hidden": 8, "head": "linear"},
+        "train.dropout": 0.3,
+        "participation.ratio": 0.7,
+    }
     keys |= {"algorithm.name": name.split(",")[0], **METHODS[name]}
+    # Masked features have passes where they are sparse.
+    keys |= sparse if name.startswith(("fedgkc", "fgssl")) else {}
     by_autograd = run({**keys, "engine.trainer": "autograd"}, rounds=3)
     refused = AssertionError("a backward pass of autograd")
     with patch.object(torch.Tensor, "backward", side_effect=refused):
         in_one_call = run(keys, rounds=3)
     require_close_runs(by_autograd, in_one_call, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fedgkc", "fgssl"])
+def test_views_without_passes_are_those_of_autograd_to_the_bit(run: Start, name: str) -> None:
+    """Of dense features there are none: views that a look for passes draws are those of the first steps."""
+    keys = {"model": {"name": "gcn", "hidden": 8, "head": "linear"}, "algorithm": {"name": name}}
+    keys |= {"algorithm.copilot": SAME_WIDTH} if name == "fedgkc" else {}
+    one, other = (run({**keys, "engine.trainer": trainer}, rounds=2) for trainer in ("autograd", "auto"))
+    assert one.state.clients.keys() == other.state.clients.keys()
+    for tree, twin in [
+        (one.state.server, other.state.server),
+        *zip(one.state.clients.values(), other.state.clients.values()),
+    ]:
+        assert all(torch.equal(tensor, twin[entry]) for entry, tensor in tree.items())
 
 
 @pytest.mark.parametrize("embedding", ["unit", "raw"])
