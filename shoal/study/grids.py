@@ -17,6 +17,7 @@ from shoal.study.plain_names import METHOD, MODEL
 
 # A panel with fewer cells says less than lines. Of a grid at least this share of cells must be there.
 FEWEST_CELLS, FILLED = 6, 0.6
+SAME = 1e-9
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ def _panels(
         size = (len(rows.values), len(columns.values))
         cells = panels.setdefault(title, Cells(np.full(size, np.nan), np.full(size, np.nan)))
         cells.middle[row, column] = 100 * fmean(values)
-        if (half := interval_95(values)) is not None:
+        # Differences that are equal but for last bits have no interval.
+        if (half := interval_95(values)) is not None and half > SAME:
             cells.half[row, column] = 100 * half
         if base is not group:
             says.add(title)

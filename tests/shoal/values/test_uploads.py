@@ -35,7 +35,8 @@ def values_by_orders(run: Path, part: str) -> tuple[np.ndarray, float]:
     for number in range(1, len(past.lines) + 1):
         seen = seen_round(past, number, range(past.store.clients))
         clients = [seen.client(i) for i in range(past.store.clients)]
-        rows = [client.model.gathered(part)[-1].double().numpy() for client in clients]
+        hops: list[Any] = [client.model.gathered(part) for client in clients]
+        rows = [inputs[-1].double().numpy() for inputs in hops]
         labels = [client.data.label[getattr(client.data, part)].numpy() for client in clients]
         classes, items = clients[0].info.classes, sum(map(len, labels))
 
