@@ -85,11 +85,10 @@ def make_grid(
     for pair in combinations(keys, 2):
         rows, columns = sorted((_make_axis(groups, key) for key in pair), key=lambda axis: len(axis.values))
         compared = _panels(groups, main, rows, columns, reference, label) if reference else {}
-        of = reference if compared else {}
         panels = compared or _panels(groups, main, rows, columns, {}, label)
         filled = max((int(np.isfinite(cells.middle).sum()) for cells in panels.values()), default=0)
         if filled >= max(FEWEST_CELLS, FILLED * len(rows.values) * len(columns.values)):
-            return Grid(rows, columns, panels, of)
+            return Grid(rows, columns, panels, reference if compared else {})
     return None
 
 

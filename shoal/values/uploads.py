@@ -133,7 +133,7 @@ class UploadGame:
         self._server = self._recording.start(plan, None, server_device(past.config))
         say(f"making {len(past.lines)} rounds again for their uploads")
         self._replay()
-        self.players = tuple(sorted({client for each in self.rounds for client in each.clients}))
+        self.players = tuple(sorted({client for round in self.rounds for client in round.clients}))
         self.item_N = self._score(self.rounds[-1].after)[1]
         require_items(past, part, self.item_N)
 
@@ -164,26 +164,26 @@ class UploadGame:
     @property
     def is_small(self) -> bool:
         """Whether all coalitions of each round are few."""
-        return max(len(each.clients) for each in self.rounds) <= MOST_IN_A_ROUND
+        return max(len(round.clients) for round in self.rounds) <= MOST_IN_A_ROUND
 
     @property
     def whole_cost(self) -> float:
         """Returns the work of all coalitions of all rounds, in trainings."""
-        return 1 + self._one * sum(2 ** len(each.clients) for each in self.rounds)
+        return 1 + self._one * sum(2 ** len(round.clients) for round in self.rounds)
 
     def count_expected(self, trainings: float) -> int:
         """Returns about how many models so much work scores, or all if these are few."""
-        every = sum(2 ** len(each.clients) for each in self.rounds)
+        every = sum(2 ** len(round.clients) for round in self.rounds)
         return every if self.is_small else min(every, int((trainings - 1) / self._one))
 
     def count(self) -> Estimate:
         """Returns exact Shapley values: those of each round by all its coalitions, added up."""
         value_PN = np.zeros((len(self.players), len(self.item_N)))
         total_P, place_of = np.zeros(len(self.players)), {client: p for p, client in enumerate(self.players)}
-        for number, each in enumerate(self.rounds):
-            if each.clients:
+        for number, round in enumerate(self.rounds):
+            if round.clients:
                 of_round = count_all(_OfRound(self, number), SHAPLEY)
-                places = [place_of[client] for client in each.clients]
+                places = [place_of[client] for client in round.clients]
                 value_PN[places] += of_round.value_PN
                 total_P[places] += of_round.total_P
         return Estimate(value_PN, total_P, np.zeros(len(total_P)), "uploads: all coalitions of each round")
@@ -192,20 +192,20 @@ class UploadGame:
         """Counts right items of each client by the models of a coalition, summed over rounds, int64 `[N]`."""
         members = frozenset(client for p, client in enumerate(self.players) if coalition >> p & 1)
         right_N = np.zeros(len(self.item_N), dtype=np.int64)
-        for number, each in enumerate(self.rounds):
-            right_N += self.right_in(number, [i for i in each.clients if i in members])
+        for number, round in enumerate(self.rounds):
+            right_N += self.right_in(number, [i for i in round.clients if i in members])
         return right_N
 
     def right_in(self, number: int, members: Sequence[int]) -> np.ndarray:
         """Counts the items of each client that the mean of some clients in a round predicts right, int64 `[N]`."""
-        each = self.rounds[number]
+        round = self.rounds[number]
         if not members and number:
             # The model before a round is that after the one before it.
             return self.right_in(number - 1, self.rounds[number - 1].clients)
         key = (number, tuple(members))
         if key not in self._right:
-            model = each.after if len(members) == len(each.clients) else each.model(members)
-            self._right[key] = self._score(model if members else each.before)[0]
+            model = round.after if len(members) == len(round.clients) else round.model(members)
+            self._right[key] = self._score(model if members else round.before)[0]
             self.seen()
         return self._right[key]
 
@@ -223,7 +223,7 @@ class UploadGame:
     @cached_property
     def _one(self) -> float:
         """Returns the work of scoring all clients once, as a share of that of the run: ways forward of clients."""
-        visits = sum(len(each.clients) for each in self.rounds)
+        visits = sum(len(round.clients) for round in self.rounds)
         return FORWARD * self._past.store.clients / (self._past.config.train.epochs * max(visits, 1))
 
     def cost(self, coalitions: Iterable[int] = ()) -> float:

@@ -73,8 +73,8 @@ def test_values_are_means_over_orders_summed_over_rounds(clients: int, part: str
     assert not any(found.halves)
     # All coalitions but the empty ones, whose models are those of rounds before.
     assert found.cost.coalitions == 4 * (2**clients - 1) + 1
-    one = 4 / (3 * 3 * 4 * clients)
-    assert found.cost.trainings == pytest.approx(1 + one * found.cost.coalitions)
+    work = 4 / (3 * 3 * 4 * clients)
+    assert found.cost.trainings == pytest.approx(1 + work * found.cost.coalitions)
 
 
 def test_drawn_coalitions_come_near_with_their_intervals(tmp_path: Path) -> None:
