@@ -186,7 +186,7 @@ class UploadGame:
                 places = [place_of[client] for client in round.clients]
                 value_PN[places] += of_round.value_PN
                 total_P[places] += of_round.total_P
-        return Estimate(value_PN, total_P, np.zeros(len(total_P)), "uploads: all coalitions of each round")
+        return Estimate(value_PN, total_P, np.zeros(len(total_P)), "all coalitions")
 
     def right(self, coalition: int) -> np.ndarray:
         """Counts right items of each client by the models of a coalition, summed over rounds, int64 `[N]`."""

@@ -2,7 +2,7 @@
 
 import shlex
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -94,6 +94,7 @@ def _value(past: PastRun, method: Method, options: dict[str, Any], part: str) ->
             free = options["precision"] is None and options["trainings"] is None
             exact = game.whole_cost <= limits.trainings or (free and game.is_small)
             estimate = game.count() if exact else draw_coalitions(game, SHAPLEY, limits, rng)
+            estimate = replace(estimate, note=f"uploads: {estimate.note} in each round")
         elif method == "exact":
             estimate = count_all(game, SHAPLEY)
         elif method == "leave-one-out":

@@ -93,7 +93,7 @@ def test_drawn_coalitions_come_near_with_their_intervals(tmp_path: Path) -> None
 def test_the_command_keeps_them_for_the_page(tmp_path: Path, printed: Callable[..., str]) -> None:
     run = run_small(tmp_path, **FAST)
     said = printed("values", run, "--method", "uploads", "--out", tmp_path / "values.csv")
-    assert "uploads: all coalitions of each round" in said
+    assert "uploads: all coalitions in each round" in said
     assert (run / "values.json").exists()
     assert not (run / "coalitions.jsonl").exists()
     assert len((tmp_path / "values.csv").read_text().splitlines()) == 5
