@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+
+from shoal.pages.figures import Drawing, grid
+from shoal.study.grids import make_grid
+from shoal.study.groups import Group, Row, group_runs
+from shoal.study.main_score import MainScore
 
 DATA = Path(__file__).resolve().parent.parent / "docs" / "results" / "data"
 # Okabe and Ito's colours, and marks that differ in grey.
@@ -94,6 +100,30 @@ def cross_edges() -> Figure:
     return figure
 
 
+def cutting() -> Figure:
+    """Points below exact hops, by the share of cut edges that is kept and by clients, in panels.
+
+    The figure is that of the page of the sweep: `shoal report --against data.cross_edges=hops,data.cross_share=1.0`.
+    """
+    edges, share, clients = "data.cross_edges", "data.cross_share", "partition.clients"
+    runs = []
+    for row in table("cross-edges-diagram"):
+        kept = {edges: "hops", share: row["share"]} if float(row["share"]) else {edges: "drop"}
+        others = {"partition.method": row["partition"], "algorithm": METHODS[row["method"]], clients: row["clients"]}
+        runs.append(Row(others | kept, {"deployed.best.test": float(row["test"]) / 100}))
+    groups = group_runs(runs)
+    drawn: list[Drawing] = []
+    against = {edges: "hops", share: "1.0"}
+    shown = make_grid(groups, MainScore(groups), (clients, share), against, _name)
+    assert shown is not None
+    grid(drawn, "cutting", "", shown, ("clients", "share of cut edges that is kept"), "points")
+    return drawn[0].drawn
+
+
+def _name(group: Group, keys: Sequence[str]) -> str:
+    return ", ".join(group.columns[key] for key in keys if key in group.columns)
+
+
 # What noise hides, and where it is added; `unit` of the table.
 NOISE = {"client": "a client, at the server", "upload": "a client, at each client", "node": "a node"}
 
@@ -140,7 +170,7 @@ def attacks() -> Figure:
 
 def main(folder: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "shoal"
-    for draw in (peers, participation, cross_edges, attacks):
+    for draw in (peers, participation, cross_edges, cutting, attacks):
         draw().savefig(folder / f"{draw.__name__}.svg", bbox_inches="tight", metadata={"Date": None})
 
 

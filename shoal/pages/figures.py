@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from shoal.engine.config.sizes import size
-from shoal.pages.looks import Look, Panels
-from shoal.pages.ramps import add_bar, make_signed_ramp, write_cells
+from shoal.pages.looks import MOST_PANELS, Look, Panels
+from shoal.pages.ramps import add_bar, make_rising_ramp, make_signed_ramp, write_cells, write_grid
 from shoal.storage.files.digest import text_digest
 from shoal.storage.plain_text import plain_text
 from shoal.study.figure_data import ClientNumbers, Curve
+from shoal.study.grids import Grid
 
 # Colours follow Okabe and Ito (2008), each with a contrast of at least 3 to 1 on white; marks and dashes differ, too.
 COLOURS = ("#0072b2", "#d55e00", "#00805e", "#aa4499", "#8a6a00", "#444444", "#cc2f4a", "#2b8cbe")
@@ -352,6 +353,39 @@ def matrix(
                 add_bar(image, unit.strip())
                 write_cells(axes, matrix_RC, decimals)
         _labels(grid, heads[1], heads[0])
+
+
+def grid(drawings: list[Drawing], name: str, title: str, shown: Grid, heads: tuple[str, str], unit: str) -> None:
+    """Draws a grid of two keys in colours of one scale, with numbers in cells; `heads` name its rows and columns."""
+    panels, signed = dict(list(shown.panels.items())[:MOST_PANELS]), bool(shown.reference)
+    title += f" (the first {MOST_PANELS} of {len(shown.panels)} panels)" if len(panels) < len(shown.panels) else ""
+    title += " (±: 95 % interval)" if any(np.isfinite(cells.half).any() for cells in panels.values()) else ""
+    every = np.array([cells.middle for cells in panels.values()])
+    low, high = float(np.nanmin(every)), float(np.nanmax(every))
+    most = max(-low, high) or 1.0
+    low, high = (-most, most) if signed else (low, high)
+    text = "; ".join(f"{panel or unit}: {_tell_ends(shown, cells.middle, heads)}" for panel, cells in panels.items())
+    with _figure(drawings, name, title, f"{title}: {text}", len(panels)) as every_axes:
+        ramp = make_signed_ramp() if signed else make_rising_ramp()
+        for axes, (panel, cells) in zip(every_axes, panels.items()):
+            image = axes.imshow(cells.middle, cmap=ramp, vmin=low, vmax=high, interpolation="nearest", aspect="auto")
+            axes.grid(visible=False)
+            axes.set_title(_text(panel), fontsize=7)
+            _named_ticks(axes, "x", shown.columns.values)
+            _named_ticks(axes, "y", shown.rows.values)
+            write_grid(axes, cells.middle, cells.half, signed)
+        add_bar(image, unit, every_axes)
+        _labels(every_axes, heads[1], heads[0])
+
+
+def _tell_ends(shown: Grid, middle_RC: np.ndarray, heads: tuple[str, str]) -> str:
+    """Says where the lowest and the highest number are."""
+    ends = []
+    for word, place in (("lowest", np.nanargmin(middle_RC)), ("highest", np.nanargmax(middle_RC))):
+        r, c = np.unravel_index(place, middle_RC.shape)
+        at = f"{heads[0]} {shown.rows.values[r]}, {heads[1]} {shown.columns.values[c]}"
+        ends.append(f"{word} {middle_RC[r, c]:.1f} at {at}")
+    return ", ".join(ends)
 
 
 def label_counts(drawings: list[Drawing], counts_BC: np.ndarray) -> None:

@@ -41,11 +41,7 @@ def make_headline(looks: Looks, main: MainScore, against: Mapping[str, str], mea
         return Headline()
     if len(groups) == 1:
         return _of_one(groups[0], looks, main, mean)
-    key = next((key for key in METHOD if key in looks.keys), "")
-    reference = dict(against)
-    if not reference and key:
-        methods = list(dict.fromkeys(group.columns[key] for group in groups if key in group.columns))
-        reference = {key: next((name for name in REFERENCES if name in methods), methods[0])}
+    reference = find_reference(groups, looks, against)
     if reference and (compared := _of_comparison(groups, reference, looks, main)):
         return compared
     if against:
@@ -53,6 +49,15 @@ def make_headline(looks: Looks, main: MainScore, against: Mapping[str, str], mea
         raise ShoalError("--against", f"no runs with the same seeds and settings differ from {asked} in it alone")
     settings = [key for key in shared_keys(groups) if len({group.columns.get(key) for group in groups}) > 1]
     return _of_settings(groups, settings, looks, main) if settings else _of_choice(groups, looks, main)
+
+
+def find_reference(groups: Sequence[Group], looks: Looks, against: Mapping[str, str]) -> dict[str, str]:
+    """Returns keys and values of what combinations are compared with; without `against` a method; empty: none."""
+    key = next((key for key in METHOD if key in looks.keys), "")
+    if against or not key:
+        return dict(against)
+    methods = list(dict.fromkeys(group.columns[key] for group in groups if key in group.columns))
+    return {key: next((name for name in REFERENCES if name in methods), methods[0])}
 
 
 def _of_one(group: Group, looks: Looks, main: MainScore, mean: str) -> Headline:

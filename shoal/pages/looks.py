@@ -1,6 +1,6 @@
 """The looks of combinations in figures: a colour is a method on the whole page, dashes and panels are other keys."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -59,7 +59,11 @@ class Looks:
     def label(self, group: Group, keys: Sequence[str] | None = None) -> str:
         """Returns some values of a group, by default all that vary, in a line."""
         shown = self.keys if keys is None else keys
-        named = {key: self.names.value(key, group.columns[key]) for key in shown if key in group.columns}
+        return self.label_of({key: group.columns[key] for key in shown if key in group.columns})
+
+    def label_of(self, values: Mapping[str, str]) -> str:
+        """Returns keys with their values in a line."""
+        named = {key: self.names.value(key, value) for key, value in values.items()}
         pairs = (v if key in BY_THEMSELVES else with_value(self.names.key(key), v) for key, v in named.items())
         return ", ".join(pairs)
 

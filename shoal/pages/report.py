@@ -24,7 +24,7 @@ from shoal.features.features import FEATURES
 from shoal.pages import figures as drawings
 from shoal.pages.figures import Drawing
 from shoal.pages.head import head_of
-from shoal.pages.headline import Headline, make_headline
+from shoal.pages.headline import Headline, find_reference, make_headline
 from shoal.pages.looks import MOST_LINES, Look, Looks, Panels
 from shoal.pages.page import Section, is_alone, require_place, write_page
 from shoal.pages.scaling_figures import is_scaling, scaling_sections
@@ -45,6 +45,7 @@ from shoal.study.figure_data import (
     recorded_prototypes,
     score_in,
 )
+from shoal.study.grids import make_grid, numbers_in
 from shoal.study.groups import Group, Row, group_runs, spread_of
 from shoal.study.main_score import MainScore
 from shoal.study.means import MEANS, by_one_mean
@@ -104,7 +105,7 @@ def report(
     if scaling:
         sections = [*scaling_sections(read, looks), _costs(looks)]
     else:
-        sections = _Accuracies(looks, main, mean, chosen_by(paths)).sections(read)
+        sections = _Accuracies(looks, main, mean, chosen_by(paths), reference).sections(read)
     if few := note_untrained(rows):
         sections.insert(0, Section("", alarm=few))
     for feature in FEATURES:
@@ -122,8 +123,10 @@ def _runs_of(group: Group) -> list[Path]:
 class _Accuracies:
     """The parts of a page on scores: figures of three sections and tables, from metrics that are read once."""
 
-    def __init__(self, looks: Looks, main: MainScore, mean: str, notes: tuple[str, ...]) -> None:
-        self.notes = notes
+    def __init__(
+        self, looks: Looks, main: MainScore, mean: str, notes: tuple[str, ...], against: Mapping[str, str]
+    ) -> None:
+        self.notes, self.against = notes, against
         self.looks, self.main, self.mean, self.groups = looks, main, mean, looks.groups
         # The scope of most combinations names figures.
         self.scope = main.figures[0].partition(".")[0]
@@ -141,6 +144,7 @@ class _Accuracies:
             self._points(first)
         of_settings = bool(numeric) and not numeric[0].startswith(METHOD[0])
         first.sort(key=lambda drawing: (drawing.name == COMPARISON) == of_settings)
+        self._grid(first, numeric)
         first, rest = first[:1], first[1:]
         self._curves(first, "round")
         self._loss(first)
@@ -208,6 +212,21 @@ class _Accuracies:
             file = f"{self.main.figures[0]}-by-{key}".replace(".", "-")
             title = f"{self._title()}, by {name}"
             drawings.over_key(figures, file, title, panels, name, self.score, constant=self._constant)
+
+    def _grid(self, figures: list[Drawing], numeric: Sequence[str]) -> None:
+        """Draws differences to a reference, or scores, on a grid of two keys; it comes before all other figures."""
+        groups = [group for group in self.groups if self.main.values(group)]
+        reference = find_reference(groups, self.looks, self.against)
+        grid = make_grid(groups, self.main, numeric, reference, self.looks.label)
+        if grid is None:
+            return
+        heads = self.looks.names.key(grid.rows.key), self.looks.names.key(grid.columns.key)
+        than = self.looks.label_of(grid.reference)
+        title = f"{self._title()}, points above {than}" if than else self._title()
+        drawn: list[Drawing] = []
+        unit = "points" if than else self.score
+        drawings.grid(drawn, "grid", f"{title}, by {heads[0]} and {heads[1]}", grid, heads, unit)
+        figures[:0] = drawn
 
     def _points(self, figures: list[Drawing]) -> None:
         spreads = [(group, self.main.spread(group)) for group in self.groups]
@@ -385,14 +404,6 @@ class _Accuracies:
                 title = f"Prototypes after round {last[0]}, {label}"
                 drawings.prototypes(figures, f"prototypes-{label}", title, *last[1:])
         return figures
-
-
-def numbers_in(values: Sequence[str]) -> set[float]:
-    """Reads texts as numbers; none if one of them is no number."""
-    try:
-        return {float(value) for value in values}
-    except ValueError:
-        return set()
 
 
 def _deviation(share: float | None) -> str:

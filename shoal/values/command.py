@@ -15,8 +15,8 @@ from shoal.storage.files.atomic import output
 def values_command(
     run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run, help="A finished run.")],
     method: Annotated[
-        Literal["shapley", "permutations", "banzhaf", "leave-one-out", "exact"],
-        typer.Option(help="The estimate; exact has Shapley values of all coalitions."),
+        Literal["shapley", "permutations", "banzhaf", "leave-one-out", "exact", "uploads"],
+        typer.Option(help="The estimate; exact trains all coalitions, uploads none."),
     ] = "shapley",
     precision: Annotated[
         float | None, typer.Option(help="Stop where intervals are within so many points, by default 0.1.")

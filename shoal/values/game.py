@@ -7,6 +7,7 @@ client by client: the items of all clients, whoever trained. The empty coalition
 A coalition is an integer, whose bit `p` says that player `p` is in it. What was trained is kept in a file of the run.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.files.reading import read_bytes
+from shoal.values.client_values import Cost
 
 Scores = dict[str, list[int]]
 
@@ -62,7 +64,7 @@ class Game:
         numbers on this machine, or predicts no classes; clients read each other's data before training.
         """
         rounds = len(past.lines)
-        _require_game(past)
+        require_game(past)
         self._past, self._part = past, part
         asked = {client for number in range(1, rounds + 1) for client in past.cohort(number)}
         if not _draws_are_fixed(past):
@@ -77,8 +79,7 @@ class Game:
         whole = self._trained(self.everyone)
         items = self._kept.items or {}
         self.item_N = np.array(items[part])
-        if not self.item_N.sum():
-            raise ShoalError(past.path, "--part", f"no client has items of {part}; take {_other(part)}")
+        require_items(past, part, self.item_N)
         self._whole_visits = whole.visits
 
     def right(self, coalition: int) -> np.ndarray:
@@ -88,6 +89,14 @@ class Game:
     def cost(self, coalitions: Iterable[int]) -> float:
         """Returns the work of some coalitions that were asked for, as a multiple of that of the run: their visits."""
         return sum(self._kept.of[coalition].visits for coalition in coalitions) / max(self._whole_visits, 1)
+
+    def spent(self) -> Cost:
+        """Returns the work of all coalitions that were asked for."""
+        return Cost(len(self.used), len(self.new), self.cost(self.used), self.cost(self.new), len(self._past.lines))
+
+    def ends(self) -> tuple[int | None, int]:
+        """Counts right items of the first model, None if it was not asked for, and of the last."""
+        return int(self.right(0).sum()) if 0 in self.used else None, int(self.right(self.everyone).sum())
 
     def close(self) -> None:
         """Ends what trains coalitions."""
@@ -122,9 +131,9 @@ class Game:
                 line = self._backend.round(unwatched)
                 visits += len(line["cohort"])
                 if coalition == self.everyone:
-                    _require_same(past, line, logged)
+                    require_same(past, line, logged)
                 interrupt.require_none()
-            right, items = _counts(self._backend.state().scores["global"], past.store.clients)
+            right, items = count_items(self._backend.state().scores["global"], past.store.clients)
         return Trained(right, visits), items
 
     def _score_first(self, plan: RunPlan) -> tuple[Trained, Scores]:
@@ -137,7 +146,7 @@ class Game:
         clients = np.delete(np.arange(self._past.store.clients), plan.rounds.absent)
         meter = Meter(1, server.infos, self._backend, unwatched)
         exchange = Exchange(server.federation, server.state, server.state.next_state(1), [], meter)
-        right, items = _counts(exchange.score(clients.tolist(), model, fresh=True), self._past.store.clients)
+        right, items = count_items(exchange.score(clients.tolist(), model, fresh=True), self._past.store.clients)
         return Trained(right, 0), items
 
 
@@ -209,7 +218,7 @@ class Kept:
             unfinished.write_bytes(b"".join(line + b"\n" for line in good))
 
 
-def _require_game(past: PastRun) -> None:
+def require_game(past: PastRun) -> None:
     """Raises ShoalError: the run has no game."""
     path = past.path
     if not finished(path) or parent_of(path):
@@ -234,8 +243,19 @@ def _draws_are_fixed(past: PastRun) -> bool:
     return past.config.schedule.synchronous and options_of(past.config, "selection") is None
 
 
-def _require_same(past: PastRun, line: dict[str, Any], logged: dict[str, Any]) -> None:
-    if changed := [key for key in ("cohort", "loss") if line[key] != logged[key]]:
+def require_items(past: PastRun, part: str, item_N: np.ndarray) -> None:
+    """Raises ShoalError: no client has items of a part."""
+    if not item_N.sum():
+        raise ShoalError(past.path, "--part", f"no client has items of {part}; take {_other(part)}")
+
+
+def require_same(past: PastRun, line: dict[str, Any], logged: dict[str, Any], close: float = 0.0) -> None:
+    """Raises ShoalError: a round that was made again has another cohort, or a loss that is not as close."""
+    loss = line["loss"], logged["loss"]
+    same_loss = loss[0] == loss[1] or (None not in loss and math.isclose(*loss, rel_tol=close, abs_tol=close))
+    if changed := [
+        key for key, same in (("cohort", line["cohort"] == logged["cohort"]), ("loss", same_loss)) if not same
+    ]:
         raise ShoalError(
             past.path,
             f"round {line['round']}, trained once more, has another {' and '.join(changed)} than was logged; "
@@ -243,7 +263,7 @@ def _require_same(past: PastRun, line: dict[str, Any], logged: dict[str, Any]) -
         )
 
 
-def _counts(table: ScoreTable, clients: int) -> tuple[Scores, Scores]:
+def count_items(table: ScoreTable, clients: int) -> tuple[Scores, Scores]:
     """Reads by part the right items of all clients, and their items."""
     counts_B2P = np.concatenate(list(table.blocks())).sum(3)[:, :, [CORRECT, SUPPORT]].transpose(0, 2, 1)
     counts_N2P = np.zeros((clients, *counts_B2P.shape[1:]), dtype=np.int64)

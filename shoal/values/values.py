@@ -2,7 +2,7 @@
 
 import shlex
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -13,15 +13,16 @@ from shoal.engine.screen.progress import progress, say
 from shoal.past.reader import Reading
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
-from shoal.values.client_values import ClientValues, Cost
+from shoal.values.client_values import ClientValues
 from shoal.values.estimates import BANZHAF, SHAPLEY, Estimate, Limits, count_all, draw_coalitions, leave_out
 from shoal.values.game import Game
 from shoal.values.permutations import draw_permutations
+from shoal.values.uploads import UploadGame
 
-Method = Literal["shapley", "permutations", "banzhaf", "leave-one-out", "exact"]
+Method = Literal["shapley", "permutations", "banzhaf", "leave-one-out", "exact", "uploads"]
 # Limits of drawing, in points and in trainings of the run, where nothing else is asked for.
 PRECISION, TRAININGS = 0.1, 40.0
-DRAWN = ("shapley", "permutations", "banzhaf")
+DRAWN = ("shapley", "permutations", "banzhaf", "uploads")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def value_clients(
 
     Args:
         method: `shapley` and `banzhaf` draw coalitions, `permutations` are the plain way to Shapley values,
-            `leave-one-out` removes each client alone, `exact` has Shapley values of all coalitions.
+            `leave-one-out` removes each client alone, `exact` has Shapley values of all coalitions; `uploads` has
+            those of means of the run's own uploads, and trains no coalition.
         precision: Stop drawing where all intervals are within so many points, by default 0.1.
         trainings: Stop drawing after the work of so many trainings of the run, by default 40.
         tolerance: Points within which a permutation counts as ended, by default 0: none ends early.
@@ -78,17 +80,22 @@ def value_clients(
 
 
 def _value(past: PastRun, method: Method, options: dict[str, Any], part: str) -> ClientValues:
-    game = Game(past, part)
+    game = UploadGame(past, part) if method == "uploads" else Game(past, part)
     items = int(game.item_N.sum())
     limits = Limits((options["precision"] or PRECISION) * items / 100, options["trainings"] or TRAININGS)
     # The draws are those of the run, so that the same command gives the same values.
     rng = np.random.default_rng(key(past.config.seed, "values", method))
     with (
         closing(game),
-        progress("coalitions", _count_expected(method, len(game.players), limits), "coalitions") as step,
+        progress("coalitions", _count_expected(method, game, limits), "coalitions") as step,
     ):
         game.seen = step.advance
-        if method == "exact":
+        if isinstance(game, UploadGame):
+            free = options["precision"] is None and options["trainings"] is None
+            exact = game.whole_cost <= limits.trainings or (free and game.is_small)
+            estimate = game.count() if exact else draw_coalitions(game, SHAPLEY, limits, rng)
+            estimate = replace(estimate, note=f"uploads: {estimate.note} in each round")
+        elif method == "exact":
             estimate = count_all(game, SHAPLEY)
         elif method == "leave-one-out":
             estimate = leave_out(game)
@@ -99,8 +106,11 @@ def _value(past: PastRun, method: Method, options: dict[str, Any], part: str) ->
     return _in_points(past, game, method, part, estimate)
 
 
-def _count_expected(method: Method, players: int, limits: Limits) -> int:
+def _count_expected(method: Method, game: Game | UploadGame, limits: Limits) -> int:
     """Returns about how many coalitions a method asks for, without an end by precision."""
+    players = len(game.players)
+    if isinstance(game, UploadGame):
+        return game.count_expected(limits.trainings)
     if method == "leave-one-out":
         return players + 1
     # Coalitions of a permutation have half of the clients, those of `shapley` fewer.
@@ -108,9 +118,9 @@ def _count_expected(method: Method, players: int, limits: Limits) -> int:
     return 2**players if method == "exact" else min(2**players, int(limits.trainings / share) + 1)
 
 
-def _in_points(past: PastRun, game: Game, method: Method, part: str, estimate: Estimate) -> ClientValues:
+def _in_points(past: PastRun, game: Game | UploadGame, method: Method, part: str, estimate: Estimate) -> ClientValues:
     """Makes points of items, and the cost of the estimate."""
-    items, whole = int(game.item_N.sum()), (1 << len(game.players)) - 1
+    items, (first, last) = int(game.item_N.sum()), game.ends()
     scored = np.maximum(game.item_N, 1)
     return ClientValues(
         method,
@@ -120,9 +130,9 @@ def _in_points(past: PastRun, game: Game, method: Method, part: str, estimate: E
         values=(100 * estimate.total_P / items).tolist(),
         halves=(100 * estimate.half_P / items).tolist(),
         at_clients=(100 * estimate.value_PN / scored).tolist(),
-        first=100 * int(game.right(0).sum()) / items if 0 in game.used else None,
-        last=100 * int(game.right(whole).sum()) / items,
+        first=None if first is None else 100 * first / items,
+        last=100 * last / items,
         others=sorted(set(range(past.store.clients)) - {*game.players}),
         note=estimate.note,
-        cost=Cost(len(game.used), len(game.new), game.cost(game.used), game.cost(game.new), len(past.lines)),
+        cost=game.spent(),
     )
