@@ -42,8 +42,9 @@ class UnlearnReader:
 
     def read(self, past: PastRun) -> Reading:
         """Returns the table of the removals, and a CSV of each. Raises as `unlearn`."""
-        plain = (None if each is None else str(each) for each in (self.client, self.nodes, self.label, self.edges))
-        result = unlearn([past], Asked(*plain, self.repeat), self.methods, self.rounds)
+        # YAML reads a single number as one.
+        client, nodes, label = (None if each is None else str(each) for each in (self.client, self.nodes, self.label))
+        result = unlearn([past], Asked(client, nodes, label, self.edges, self.repeat), self.methods, self.rounds)
         return Reading((result.table(),), result.csv())
 
 

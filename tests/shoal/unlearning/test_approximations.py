@@ -32,7 +32,7 @@ class Plain:
         store = job.open_store()
         views = [job.view(store, client, Cache(0)) for client in range(store.clients)]
         self.size = [view.nodes for view in views]
-        self.x = [view.x[view.train].double() for view in views]
+        self.x = [torch.as_tensor(view.x)[view.train].double() for view in views]
         self.y = [view.label[view.train] for view in views]
         # Class 2 is all that some clients have.
         assert any((y == CLASS).all() for y in self.y)

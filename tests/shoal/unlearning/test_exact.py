@@ -1,5 +1,6 @@
 """Exact removals are, to the bit, runs that never had what is removed."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ from support.small_runs import run_small
 from support.user_graph import user_graph
 from torch import Tensor
 
+from shoal.engine.preparing import store_builder
 from shoal.engine.records.checkpoint import CHECKPOINTS, load_last
 from shoal.engine.records.metrics import read_metrics
 from shoal.past.rewind import PastRun
+from shoal.storage.graph.induced import Induced
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED
+from shoal.storage.shards.shard import Shard
+from shoal.storage.shards.split import Split
 from shoal.unlearning.table import EXACT, Unlearned
 from shoal.unlearning.targets import Asked
 from shoal.unlearning.unlearn import unlearn
@@ -101,26 +106,70 @@ def test_without_a_class_it_is_the_run_on_a_store_without_these_training_items(m
     assert (exact.weights, exact.equal, exact.variation) == (0, 100, 0)
 
 
-@pytest.mark.parametrize("model", ["gcn", "sgc"])
+GONE, NINTH = [4, 20, 9], 9
+
+
 @pytest.mark.parametrize("what", ["nodes", "edges"])
-def test_without_nodes_or_edges_it_is_the_run_on_a_graph_without_them(what: str, model: str, tmp_path: Path) -> None:
+def test_without_nodes_or_edges_it_is_the_run_on_a_graph_without_them(what: str, tmp_path: Path) -> None:
     edges, x, y, code = drawn()
-    gone = [4, 20, 9]
-    whole_keys = graph(tmp_path, "whole", code, edge_index=edges, x=x, y=y) | {"model": {"name": model}}
-    whole = run_small(tmp_path, **whole_keys)
+    whole = run_small(tmp_path, **graph(tmp_path, "whole", code, edge_index=edges, x=x, y=y))
+    keep, asked = leave(what, edges)
     if what == "nodes":
-        keep = ~np.isin(edges, gone).any(0)
-        asked = {"nodes": ",".join(map(str, gone))}
         x, code = x.copy(), code.copy()
-        x[gone], code[gone] = 0, UNASSIGNED
-    else:
-        keep = np.arange(edges.shape[1]) % 9 != 0
-        asked = {"edges": ",".join(f"{a}-{b}" for a, b in edges[:, ~keep].T)}
-    other = graph(tmp_path, "other", code, edge_index=edges[:, keep], x=x, y=y) | {"model": {"name": model}}
-    scratch = run_small(tmp_path, **other)
+        x[GONE], code[GONE] = 0, UNASSIGNED
+    scratch = run_small(tmp_path, **graph(tmp_path, "other", code, edge_index=edges[:, keep], x=x, y=y))
     found, (w,) = remove(whole, **asked)
     # Rows lie in another order there, so that sums have other last bits.
     torch.testing.assert_close(w, model_of(scratch), rtol=1e-4, atol=1e-5)
     assert (w - model_of(whole)).norm() > 100 * (w - model_of(scratch)).norm()
     assert found.scored[0].first >= 1
     assert (found.scored[0].figures.forgotten is None) == (what == "edges")
+
+
+@pytest.mark.parametrize("what", ["nodes", "edges"])
+def test_without_nodes_or_edges_it_is_to_the_bit_the_run_on_a_store_without_them(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edges, x, y, code = drawn()
+    keys = graph(tmp_path, "whole", code, edge_index=edges, x=x, y=y) | {"model": {"name": "sgc"}}
+    whole = run_small(tmp_path, **keys)
+    keep, asked = leave(what, edges)
+    # Shards are written with their rows in the same order.
+    altered = Without(GONE if what == "nodes" else [], {(int(a), int(b)) for a, b in edges[:, ~keep].T})
+    monkeypatch.setattr(store_builder, "make_alterations", lambda *_: [altered])
+    keys["data"] = {**keys["data"], "store": str(tmp_path / "altered")}
+    scratch = run_small(tmp_path, **keys | {"name": "other"})
+    _, (w,) = remove(whole, **asked)
+    assert torch.equal(w, model_of(scratch))
+    assert not torch.equal(w, model_of(whole))
+
+
+def leave(what: str, edges: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+    """The edges that stay, and what is asked for."""
+    if what == "nodes":
+        return ~np.isin(edges, GONE).any(0), {"nodes": ",".join(map(str, GONE))}
+    keep = np.arange(edges.shape[1]) % NINTH != 0
+    return keep, {"edges": ",".join(f"{a}-{b}" for a, b in edges[:, ~keep].T)}
+
+
+@dataclass(frozen=True)
+class Without:
+    """Shards without some nodes and edges, entry by entry."""
+
+    nodes: list[int]
+    edges: set[tuple[int, int]]
+
+    def alter_shard(self, client: int, part: Induced, x: np.ndarray) -> tuple[Induced, np.ndarray]:
+        indptr, indices = [0], list[int]()
+        for row, node in enumerate(part.node.tolist()):
+            for other in part.indices[part.indptr[row] : part.indptr[row + 1]].tolist():
+                pair = node, int(part.node[other])
+                if not ({pair, pair[::-1]} & self.edges or set(pair) & set(self.nodes)):
+                    indices.append(other)
+            indptr.append(len(indices))
+            if node in self.nodes:
+                x[row] = 0
+        return Induced(part.node, np.array(indptr), np.array(indices, dtype=np.int32)), x
+
+    def alter_split(self, shard: Shard, split: Split) -> Split:
+        return replace(split, train=split.train[~np.isin(shard.node[split.train], self.nodes)])
