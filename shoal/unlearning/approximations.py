@@ -39,7 +39,8 @@ class GradientAscent:
     Each client with forgotten items climbs from a reference, within a ball around it, until the loss of these is that
     of a model that knows nothing, log C. The radius is a third of the mean distance of the reference to ten drawn
     models. The reference is the last model without the removed client's last upload: (W w - n_i w_i) / (W - n_i). The
-    server averages what clients climbed to by their forgotten items. Steps are plain: no momentum, no dropout.
+    server averages what clients climbed to by their forgotten items. Steps are plain: no momentum, no dropout. That the
+    server keeps the last uploads is not counted as work.
 
     Attributes:
         rounds: Rounds on the rest behind it; None: a tenth of those of the run.
@@ -115,14 +116,14 @@ class FedEraser:
         for number in range(1, rest.run_rounds + 1, self.every):
             recorded = rest.history.uploads[number]
             if number == 1 and not touched - gone & recorded.keys():
-                sent = [each for each in rest.history.first if each.client not in gone]
-                changes = [(each.weight, each.change) for each in sent]
+                sent = [upload for upload in rest.history.first if upload.client not in gone]
+                changes = [(upload.weight, upload.change) for upload in sent]
             else:
                 changes = []
-                for each in rest.visit(number, w, epochs) if recorded.keys() - gone else []:
-                    norm = float(each.change.norm())
-                    if each.client in recorded and norm:
-                        changes.append((each.weight, each.change * (recorded[each.client].norm / norm)))
+                for upload in rest.visit(number, w, epochs) if recorded.keys() - gone else []:
+                    norm = float(upload.change.norm())
+                    if upload.client in recorded and norm:
+                        changes.append((upload.weight, upload.change * (recorded[upload.client].norm / norm)))
             if weight := sum(weight for weight, _ in changes):
                 w = w + (sum(n * change.double() for n, change in changes) / weight).float()  # type: ignore[union-attr]
         return w
@@ -208,9 +209,9 @@ def choose(names: Sequence[str], rounds: int | None) -> list[Chosen]:
         elif name in METHODS:
             cls = METHODS[name]
         else:
-            known = f"{', '.join(METHODS)}, {NONE}, or my_file.py:Mine"
-            raise ShoalError(KEY, f"{did_you_mean(name, METHODS)}{name!r} is unknown; there are {known}")
-        takes = rounds is not None and "rounds" in {each.name for each in fields(cls)}  # type: ignore[arg-type]
+            names_of_all = f"{', '.join(METHODS)}, {NONE}, or my_file.py:Mine"
+            raise ShoalError(KEY, f"{did_you_mean(name, METHODS)}{name!r} is unknown; there are {names_of_all}")
+        takes = rounds is not None and "rounds" in {option.name for option in fields(cls)}  # type: ignore[arg-type]
         method: Approximation = cls(rounds=rounds) if takes else cls()  # type: ignore[call-arg]
         chosen.append(Chosen(name.rpartition(":")[2], method, code))
     return chosen

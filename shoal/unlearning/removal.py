@@ -1,4 +1,4 @@
-"""What is removed from a run, and the job of the rest: the same shards and split, read without it.
+"""Removals from a run, and the job of the rest: the same shards and split, read without what goes.
 
 A client that is removed does not answer. A class leaves with the labels of its training items alone: its nodes stay in
 the graph, without labels. A node leaves whole, with label, features and edges; its row stays, with zeros and without
@@ -162,7 +162,7 @@ def without(job: Job, removal: Removal) -> Job:
     """Returns a job of the same clients without the items and cuts of a removal; those that do not answer stay."""
     if not (removal.items or removal.cuts):
         return job
-    plain: dict[str, Any] = {each.name: getattr(job, each.name) for each in fields(Job)}
+    plain: dict[str, Any] = {member.name: getattr(job, member.name) for member in fields(Job)}
     # Hosts keep what they make of a client by the name of the split.
     return RestJob(**{**plain, "split": f"{job.split}-without-{removal.digits}"}, whole=job, removal=removal)
 

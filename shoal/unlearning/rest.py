@@ -35,7 +35,7 @@ class Approximation(Protocol):
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a server that keeps uploads has of a client in a round: the norm of its change, and its weight."""
+    """The record that a server which keeps uploads has of a client in a round: the norm of its change, its weight."""
 
     norm: float
     weight: float
@@ -56,7 +56,9 @@ class History:
         self.last: list[Sent] = []
 
         def keep(number: int, sent: list[Sent]) -> None:
-            self.uploads[number] = {each.client: Recorded(float(each.change.norm()), each.weight) for each in sent}
+            self.uploads[number] = {
+                upload.client: Recorded(float(upload.change.norm()), upload.weight) for upload in sent
+            }
             self.first = sent if number == 1 else self.first
             self.last = sent
 

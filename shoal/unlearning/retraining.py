@@ -43,7 +43,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a client sent in a round that was made again.
+    """An upload of a client in a round that was made again.
 
     Attributes:
         change: Its parameters minus those that it received, float32 `[P]`.
@@ -68,24 +68,23 @@ class Visits(LocalBackend):
         epochs: Epochs of local training; None: those of the run.
     """
 
-    def __init__(self, place: object, device: torch.device, ends: bool) -> None:
-        """Takes the folder of the run, for errors."""
+    def __init__(self, device: torch.device, ends: bool) -> None:
+        """Computes on a device."""
         super().__init__(device)
-        self._place, self.ends = place, ends
+        self.ends = ends
         self.epochs: int | None = None
         self.sent: list[Sent] = []
 
     def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Any:
-        for cell in cells if cells and cells[0].phase else ():
+        averaged = [cell for cell in cells if cell.train is not None and cell.up.get(MODEL_ENTRY) is Reduce.MEAN]
+        for cell in averaged if MODEL_ENTRY in shared else ():
             self._visit(cell, shared)
-        if self.ends and cells and cells[0].phase:
+        if self.ends and self.sent:
             raise _AllMade
         return super().run_cells(cells, shared)
 
     def _visit(self, cell: Cell, shared: Tree) -> None:
-        if cell.up.get(MODEL_ENTRY) is not Reduce.MEAN or MODEL_ENTRY not in shared or cell.train is None:
-            why = f"its phase {cell.phase} has no mean of models that clients trained from one of the server"
-            raise ShoalError(self._place, "algorithm.name", f"{why}; take --methods fine_tune,forgetting_head")
+        assert cell.train is not None
         train = cell.train if self.epochs is None else cell.train._replace(epochs=self.epochs)
         whole = replace(cell, again=None, score=frozenset(), stages=replace(cell.stages, rows=True), train=train)
         for alone in one_by_one(whole):
@@ -192,7 +191,7 @@ class Retraining:
 
     def visit(self, job: Job, plan: Plan, number: int, w: Tensor, epochs: int | None) -> list[Sent]:
         """Returns what the clients of a round send who train from parameters `[P]`, each without what it kept."""
-        host = self._visits
+        host, job = self._visits, job.without_stage("secure")
         host.sent, host.epochs = [], epochs
         server = Server(job, plan, host.enter(job), None, self.device)
         server.state = replace(server.state, round=number - 1, server={**server.state.server, MODEL_ENTRY: w})
@@ -202,17 +201,27 @@ class Retraining:
 
     @cached_property
     def _visits(self) -> Visits:
-        return Visits(self.past.path, self.device, ends=True)
+        return Visits(self.device, ends=True)
 
     def replay(self, keep: Callable[[int, list[Sent]], None]) -> None:
-        """Makes all rounds of the run once more, and gives what clients sent to `keep`, with the round's number."""
+        """Makes all rounds of the run once more, and gives what clients sent to `keep`, with the round's number.
+
+        Raises ShoalError: the method averages no models.
+        """
         job, plan = self.job(None, max(self.rounds, self.past.config.rounds), "recorded")
-        host = Visits(self.past.path, self.device, ends=False)
-        server = Server(job.without_stage("secure"), plan, host.enter(job.without_stage("secure")), None, self.device)
+        # Masked uploads are other numbers with the same sum.
+        job, host = job.without_stage("secure"), Visits(self.device, ends=False)
+        server = Server(job, plan, host.enter(job), None, self.device)
         with graceful() as interrupt:
             for number in range(1, self.rounds + 1):
                 host.sent = []
-                server.round(unwatched)
+                line = server.round(unwatched)
+                if line["cohort"] and not host.sent:
+                    name = self.past.config.algorithm.name
+                    why = f"{name} averages no models that clients train from one of the server"
+                    raise ShoalError(
+                        self.past.path, "algorithm.name", f"{why}; take --methods fine_tune,forgetting_head"
+                    )
                 keep(number, host.sent)
                 interrupt.require_none()
 

@@ -138,7 +138,7 @@ class Scorer:
             train, _, label, of_test = self._data(client)
             place = torch.isin(train, gone)
             sides = (answers.train[client][place], label[place]), (answers.test[client], of_test)
-            number_C = np.minimum(*(np.bincount(each.numpy(), minlength=self._classes) for _, each in sides))
+            number_C = np.minimum(*(np.bincount(labels.numpy(), minlength=self._classes) for _, labels in sides))
             rng = np.random.default_rng(key(self._past.config.seed, client, "unlearn"))
             for (log_NC, of_items), signal in zip(sides, signals):
                 drawn = torch.from_numpy(_draw(of_items.numpy(), number_C, rng))

@@ -60,17 +60,17 @@ class Unlearned:
 
     def values(self, model: str, name: str, difference: bool) -> list[float]:
         """Lists a number of a model over removals, or its difference to the exact one's, without missing ones."""
-        exact = {(each.run, each.removed): each.value(name) for each in self.scored if each.model == EXACT}
+        exact = {(row.run, row.removed): row.value(name) for row in self.scored if row.model == EXACT}
         numbers = list[float]()
-        for each in self.scored:
-            value, base = each.value(name), exact[each.run, each.removed] if difference else 0.0
-            if each.model == model and value is not None and base is not None:
+        for row in self.scored:
+            value, base = row.value(name), exact[row.run, row.removed] if difference else 0.0
+            if row.model == model and value is not None and base is not None:
                 numbers.append(value - base)
         return numbers
 
     def table(self) -> TextTable:
         """Makes a table with a row a model: means over removals, with half the width of their 95 % intervals."""
-        models = list(dict.fromkeys(each.model for each in self.scored))
+        models = list(dict.fromkeys(row.model for row in self.scored))
         rows = []
         for model in models:
             cells = []
@@ -78,7 +78,7 @@ class Unlearned:
                 differs = compared and model != EXACT
                 cells.append(_cell(self.values(model, name, differs), decimals, differs))
             rows.append((model, *cells))
-        removed = dict.fromkeys((each.run, each.removed) for each in self.scored)
+        removed = dict.fromkeys((row.run, row.removed) for row in self.scored)
         runs, (run, name) = dict.fromkeys(run for run, _ in removed), next(iter(removed))
         what = f"{name} of {run}" if len(removed) == 1 else f"{len(removed)} removals of {len(runs)} runs"
         notes = (
@@ -96,9 +96,9 @@ class Unlearned:
         heads = ("run", "removed", "first_round", "model", "rounds", "visits", *Figures.__dataclass_fields__)
         show: Callable[[float | None], str] = lambda value: "" if value is None else f"{value:.17g}"  # noqa: E731
         rows = tuple(
-            (each.run, each.removed, str(each.first), each.model, str(each.rounds), str(each.visits),
-             *map(show, asdict(each.figures).values()))
-            for each in self.scored
+            (row.run, row.removed, str(row.first), row.model, str(row.rounds), str(row.visits),
+             *map(show, asdict(row.figures).values()))
+            for row in self.scored
         )  # fmt: skip
         return TextTable(heads, rows, 1).csv()
 

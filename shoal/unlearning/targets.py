@@ -20,7 +20,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be removed, as options name it; one of these is given.
+    """A wish to remove something, as options name it; one of these is given.
 
     Attributes:
         client: Numbers with commas between them, each removed alone, or `all`.

@@ -4,7 +4,8 @@ import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from functools import cache, partial
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -43,7 +44,7 @@ class UnlearnReader:
     def read(self, past: PastRun) -> Reading:
         """Returns the table of the removals, and a CSV of each. Raises as `unlearn`."""
         # YAML reads a single number as one.
-        client, nodes, label = (None if each is None else str(each) for each in (self.client, self.nodes, self.label))
+        client, nodes, label = (None if it is None else str(it) for it in (self.client, self.nodes, self.label))
         result = unlearn([past], Asked(client, nodes, label, self.edges, self.repeat), self.methods, self.rounds)
         return Reading((result.table(),), result.csv())
 
@@ -72,7 +73,7 @@ def unlearn(
         say(f"continue with: shoal unlearn {places}{asked.words}{words}")
         raise
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
-    return Unlearned([each for part in parts for each in part.scored], sum(part.trainings for part in parts), notes)
+    return Unlearned([row for part in parts for row in part.scored], sum(part.trainings for part in parts), notes)
 
 
 def _of_run(past: PastRun, name: str, asked: Asked, chosen: Sequence[Chosen]) -> Unlearned:
@@ -85,10 +86,10 @@ def _of_run(past: PastRun, name: str, asked: Asked, chosen: Sequence[Chosen]) ->
                 say(f"{removal.name}: its clients ({clients}) never trained, so that the run stays as it is")
         removing = Removing(run, name, Kept(past), chosen)
         with progress("unlearn", len(removals) * (1 + len(chosen)), "models") as step:
-            scored = [each for removal in removals for each in removing.remove(removal, step)]
+            scored = [row for removal in removals for row in removing.remove(removal, step)]
     order = {removal.name: place for place, removal in enumerate(removals)}
-    scored.sort(key=lambda each: order[each.removed])
-    trained = sum(each.rounds for each in scored if each.model == EXACT)
+    scored.sort(key=lambda row: order[row.removed])
+    trained = sum(row.rounds for row in scored if row.model == EXACT)
     return Unlearned(scored, trained / run.rounds, tuple(removing.notes))
 
 
@@ -108,53 +109,44 @@ class Removing:
             raise ShoalError(run.past.path, "algorithm.name", f"{name} has no whole model at the server; take another")
         self._scorer = Scorer(run.past, self._model)
         self._history: History | None = None
-        self._asked: dict[tuple[int, ...], Answers] = {}
         self.notes: dict[str, None] = {}
 
     def remove(self, removal: Removal, step: Step) -> list[Scored]:
         """Removes it exactly and by all approximations; returns the scores of all models."""
-        scored = list[Scored]()
-        exact, lazily = None, list[Answers]()
-
-        def exactly() -> tuple[Tensor, Answers]:
-            assert exact is not None
-            if not lazily:
-                lazily.append(self._ask(exact, removal))
-            return exact, lazily[0]
-
-        w, kept = self._kept.read_model(removal), self._kept.get(removal, EXACT)
-        if w is None or kept is None:
+        exact = self._kept.read_model(removal)
+        if exact is None or self._kept.get(removal, EXACT) is None:
             trained = self._run.train_exactly(removal)
-            exact = w = self._run.model(trained.state)[MODEL_ENTRY]
-            self._kept.write_model(removal, w, self._named(w))
-            kept = {"rounds": trained.rounds, "visits": trained.visits, **self._figures(removal, w, *exactly())}
-            self._kept.append(removal, EXACT, kept)
-        exact = w
-        scored.append(self._scored(removal, EXACT, kept))
+            exact = self._run.model(trained.state)[MODEL_ENTRY]
+            self._kept.write_model(removal, exact, self._named(exact))
+            answers = self._ask(exact, removal)
+            self._keep(removal, EXACT, exact, (trained.rounds, trained.visits), exact, answers)
+        exactly = cache(partial(self._ask, exact, removal))
+        scored = [self._scored(removal, EXACT, EXACT)]
         step.advance()
-        original = self._kept.get(removal, ORIGINAL)
-        if original is None:
+        if self._kept.get(removal, ORIGINAL) is None:
             lines = self._run.past.lines
-            work = {"rounds": len(lines), "visits": sum(len(line["cohort"]) for line in lines)}
-            original = {**work, **self._figures(removal, self._model[MODEL_ENTRY], *exactly())}
-            self._kept.append(removal, ORIGINAL, original)
-        scored.append(self._scored(removal, ORIGINAL, original))
-        for each in self._chosen:
-            items = sum(map(len, self._scorer.forgotten(removal).values()))
-            if each.name == CLIMBS and each.code is None and not items:
-                self.notes[f"{CLIMBS} climbs on forgotten training items, and {removal.name} has none"] = None
-                step.advance()
-                continue
-            approximated = self._kept.get(removal, each.described)
-            if approximated is None:
-                rest = self._rest(removal)
-                found = each.unlearn(rest)
-                work = {"rounds": rest.rounds, "visits": rest.visits}
-                approximated = {**work, **self._figures(removal, found, *exactly())}
-                self._kept.append(removal, each.described, approximated)
-            scored.append(self._scored(removal, each.name, approximated))
+            work = len(lines), sum(len(line["cohort"]) for line in lines)
+            self._keep(removal, ORIGINAL, self._model[MODEL_ENTRY], work, exact, exactly())
+        scored.append(self._scored(removal, ORIGINAL, ORIGINAL))
+        items = sum(map(len, self._scorer.forgotten(removal).values()))
+        for chosen in self._chosen:
             step.advance()
+            if chosen.name == CLIMBS and chosen.code is None and not items:
+                self.notes[f"{CLIMBS} climbs on forgotten training items, and {removal.name} has none"] = None
+                continue
+            if self._kept.get(removal, chosen.described) is None:
+                rest = self._rest(removal)
+                w = chosen.unlearn(rest)
+                self._keep(removal, chosen.described, w, (rest.rounds, rest.visits), exact, exactly())
+            scored.append(self._scored(removal, chosen.name, chosen.described))
         return scored
+
+    def _keep(
+        self, removal: Removal, method: str, w: Tensor, work: tuple[int, int], exact: Tensor, exactly: Answers
+    ) -> None:
+        """Scores parameters `[P]` and keeps that, with rounds and visits."""
+        figures = self._scorer.score(removal, w, self._ask(w, removal), exact, exactly)
+        self._kept.append(removal, method, {"rounds": work[0], "visits": work[1], **asdict(figures)})
 
     def _rest(self, removal: Removal) -> Rest:
         return Rest(self._run, removal, self._scorer.forgotten(removal), self._scorer.host, self._read_history)
@@ -168,15 +160,10 @@ class Removing:
         touched = tuple(client for client, items in self._scorer.forgotten(removal).items() if len(items))
         return self._scorer.ask({**self._model, MODEL_ENTRY: w}, touched)
 
-    def _figures(self, removal: Removal, w: Tensor, exact: Tensor, exactly: Answers) -> dict[str, Any]:
-        answers = exactly if w is exact else self._ask(w, removal)
-        return asdict(self._scorer.score(removal, w, answers, exact, exactly))
-
-    def _scored(self, removal: Removal, model: str, kept: dict[str, Any]) -> Scored:
-        figures = {name: value for name, value in kept.items() if name not in ("rounds", "visits")}
-        first = self._run.seen(removal)
-        place = self._name, removal.name, first, model
-        return Scored(*place, kept["rounds"], kept["visits"], Figures(**figures))
+    def _scored(self, removal: Removal, model: str, method: str) -> Scored:
+        kept = dict(self._kept.get(removal, method) or {})
+        work = kept.pop("rounds"), kept.pop("visits")
+        return Scored(self._name, removal.name, self._run.seen(removal), model, *work, Figures(**kept))
 
     def _named(self, w: Tensor) -> Tree:
         """Returns parameters of the server's model by name."""
