@@ -110,7 +110,7 @@ class Rest:
 
     @property
     def history(self) -> History:
-        """What clients sent in the rounds of the run, which are made again once for all removals."""
+        """The uploads of clients in the rounds of the run, which are made again once for all removals."""
         return self._read_history()
 
     @property
