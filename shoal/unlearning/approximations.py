@@ -211,7 +211,7 @@ def choose(names: Sequence[str], rounds: int | None) -> list[Chosen]:
         else:
             names_of_all = f"{', '.join(METHODS)}, {NONE}, or my_file.py:Mine"
             raise ShoalError(KEY, f"{did_you_mean(name, METHODS)}{name!r} is unknown; there are {names_of_all}")
-        takes = rounds is not None and "rounds" in {option.name for option in fields(cls)}  # type: ignore[arg-type]
-        method: Approximation = cls(rounds=rounds) if takes else cls()  # type: ignore[call-arg]
+        takes = rounds is not None and "rounds" in {option.name for option in fields(cls)}
+        method: Approximation = cls(rounds=rounds) if takes else cls()
         chosen.append(Chosen(name.rpartition(":")[2], method, code))
     return chosen
