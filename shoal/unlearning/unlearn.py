@@ -24,7 +24,7 @@ from shoal.unlearning.rest import History, Rest
 from shoal.unlearning.retraining import MODEL_ENTRY, Retraining
 from shoal.unlearning.scoring import Answers, Figures, Scorer
 from shoal.unlearning.table import EXACT, ORIGINAL, Scored, Unlearned
-from shoal.unlearning.targets import Asked, list_removals
+from shoal.unlearning.targets import ALL, Asked, list_removals
 
 CLIMBS = "gradient_ascent"
 
@@ -89,6 +89,8 @@ def _of_run(past: PastRun, name: str, asked: Asked, chosen: Sequence[Chosen]) ->
             scored = [row for removal in removals for row in removing.remove(removal, step)]
     order = {removal.name: place for place, removal in enumerate(removals)}
     scored.sort(key=lambda row: order[row.removed])
+    if asked.client == ALL and (never := past.store.clients - len(run.first)):
+        removing.notes[f"never asked, so that nothing of them is in {name}: {never} clients"] = None
     trained = sum(row.rounds for row in scored if row.model == EXACT)
     return Unlearned(scored, trained / run.rounds, tuple(removing.notes))
 

@@ -61,6 +61,8 @@ def test_the_command_shows_every_model_beside_the_exact_one(whole: Path, tmp_pat
     assert {row["removed"] for row in rows} == {f"client {client}" for client in trained}
     assert len(rows) == len(trained) * len(models)
     assert f"{len(trained)} removals of 1 runs" in said
+    never = 4 - len(trained)
+    assert (f"never asked, so that nothing of them is in {whole.name}: {never} clients" in said) == bool(never)
     accuracy = [float(row["rest"]) for row in rows if row["model"] == "fine_tune"]
     exactly = [float(row["rest"]) for row in rows if row["model"] == "exact"]
     mean, half = np.mean(np.subtract(accuracy, exactly)), interval(np.subtract(accuracy, exactly).tolist())
