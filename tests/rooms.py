@@ -26,8 +26,8 @@ DECLARED = {"section.py": "engine/sections", "feature.py": "shoal/features"}
 # The room named after a package is what lies in the folder itself.
 LISTED = {
     "shoal": """
-        attacks bisect board clock evaluator influence pooled search shifts values shoal cli past pages scaling
-        sweeps kept tables study features
+        attacks bisect board clock evaluator influence pooled search shifts unlearning values shoal cli past pages
+        scaling sweeps kept tables study features
     """,
     "engine": """
         engine runs preparing/cross_edges preparing/noise preparing cluster screen callbacks hosts hosts/devices

@@ -79,6 +79,7 @@ FEATURES = {
     "selection": _schedule("selection", "participation.selection=power_of_choice"),
     "secure": _stage("secure", "secure=masks"),
     "shifts": _around("shifts", "read RUN shifts"),
+    "unlearning": _around("unlearning", "read RUN unlearn --client=0"),
     "values": _around("values", "read RUN values"),
     "targets": Feature(("engine/targets",), (SECTIONS,), "run quickstart target=regression"),
     "users": _stage("users", "stages=[mine.py:Mine]"),

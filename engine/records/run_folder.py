@@ -42,9 +42,12 @@ FORK = "fork.json"
 INFLUENCE = "influence.json"
 # `shoal values` writes these: values, which the page reads, and what coalitions of clients trained.
 VALUES, COALITIONS = "values.json", "coalitions.jsonl"
+# `shoal unlearn` writes these: scores of removals, and a folder of exact models.
+UNLEARNED, UNLEARNED_MODELS = "unlearned.jsonl", "unlearned"
 # These paths below a run are written here, and by these commands.
 WRITTEN = (
-    r"config\.yaml|summary\.json|failure\.txt|run\.log|(fork|influence|values)\.json|coalitions\.jsonl",
+    r"config\.yaml|summary\.json|failure\.txt|run\.log|(fork|influence|values)\.json|(coalitions|unlearned)\.jsonl",
+    rf"{UNLEARNED_MODELS}/[a-z0-9-]+\.safetensors",
     rf"{CODE}/[0-9a-f]{{8}}/.+\.py",
 )
 # These files below a run are written without being replaced as a whole; the folders are written into.
@@ -53,6 +56,8 @@ FIXED = (
     CLIENT_SCORES,
     UPLOADS,
     COALITIONS,
+    UNLEARNED,
+    UNLEARNED_MODELS,
     LOG,
     CHECKPOINTS,
     checkpoint.BEST,
@@ -237,6 +242,8 @@ class RunFolder:
                 INFLUENCE,
                 VALUES,
                 COALITIONS,
+                UNLEARNED,
+                UNLEARNED_MODELS,
                 LOG,
                 CHECKPOINTS,
                 checkpoint.BEST,

@@ -10,7 +10,8 @@ from shoal.influence.feature import INFLUENCE
 from shoal.pooled.feature import POOLED
 from shoal.search.feature import SEARCH
 from shoal.shifts.feature import SHIFTS
+from shoal.unlearning.feature import UNLEARNING
 from shoal.values.feature import VALUES
 
 # Their sections of a page have this order.
-FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS, EVALUATOR, POOLED, SHIFTS, BISECT, VALUES, BOARD)
+FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS, EVALUATOR, POOLED, SHIFTS, BISECT, VALUES, UNLEARNING, BOARD)

@@ -61,7 +61,7 @@ def short(whole: Path) -> Path:
 
 
 # Options that a reader must be given.
-OPTIONS = {"inversion": {"client": 0}, "replay": {"round": 1, "client": 0}}
+OPTIONS = {"inversion": {"client": 0}, "replay": {"round": 1, "client": 0}, "unlearn": {"client": 0}}
 READERS: dict[str, Callable[[Path], object]] = {
     **{name: partial(read_run, name, OPTIONS.get(name, {})) for name in OF_PAST if name != "bisect"},
     "bisect": lambda run: bisect(run, run),

@@ -47,6 +47,7 @@ def test_options_of_one_name_have_one_meaning() -> None:
         "attack",
         "read",
         "replay",
+        "unlearn",
         "values",
     }
     assert having["--json"] == tables
