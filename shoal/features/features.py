@@ -14,4 +14,16 @@ from shoal.unlearning.feature import UNLEARNING
 from shoal.values.feature import VALUES
 
 # Their sections of a page have this order.
-FEATURES: tuple[Feature, ...] = (CLOCK, SEARCH, INFLUENCE, ATTACKS, EVALUATOR, POOLED, SHIFTS, BISECT, VALUES, UNLEARNING, BOARD)
+FEATURES: tuple[Feature, ...] = (
+    CLOCK,
+    SEARCH,
+    INFLUENCE,
+    ATTACKS,
+    EVALUATOR,
+    POOLED,
+    SHIFTS,
+    BISECT,
+    VALUES,
+    UNLEARNING,
+    BOARD,
+)
