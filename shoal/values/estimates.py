@@ -9,7 +9,7 @@ Axes: P players, m coalitions, N clients whose items are scored.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from shoal.storage.errors import ShoalError
-from shoal.values.surrogate import Weights, fit, fit_scale
+from shoal.values.surrogate import Surrogate, Weights, fit, fit_scale
 
 SHAPLEY, BANZHAF = "shapley", "banzhaf"
 CONFIDENCE = 0.95
@@ -199,23 +199,30 @@ class Design:
             of_size = member_cP.sum(1) == size
             value_PN += self._factors(member_cP[of_size]).T @ right_cN[of_size] / of_size.sum()
         some = member_cP.sum(1) > 0
-        scale, share = fit_scale(
-            np.concatenate([member_cP[some], member_mP]), np.concatenate([right_cN[some], right_mN]).sum(1)
-        )
+        fitted_cP, fitted_cN = member_cP[some], right_cN[some]
+        scale, share = fit_scale(np.concatenate([fitted_cP, member_mP]), np.concatenate([fitted_cN, right_mN]).sum(1))
+
+        def predict_folds(fold_m: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, Surrogate]]:
+            """Fits a surrogate to all folds but one; yields who is in that one, with what it leaves of these."""
+            for fold in range(FOLDS):
+                here = fold_m == fold
+                members = np.concatenate([fitted_cP, member_mP[~here]])
+                surrogate = fit(members, np.concatenate([fitted_cN, right_mN[~here]]).astype(float), scale, share)
+                yield here, right_mN[here] - surrogate.predict(member_mP[here]), surrogate
+
         size_m = member_mP.sum(1)
         factor_mP = self._factors(member_mP) / self._chance[size_m][:, None]
         fold_m, rest_m = np.arange(len(drawn)) % FOLDS, np.zeros(len(drawn))
-        for fold in range(FOLDS):
-            other = fold_m != fold
-            surrogate = fit(
-                np.concatenate([member_cP[some], member_mP[other]]),
-                np.concatenate([right_cN[some], right_mN[other]]).astype(np.float64),
-                scale, share,
-            )  # fmt: skip
-            rest_mN = right_mN[~other] - surrogate.predict(member_mP[~other])
-            value_PN += (~other).mean() * surrogate.values(self._weights, self._drawn_sizes)
-            value_PN += factor_mP[~other].T @ rest_mN / len(drawn)
-            rest_m[~other] = rest_mN.sum(1)
+        for here, rest_hN, surrogate in predict_folds(fold_m):
+            value_PN += here.mean() * surrogate.values(self._weights, self._drawn_sizes)
+            value_PN += factor_mP[here].T @ rest_hN / len(drawn)
+            rest_m[here] = rest_hN.sum(1)
+        # Drawn twice, a coalition lies in two folds, and less is left of it than of one that the surrogate never saw.
+        number_of: dict[int, int] = {}
+        once_m = np.array([number_of.setdefault(coalition, len(number_of)) for coalition in drawn]) % FOLDS
+        if len(number_of) < len(drawn):
+            for here, rest_hN, _ in predict_folds(once_m):
+                rest_m[here] = rest_hN.sum(1)
         half = student.ppf((1 + CONFIDENCE) / 2, len(drawn) - FOLDS) * self._error(size_m, rest_m)
         return Estimate(value_PN, value_PN.sum(1), np.full(players, half), f"{len(drawn)} drawn coalitions")
 

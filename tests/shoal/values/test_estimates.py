@@ -127,6 +127,17 @@ def test_intervals_of_drawn_coalitions_hold_the_values_of_all(kind: str, seeds: 
     assert np.sqrt(np.mean(np.mean(error, 0) ** 2)) < 1.6 * spread
 
 
+@pytest.mark.parametrize(("players", "trainings"), [(5, 15.0), (6, 28.0)])
+def test_intervals_hold_where_most_coalitions_are_drawn_twice(players: int, trainings: float) -> None:
+    inside = []
+    for made, seed in itertools.product(range(3), range(8)):
+        exact = count_all(drawn_game(players, made), SHAPLEY).total_P
+        limits = Limits(0.0, trainings)
+        drawn = draw_coalitions(drawn_game(players, made), SHAPLEY, limits, np.random.default_rng(seed))
+        inside.append(np.abs(drawn.total_P - exact) <= drawn.half_P)
+    assert np.mean(inside) >= 0.93
+
+
 def test_drawing_ends_by_precision_or_by_work_and_takes_all_coalitions_that_fit() -> None:
     wide = draw_coalitions(drawn_game(9, 3), SHAPLEY, Limits(0.0, 30.0), np.random.default_rng(0))
     game = drawn_game(9, 3)
