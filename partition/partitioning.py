@@ -9,7 +9,6 @@ import numpy as np
 from shoal.partition.domains import domain_graphs, first_clients, require_own_clients
 from shoal.partition.methods.cover import NO_CLIENT, assert_cover
 from shoal.partition.methods.options import PartitionOptions
-from shoal.partition.methods.overlap import draw_clients
 from shoal.partition.methods.workspace import Workspace
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
@@ -67,6 +66,8 @@ def partition(
     """
     require_enough_nodes(options.clients, graph.items, graph.name, graph.item_name)
     if options.overlap > 1:
+        from shoal.partition.methods.overlap import draw_clients
+
         return draw_clients(partition(graph, options.of_parts, labelled_mask, workspace), options)
     if graph.graph_of is not None:
         require_divides_graphs(options.method)

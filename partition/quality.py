@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from shoal.partition.methods.cover import NO_CLIENT
-from shoal.partition.methods.overlap import count_together
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import kept_entries
 
@@ -76,6 +75,8 @@ def quality(graph: Graph, assignment: np.ndarray, clients: int, kept: np.ndarray
     inside, shared = int(entries.sum()), None
     if len(rows_LN) > 1:
         holders_N = (rows_LN != NO_CLIENT).sum(0)
+        from shoal.partition.methods.overlap import count_together
+
         inside = count_together(graph, rows_LN)
         shared = {"by several": int((holders_N > 1).sum()), "by none": int((holders_N == 0).sum())}
     return Quality(

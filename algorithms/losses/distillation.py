@@ -10,16 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.losses.prototypes import unit
+from shoal.algorithms.models.compiled.projected_losses import (
+    squares_by_projection,
+    squares_of_projected,
+    squares_to_projected,
+)
 from shoal.algorithms.models.compiled.row_losses import (
     divergences,
     is_compiled,
     is_constant,
     neighbour_divergences,
     row_loss,
-    squares_by_projection,
     squares_of_directions,
-    squares_of_projected,
-    squares_to_projected,
 )
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.shards.view import View

@@ -25,10 +25,9 @@ from shoal.engine.preparing.client_files import (
     write_training_shards,
 )
 from shoal.engine.preparing.identity import published_digests
-from shoal.engine.preparing.shared_split import share_split
 from shoal.engine.preparing.store_steps import StoreSteps
-from shoal.engine.records.distinct import count_distinct, describe_distinct
 from shoal.engine.records.graphs import places_of, sources
+from shoal.engine.records.summary import count_distinct, describe_distinct
 from shoal.engine.screen.progress import progress, say
 from shoal.engine.screen.tables import abridge
 from shoal.engine.sections.sections import describe_store, layout_of, list_store_changes
@@ -272,6 +271,8 @@ class StoreBuilder(StoreSteps):
         code = None if shards.manifest.pairs is not None else self._codes(shards, options)
         distinct = None
         if self.options is not None and self.options.overlap > 1:
+            from shoal.engine.preparing.shared_split import share_split
+
             code, distinct = share_split(shards, self.options.of_parts.clients, options, code)
         what, place = shards.manifest.item_name, partial(split_path, options.split_name)
         sparsity = self.config.data.sparsity if self.clients is None else None

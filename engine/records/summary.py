@@ -29,11 +29,14 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import present
 from shoal.storage.files.checksummed_json import unsealed
 from shoal.storage.files.reading import read_bytes
+from shoal.storage.store.client_table import SplitRecord
 from shoal.storage.store.manifest import Manifest
 
 SUMMARY, METRICS = "summary.json", "metrics.jsonl"
 # A summary has by this key what features did to the run, by their names and by subject.
 DONE = "done"
+# The summary of a run whose clients share nodes has the counts of `count_distinct` by this key.
+DISTINCT = "distinct"
 
 PARTS = ("train", "upload", "evaluate", "aggregate", SCORING, "transfer", "wait")
 # The paper of FGGP reports the mean of so many last evaluations.
@@ -352,3 +355,17 @@ def _current(summary: dict[str, Any]) -> dict[str, Any]:
     for scope, numbers in (scopes := current_scopes(summary.get("scopes", {}))).items():
         scopes[scope] = {OLD_MOMENTS.get(moment, moment): of_moment for moment, of_moment in numbers.items()}
     return summary | {"scopes": scopes}
+
+
+def count_distinct(record: SplitRecord) -> dict[str, list[int]]:
+    """Counts items that train, validate and test, by client and different ones; none if no clients share any."""
+    return {} if record.distinct is None else {"counted": record.counts.sum(0).tolist(), "different": record.distinct}
+
+
+def describe_distinct(counts: Mapping[str, Sequence[int]], what: str) -> str:
+    """Says how many items of each part are different ones, by the counts of `count_distinct`; empty without them."""
+    if not counts:
+        return ""
+    parts = zip(("train", "validation", "test"), counts["counted"], counts["different"])
+    numbers = ", ".join(f"{of_all:,} {part} {what}s are {some:,}" for part, of_all, some in parts)
+    return f"each {what} counts at every client that holds it: {numbers} different ones"

@@ -18,11 +18,19 @@ from shoal.engine.messages.job import Job
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import BestRounds, Checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, UPLOADS, columns_of
-from shoal.engine.records.distinct import DISTINCT, count_distinct
 from shoal.engine.records.logged_lines import Logged
 from shoal.engine.records.metrics import DIGESTS, RECORDS, write_records
 from shoal.engine.records.run_folder import RunFolder, parent_of
-from shoal.engine.records.summary import CONSTANT, DONE, FIRST_SCOPE, ONE_MODEL, SOME, summarize_run
+from shoal.engine.records.summary import (
+    CONSTANT,
+    DISTINCT,
+    DONE,
+    FIRST_SCOPE,
+    ONE_MODEL,
+    SOME,
+    count_distinct,
+    summarize_run,
+)
 from shoal.engine.records.untrained import UNTRAINED
 from shoal.engine.rounds import server
 from shoal.engine.rounds.costs import Live, Watch

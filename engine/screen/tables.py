@@ -14,10 +14,10 @@ from shoal.engine.config.config import Config, load_config
 from shoal.engine.config.names import shown_name
 from shoal.engine.config.sections import ACCURACY, BOTH, DOMAINS, EVALUATED, SCORING
 from shoal.engine.config.sizes import size
-from shoal.engine.records.distinct import DISTINCT, describe_distinct
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.records.summary import (
+    DISTINCT,
     DONE,
     OF_SAMPLES,
     OF_SOME,
@@ -26,6 +26,7 @@ from shoal.engine.records.summary import (
     SAMPLED,
     SOME,
     chosen,
+    describe_distinct,
     metric_of,
     metrics_in,
     name_metric,

@@ -21,6 +21,6 @@ def bisect_command(
     out: Annotated[Path | None, typer.Option(help="Folder to write: the tables, as CSV.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the first round, client, phase and tensor in which two runs part, and the cause."""
+    """Find where two runs part and why, by round, client, phase and tensor."""
     options = {"other": str(possible_path(other)), "tolerance": tolerance}
     show_reading(read_run("bisect", options, possible_path(run)), out, as_json=as_json)

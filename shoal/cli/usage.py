@@ -37,10 +37,8 @@ MEANT = {
 OF_KEYS = ("overrides", "axes")
 # Repetitions are values of one key; more than so many are shorter by their number.
 SEEDS, MOST_SHOWN = ("seeds", "repeat", "repeats", "repetitions", "runs"), 5
-SHORT = {
-    "install_completion": "Add completion to the shell.",
-    "show_completion": "Print what the shell needs for it.",
-}
+SHORT = {"install_completion": "Add completion to the shell."}
+HIDDEN = "show_completion"
 # Every wrong use is an error of this class, which typer itself does not export.
 UsageError: Any = typer.BadParameter.__base__
 
@@ -54,6 +52,7 @@ class OneLineGroup(TyperGroup):
         for parameter in parameters:
             if parameter.name in SHORT:
                 parameter.help = SHORT[parameter.name]
+            parameter.hidden |= parameter.name == HIDDEN
         return parameters
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:

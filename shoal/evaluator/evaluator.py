@@ -14,8 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from shoal.engine.config.sections import ACCURACY, AVERAGE_PRECISION, ROC_AUC
-from shoal.engine.records.distinct import count_distinct, describe_distinct
 from shoal.engine.records.run_folder import read_summary
+from shoal.engine.records.summary import count_distinct, describe_distinct
 from shoal.engine.runs.export import reopen
 from shoal.engine.scores.counts import precision_bits, twice_wins, values_of, winners
 from shoal.engine.sections.section import load

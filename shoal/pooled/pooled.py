@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from shoal.engine.config.sections import ACCURACY, F1, RANKINGS
-from shoal.engine.records.distinct import count_distinct, describe_distinct
 from shoal.engine.records.run_folder import read_summary
+from shoal.engine.records.summary import count_distinct, describe_distinct
 from shoal.engine.runs.export import reopen
 from shoal.engine.scores.counts import Measure, count_rows, macro_f1, values_of, winners
 from shoal.engine.scores.measures import measures_of

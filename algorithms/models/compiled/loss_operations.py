@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.algorithms.models.compiled import row_losses
+from shoal.algorithms.models.compiled import projected_losses, row_losses
 from shoal.algorithms.models.compiled.memory import (
     arguments_at,
     doubles_at,
@@ -99,21 +99,21 @@ def squares_to_projected(pointer: Any, f: float, g: float) -> None:
     at = arguments_at(pointer)
     x, gradient, width = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2]), doubles_at(at[5], 1)[0]
     other, projection = matrix_at(at[6], at[7], int(width)), matrix_at(at[8], at[9], int(width))
-    doubles_at(at[4], 1)[0] += f * row_losses.squares_to_projected(x, other, projection, width, gradient)
+    doubles_at(at[4], 1)[0] += f * projected_losses.squares_to_projected(x, other, projection, width, gradient)
 
 
 def squares_of_projected(pointer: Any, f: float, g: float) -> None:
     at = arguments_at(pointer)
     x, gradient = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2])
     target, projection = matrix_at(at[6], at[7], at[9]), matrix_at(at[8], at[9], at[2])
-    doubles_at(at[4], 1)[0] += f * row_losses.squares_of_projected(x, target, projection, gradient)
+    doubles_at(at[4], 1)[0] += f * projected_losses.squares_of_projected(x, target, projection, gradient)
 
 
 def squares_by_projection(pointer: Any, f: float, g: float) -> None:
     at = arguments_at(pointer)
     x, gradient = matrix_at(at[0], at[1], at[2]), matrix_at(at[3], at[1], at[2])
     other, target = matrix_at(at[6], at[7], at[2]), matrix_at(at[8], at[9], at[1])
-    doubles_at(at[4], 1)[0] += f * row_losses.squares_by_projection(x, other, target, gradient)
+    doubles_at(at[4], 1)[0] += f * projected_losses.squares_by_projection(x, other, target, gradient)
 
 
 def contrasts_by_class(pointer: Any, f: float, g: float) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.models.compiled import row_losses
+from shoal.algorithms.models.compiled import projected_losses, row_losses
 from shoal.algorithms.models.compiled.lowering import Operations, Place
 from shoal.algorithms.models.compiled.operations import Base, Code
 from shoal.algorithms.models.compiled.passes import Call
@@ -37,9 +37,9 @@ _KERNELS: dict[Callable[..., float], tuple[Code, tuple[torch.dtype, ...]]] = {
         (torch.int64, torch.int32, torch.int32, torch.float32, torch.float32, torch.float32),
     ),
     row_losses.softplus_along: (Code.SOFTPLUS_ALONG, (torch.float32,)),
-    row_losses.squares_to_projected: (Code.SQUARES_TO_PROJECTED, (torch.float32, torch.float32)),
-    row_losses.squares_of_projected: (Code.SQUARES_OF_PROJECTED, (torch.float32, torch.float32)),
-    row_losses.squares_by_projection: (Code.SQUARES_BY_PROJECTION, (torch.float32, torch.float32)),
+    projected_losses.squares_to_projected: (Code.SQUARES_TO_PROJECTED, (torch.float32, torch.float32)),
+    projected_losses.squares_of_projected: (Code.SQUARES_OF_PROJECTED, (torch.float32, torch.float32)),
+    projected_losses.squares_by_projection: (Code.SQUARES_BY_PROJECTION, (torch.float32, torch.float32)),
 }
 
 

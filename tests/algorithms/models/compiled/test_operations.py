@@ -5,13 +5,20 @@ from typing import Any
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from shoal.algorithms.models.compiled import attention_operations, hop_operations, memory, operations, row_losses
+from shoal.algorithms.models.compiled import (
+    attention_operations,
+    hop_operations,
+    memory,
+    operations,
+    projected_losses,
+    row_losses,
+)
 from shoal.algorithms.models.compiled.operations import Code, address_of
 
 
 def kernels() -> list[tuple[str, Any]]:
     """Functions with arithmetic that operations and losses of rows call, by name."""
-    modules = (operations, attention_operations, hop_operations, row_losses)
+    modules = (operations, attention_operations, hop_operations, row_losses, projected_losses)
     named = {name: f for module in modules for name, f in vars(module).items() if isinstance(f, Dispatcher)}
     return [(name, f) for name, f in named.items() if f not in vars(memory).values() and name != "execute"]
 
