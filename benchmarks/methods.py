@@ -52,7 +52,6 @@ GOALS: dict[tuple[str, ...], tuple[float, float]] = {
     ("fedgkc", "fedkd", "fml"): (8, 4),
     ("fgssl", "fggp"): (8, 5),
     ("adafgl",): (20, 11),
-    ("fedtad",): (25, 5),
 }
 OTHERS = 15.0
 SMALL = ("cora", "citeseer")
