@@ -173,7 +173,9 @@ def _drop(text: str, code: list[Path], words: tuple[str, ...]) -> str:
         module = re.escape(".".join(parts if parts[0] == "shoal" else ("shoal", *parts)))
         importing = re.compile(rf"^from {module}(?:\.[\w.]+)? import (.+)\n", flags=re.M)
         for name in ", ".join(importing.findall(text)).split(", "):
-            text = re.sub(rf"\b{name}\b, |, \b{name}\b", "", importing.sub("", text)) if name else text
+            # A list has a line for each name, or all in one.
+            named = re.compile(rf"^ +{name},\n|\b{name}\b, |, \b{name}\b", re.M)
+            text = named.sub("", importing.sub("", text)) if name else text
         text = re.sub(rf'^.*"{module}[.:].*\n', "", text, flags=re.M)
     for word in words:
         text = re.sub(rf"^.*{word}.*\n", "", text, flags=re.M)
