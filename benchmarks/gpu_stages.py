@@ -21,8 +21,9 @@ from shoal.storage.shards.view import smooth_by_torch
 
 Row = dict[str, Any]
 COPILOT = {"name": "gcn", "hidden": 8, "head": "linear"}
+MENDED = ("fedsage_plus", "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc")
 OPTIONS: dict[str, Row] = {name: {"copilot": COPILOT} for name in ("fml", "fedkd", "fedgkc")}
-OPTIONS |= {name: {"generator_rounds": 1} for name in ("fedsage_plus", "fedsage_plus_fedgta")}
+OPTIONS |= {name: {"generator_rounds": 1} for name in MENDED}
 OPTIONS |= {"gcfl_plus": {"warmup": 1}, "adafgl": {"shared_rounds": 1}}
 ROUNDS: dict[str, Row] = {
     "topk": {"communication": {"upload": "topk"}},
@@ -114,7 +115,7 @@ def methods(where: Where) -> Iterator[Row]:
 
 def model_of(method: str) -> Row:
     """A model that a method can train."""
-    coupled = {"fggp", "fedgcn", "fedsage_plus", "fedsage_plus_fedgta"}
+    coupled = {"fggp", "fedgcn", *MENDED}
     norm = {"norm": "batch", "head": "conv"} if method == "fggp" else {}
     return {"name": "gcn", "hidden": 8, **norm} if method in coupled else {"name": "gamlp", "hidden": 8}
 

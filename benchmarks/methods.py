@@ -65,8 +65,7 @@ def options(rounds: int) -> dict[str, dict[str, Any]]:
         "fedkd": {"copilot": COPILOT},
         "fedgkc": {"copilot": COPILOT},
         "gcfl_plus": {"warmup": rounds // 4},
-        "fedsage_plus": generate,
-        "fedsage_plus_fedgta": generate,
+        **{f"fedsage_plus{inside}": generate for inside in ("", "_fedgta", "_moon", "_feddc")},
         "adafgl": {"shared_rounds": rounds // 4},
     }
 

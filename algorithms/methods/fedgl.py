@@ -1,5 +1,6 @@
 """FedGL: clients also learn from what is predicted of their unlabelled nodes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,12 +9,11 @@ from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Client, Context, Received, Term, Trainer, Tree
 from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.feddc import DRIFT, UPDATE, FedDC
 from shoal.algorithms.methods.fedgta.fedgta import FedGTA
+from shoal.algorithms.methods.moon import MOON, PREVIOUS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import NotNegative, Share
-
-# A client's state holds the parameters of its last training under this name, `[P]`.
-PREVIOUS = "previous"
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class PseudoLabels(Algorithm):
         return super().setup(ctx)
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        loss = trainer.fit(client, received, term=self._term(client))
+        loss = trainer.fit(client, received, term=self._pseudo_term(client))
         if self.pseudo and client.info.train:
             client.state[PREVIOUS] = client.model.w
         return loss
 
-    def _term(self, client: Client) -> Term | None:
+    def _pseudo_term(self, client: Client) -> Term | None:
         if not self.pseudo or PREVIOUS not in client.state:
             return None
         rows, label = self._pseudo_labels(client)
@@ -89,3 +89,36 @@ class FedGLFedGTA(PseudoLabels, FedGTA):
     A client that has not trained yet has no pseudo labels, whatever it receives. Messages are FedGTA's; with
     `pseudo: 0` it is FedGTA, to the bit with `engine.trainer: autograd`.
     """
+
+
+@dataclass(frozen=True)
+class FedGLMOON(PseudoLabels, MOON):
+    """FedGL whose clients also minimise MOON's contrast (Table 5 of FedGTA's paper), see `PseudoLabels` and `MOON`.
+
+    Both read the parameters of the client's last training, kept once. With `pseudo: 0` it is MOON, with `mu: 0` FedGL.
+    """
+
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
+        learns = client.info.train > 0 and (self.mu > 0 or self.pseudo > 0)
+        apart_NH = self._apart(client) if self.mu and learns else None
+        terms = [term for term in (self._pseudo_term(client), self._contrast_term(client, apart_NH)) if term]
+        loss = trainer.fit(client, apart_NH, term=sum_of(terms) if terms else None)
+        if learns:
+            client.state[PREVIOUS] = client.model.w
+        return loss
+
+
+@dataclass(frozen=True)
+class FedGLFedDC(PseudoLabels, FedDC):
+    """FedGL whose models drift and are averaged as FedDC's (Table 5 of FedGTA's paper), see `PseudoLabels` and `FedDC`.
+
+    With `pseudo: 0` it is FedDC.
+    """
+
+    only_replaced = frozenset({PREVIOUS, DRIFT, UPDATE})
+
+
+def sum_of(terms: Sequence[Term]) -> Term:
+    """Builds the term that adds up others, each computed anew in every step."""
+    first, *others = terms
+    return lambda: sum((term() for term in others), first())

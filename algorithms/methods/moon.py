@@ -53,7 +53,7 @@ class MOON(FedAvg):
         if not self.mu or not client.info.train:
             return trainer.fit(client, None)
         apart_NH = self._apart(client)
-        loss = trainer.fit(client, apart_NH, term=self._term(client, apart_NH))
+        loss = trainer.fit(client, apart_NH, term=self._contrast_term(client, apart_NH))
         client.state[PREVIOUS] = client.model.w
         return loss
 
@@ -73,7 +73,7 @@ class MOON(FedAvg):
         plain = super().loss(out, y, w, received)
         return plain if received is None or self.rows == "all" else plain + self._contrast(out, received)
 
-    def _term(self, client: Client, apart_NH: Tensor | None) -> Term | None:
+    def _contrast_term(self, client: Client, apart_NH: Tensor | None) -> Term | None:
         """Computes the contrast of all rows, which no batch holds."""
         if apart_NH is None or self.rows == "train":
             return None

@@ -43,9 +43,9 @@ METHODS = (*MIXABLE, "global", "fedavg", "fedgta")
 # FedAvg with something beside it.
 AVERAGING = ("fedprox", "fedopt", "scaffold", "feddc", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
 # Of graphs, for nodes alone.
-OF_ONE_GRAPH = ("adafgl", "fedgl", "fedgl_fedgta", "fgssl", "fedpub")
+OF_ONE_GRAPH = ("adafgl", "fedgl", "fedgl_fedgta", "fedgl_moon", "fedgl_feddc", "fgssl", "fedpub")
 # The same, for models that read the graph.
-OF_MENDED_GRAPHS = ("fedsage_plus", "fedsage_plus_fedgta")
+OF_MENDED_GRAPHS = ("fedsage_plus", "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc")
 # Whose copilots have embeddings as wide as the clients' own models.
 COPILOTS = ("fml", "fedkd", "fedgkc")
 FGGP = {"name": "fggp", "hidden": 8, "knn_every": 2}

@@ -9,14 +9,16 @@ CONV = {"name": "gcn", "hidden": 8, "norm": "batch", "head": "conv"}
 SAGE = {"name": "sage", "hidden": 8}
 GEN = {"server_steps": 3, "server_batch": 8}
 FGGP = {"hidden": 6, "knn_every": 2}
-NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fedgl", "fggp", "class_means", "fedgcn"}
-NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta", "fedtad", "s2fgl"}
+NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fggp", "class_means", "fedgcn"}
+MENDED = ("fedsage_plus", "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc")
+LABELLING = ("fedgl", "fedgl_fedgta", "fedgl_moon", "fedgl_feddc")
+NODE_ONLY |= {*MENDED, *LABELLING, "fedtad", "s2fgl"}
 GRAPH_ONLY = {"fedstar", "fedgpl"}
 # Options and model; a GCN alone where a method is not named.
 NEEDS: dict[str, tuple[Keys, Any]] = {
     **dict.fromkeys(("fml", "fedkd", "fedgkc"), ({"copilot": GCN}, GCN)),
-    **dict.fromkeys(("fedsage_plus", "fedsage_plus_fedgta"), ({"generator_rounds": 1, "hidden": 6}, SAGE)),
-    **dict.fromkeys(("fedgl", "fedgl_fedgta"), ({"threshold": 0.0}, GCN)),
+    **dict.fromkeys(MENDED, ({"generator_rounds": 1, "hidden": 6}, SAGE)),
+    **dict.fromkeys(LABELLING, ({"threshold": 0.0}, GCN)),
     "fedgcn": ({"hops": 0}, GCN),
     "fedgen": (GEN, GCN),
     "fedtad": ({"nodes": 12, "noise": 3}, GCN),

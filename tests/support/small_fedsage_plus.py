@@ -1,5 +1,6 @@
 """FedSage+ with loops over nodes and dense tables, in one process that holds all clients, by torch's autograd alone."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +60,9 @@ class Person:
         self.a = self.view.adjacency.to_dense().double().numpy()
         self.x = self.view.x.float()
         self.graph: tuple[np.ndarray, Tensor] | None = None
+        # What MOON keeps, and FedDC.
+        self.previous: Parameters | None = None
+        self.drift = self.update = torch.zeros(())
 
     def meet(self, round_number: int, initial: Parameters) -> None:
         """The first visit."""
@@ -142,20 +146,51 @@ class Person:
         a, x = (self.a, self.x) if self.graph is None or not augmented else self.graph
         return sage(w, "", a, x)[0][: self.view.nodes]
 
-    def train(self, w: Parameters, momentum: Any) -> Parameters:
-        """Plain training of a model of its own, from w."""
+    def embeddings(self, w: Parameters) -> Tensor:
+        """Computes embeddings of the training rows on the augmented graph, at length one."""
+        assert self.graph is not None
+        return F.normalize(sage(w, "", *self.graph)[1][self.view.train])
+
+    def contrast(self, w: Parameters, mu: float = 1.0, tau: float = 0.5) -> Callable[[Parameters], Tensor]:
+        """Makes MOON's term of the parameters sent and those of the last training; there is none at first."""
+        if self.previous is None:
+            return lambda p: torch.zeros(())
+        sent, previous = self.embeddings(w).detach(), self.embeddings(self.previous).detach()
+
+        def term(p: Parameters) -> Tensor:
+            near, far = ((self.embeddings(p) * z).sum(1) / tau for z in (sent, previous))
+            return -mu * (near.exp() / (near.exp() + far.exp())).log().mean()
+
+        return term
+
+    def correction(self, w: Parameters, g: Tensor, alpha: float = 0.005) -> Callable[[Parameters], Tensor]:
+        """Makes FedDC's penalty of the drift and its linear term, of the last mean gradients with the sign turned."""
+        sent = torch.cat([t.flatten() for t in w.values()])
+
+        def term(p: Parameters) -> Tensor:
+            theta = torch.cat([t.flatten() for t in p.values()])
+            return alpha / 2 * ((self.drift + theta - sent) ** 2).sum() + (theta * (self.update - g)).sum()
+
+        return term
+
+    def train(self, w: Parameters, momentum: Any, term: Callable[[Parameters], Tensor] | None = None) -> Parameters:
+        """Plain training of a model of its own, from w; notes the mean gradient of the loss without the term."""
         p = {name: t.clone().requires_grad_() for name, t in w.items()}
         optimizer = torch.optim.SGD(p.values(), lr=0.05, momentum=0.9, weight_decay=0.01)
         for mine, before in zip(p.values(), momentum or []):
             optimizer.state[mine]["momentum_buffer"] = before
-        self.loss = float("nan")
+        self.loss, gradients = float("nan"), []
         if len(self.view.train):
             for _ in range(self.epochs):
                 optimizer.zero_grad()
-                loss = F.cross_entropy(self.logits(p)[self.view.train], self.view.label[self.view.train])
+                plain = F.cross_entropy(self.logits(p)[self.view.train], self.view.label[self.view.train])
+                alone = torch.autograd.grad(plain, list(p.values()), retain_graph=True)
+                gradients.append(torch.cat([t.flatten() for t in alone]))
+                loss = plain if term is None else plain + term(p)
                 loss.backward()
                 optimizer.step()
                 self.loss = float(loss.detach())
+            self.mean_gradient = torch.stack(gradients).mean(0)
             self.momentum = [optimizer.state[mine]["momentum_buffer"] for mine in p.values()]
         return {name: t.detach() for name, t in p.items()}
 

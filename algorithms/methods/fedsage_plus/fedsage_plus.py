@@ -9,8 +9,10 @@ from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Received, Replies, Requests, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.feddc import FedDC
 from shoal.algorithms.methods.fedgta.fedgta import FedGTA
 from shoal.algorithms.methods.fedsage_plus.client_generator import AUGMENTED, ClientGenerator, GeneratorOptions
+from shoal.algorithms.methods.moon import MOON
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import Count, Positive
@@ -163,6 +165,16 @@ class FedSagePlusFedGTA(AugmentedGraphs, FedGTA):
 
     Labels spread over the graph as it is, from the predictions for the client's nodes in the augmented one.
     """
+
+
+@dataclass(frozen=True)
+class FedSagePlusMOON(AugmentedGraphs, MOON):
+    """FedSage+ whose second phase trains as MOON does (Table 5 of FedGTA's paper), see `AugmentedGraphs` and `MOON`."""
+
+
+@dataclass(frozen=True)
+class FedSagePlusFedDC(AugmentedGraphs, FedDC):
+    """FedSage+ whose second phase is FedDC (Table 5 of FedGTA's paper), see `AugmentedGraphs` and `FedDC`."""
 
 
 def draw_peers(clients: int, peers: int, rng: torch.Generator, device: torch.device) -> Tensor:

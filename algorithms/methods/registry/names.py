@@ -36,8 +36,12 @@ METHODS = {
     "adafgl": "shoal.algorithms.methods.adafgl.adafgl:AdaFGL",
     "fedsage_plus": "shoal.algorithms.methods.fedsage_plus.fedsage_plus:FedSagePlus",
     "fedsage_plus_fedgta": "shoal.algorithms.methods.fedsage_plus.fedsage_plus:FedSagePlusFedGTA",
+    "fedsage_plus_moon": "shoal.algorithms.methods.fedsage_plus.fedsage_plus:FedSagePlusMOON",
+    "fedsage_plus_feddc": "shoal.algorithms.methods.fedsage_plus.fedsage_plus:FedSagePlusFedDC",
     "fedgl": "shoal.algorithms.methods.fedgl:FedGL",
     "fedgl_fedgta": "shoal.algorithms.methods.fedgl:FedGLFedGTA",
+    "fedgl_moon": "shoal.algorithms.methods.fedgl:FedGLMOON",
+    "fedgl_feddc": "shoal.algorithms.methods.fedgl:FedGLFedDC",
     "fgssl": "shoal.algorithms.methods.fgssl:FGSSL",
     "fedpub": "shoal.algorithms.methods.fedpub.fedpub:FedPUB",
     "fedstar": "shoal.algorithms.methods.fedstar:FedStar",
@@ -50,11 +54,15 @@ METHODS = {
 # Methods that their papers write otherwise than their classes are called.
 AS_WRITTEN = {
     "class_means": "Class means",
+    "fedgl_feddc": "FedGL with FedDC",
     "fedgl_fedgta": "FedGL with FedGTA",
+    "fedgl_moon": "FedGL with MOON",
     "fedproto_averaged": "FedProto, averaged",
     "fedpub": "FED-PUB",
     "fedsage_plus": "FedSage+",
+    "fedsage_plus_feddc": "FedSage+ with FedDC",
     "fedsage_plus_fedgta": "FedSage+ with FedGTA",
+    "fedsage_plus_moon": "FedSage+ with MOON",
     "gcfl_plus": "GCFL+",
     "lg_fedavg": "LG-FedAvg",
 }
@@ -90,7 +98,9 @@ ONLY_TRAIN = (
 BESIDE_PARAMETERS = {
     "adafgl": ("with the branches that it trained", "without branches"),
     "fedsage_plus": _AUGMENTED,
+    "fedsage_plus_feddc": _AUGMENTED,
     "fedsage_plus_fedgta": _AUGMENTED,
+    "fedsage_plus_moon": _AUGMENTED,
     "fggp": ("with the bank of prototypes of that round", "with the newest bank"),
 }
 

@@ -12,7 +12,7 @@ import torch
 from support.both_layouts import both_layouts
 from support.errors import refused
 from support.fixtures import Configure, Keys, Start
-from support.methods import CONV, FGGP, GCN, GEN, GRAPH_ONLY, NEEDS, NODE_ONLY, SAGE
+from support.methods import CONV, FGGP, GCN, GEN, GRAPH_ONLY, MENDED, NEEDS, NODE_ONLY, SAGE
 from support.same_bits import assert_same_runs, assert_same_trees
 from support.user_graph import write_arrays
 from torch import Tensor
@@ -55,7 +55,7 @@ LABELLED: list[tuple[str, Keys]] = [
     ("moon", {"rows": "all"}),
     ("fedtad", {"nodes": 12}),
     ("fedgl", {"threshold": 0.0}),
-    ("fedgl_fedgta", {"threshold": 0.0}),
+    *((name, {"threshold": 0.0}) for name in ("fedgl_fedgta", "fedgl_moon", "fedgl_feddc")),
     ("fedpg", {"pseudo_centres": 0.5}),
 ]
 
@@ -101,6 +101,9 @@ def test_a_round_leaves_the_states_that_it_began_from(start: Start, monkeypatch:
         ("fedgl", {"threshold": 0.0}, {"pseudo": 0.0}, "fedavg", GAMLP),
         ("fedgl", {"threshold": 0.0}, {"pseudo": 0.0}, "fedavg", GCN),
         ("fedgl_fedgta", {"threshold": 0.0}, {"pseudo": 0.0}, "fedgta", GCN),
+        ("fedgl_moon", {"threshold": 0.0}, {"pseudo": 0.0}, "moon", GCN),
+        ("fedgl_moon", {}, {"mu": 0.0}, "fedgl", GCN),
+        ("fedgl_feddc", {"threshold": 0.0}, {"pseudo": 0.0}, "feddc", GCN),
         ("scaffold", {"weight": "nodes"}, {"variate": "off"}, "fedavg", GAMLP),
         (
             "feddc",
@@ -262,8 +265,8 @@ def test_sparse_features_give_the_same_numbers(
         ("fedgen", GEN, MIXED, 4),
         *(("fedgta", {"eps": 0.9, "sketch_every": every}, GAMLP, 4) for every in (2, 3)),
         *(("fggp", {**FGGP, **more}, CONV, 4) for more in ({}, {"gkic": "gen_only"}, {"head_mode": "personal"})),
-        *((name, SAGE_PLUS, SAGE, stop) for name in ("fedsage_plus", "fedsage_plus_fedgta") for stop in (1, 3)),
-        ("fedgl_fedgta", {"threshold": 0.0}, GCN, 4),
+        *((name, SAGE_PLUS, SAGE, stop) for name in MENDED for stop in (1, 3)),
+        *((name, {"threshold": 0.0}, GCN, 4) for name in ("fedgl_fedgta", "fedgl_moon", "fedgl_feddc")),
         ("fedtad", {"nodes": 12}, GCN, 4),
         ("s2fgl", {}, GAMLP, 4),
         ("moon", {"mu": 5.0}, GAMLP, 4),

@@ -13,7 +13,13 @@ from shoal.algorithms.models.layers.head import Output
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"algorithm.pseudo": 2.0, "algorithm.threshold": 0.7, "model.name": "gamlp", "train.batch_size": 3}]
+    "more",
+    [
+        {},
+        {"algorithm.pseudo": 2.0, "algorithm.threshold": 0.7, "model.name": "gamlp", "train.batch_size": 3},
+        {"algorithm.name": "fedgl_moon", "algorithm.mu": 3.0, "algorithm.tau": 0.7},
+        {"algorithm.name": "fedgl_moon", "algorithm.pseudo": 2.0, "algorithm.rows": "all", "model.name": "gamlp"},
+    ],
 )
 def test_rounds_written_out(
     start: Start,
@@ -26,10 +32,13 @@ def test_rounds_written_out(
     server = start({**patchy, "algorithm.name": "fedgl", "model.hidden": 8, **more})
     plain = plain_average(server)
     weight, threshold = more.get("algorithm.pseudo", 0.1), more.get("algorithm.threshold", 0.5)
+    mu, tau = more.get("algorithm.mu", 1.0), more.get("algorithm.tau", 0.5)
+    mu, of_all = mu * (more.get("algorithm.name") == "fedgl_moon"), "algorithm.rows" in more
     labelled = 0
     for number in range(1, 8):
         line, cohort = server.round(), server.cohort(number)
         told: dict[nn.Module, list[tuple[int, int]]] = {}
+        drawn: dict[nn.Module, tuple[Tensor, list[Tensor]]] = {}
         for i in (i for i in cohort if i in plain.previous):
             view, module = plain.clients[i].view, module_of(server, plain.previous[i]).eval()
             found = []
@@ -39,18 +48,35 @@ def test_rounds_written_out(
                 if max(p) >= threshold:
                     found.append((row, p.index(max(p))))
             told[plain.clients[i].module] = found
+            rows = torch.arange(view.nodes) if of_all else view.train
+            with torch.no_grad():
+                models = (module_of(server, w).eval() for w in (plain.w, plain.previous[i]))
+                zs = [F.normalize(m([view.hop(k)[rows] for k in m.inputs]).embedding_NH) for m in models]
+            drawn[plain.clients[i].module] = rows, zs
             labelled += len(found)
             assert len(found) < view.nodes - len(view.train)
 
-        def loss(module: nn.Module, out: Output, y: Tensor, told: Any = told, clients: Any = plain.clients) -> Tensor:
+        def loss(
+            module: nn.Module,
+            out: Output,
+            y: Tensor,
+            told: Any = told,
+            drawn: Any = drawn,
+            clients: Any = plain.clients,
+        ) -> Tensor:
             total = F.cross_entropy(out.logits_NC, y)
-            if not told.get(module):
-                return total
             (view,) = (client.view for client in clients if client.module is module)
-            rows, classes = map(list, zip(*told[module]))
-            more_out = module([view.hop(k)[rows] for k in module.inputs])
-            terms = [-row.log_softmax(0)[c] for row, c in zip(more_out.logits_NC, classes)]
-            return total + weight * torch.stack(terms).mean()
+            if told.get(module):
+                rows, classes = map(list, zip(*told[module]))
+                more_out = module([view.hop(k)[rows] for k in module.inputs])
+                terms = [-row.log_softmax(0)[c] for row, c in zip(more_out.logits_NC, classes)]
+                total = total + weight * torch.stack(terms).mean()
+            if mu and module in drawn:
+                rows, zs = drawn[module]
+                z = (module([view.hop(k)[rows] for k in module.inputs]) if of_all else out).embedding_NH
+                near, far = ((F.normalize(z) * other).sum(1) / tau for other in zs)
+                total = total - mu * (near.exp() / (near.exp() + far.exp())).log().mean()
+            return total
 
         plain.round(number, cohort, loss, more.get("train.batch_size", 100))
         assert_averaged(server, plain)

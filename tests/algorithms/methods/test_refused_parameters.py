@@ -30,6 +30,8 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
     },
     "fedgl": {"pseudo": [-1], "threshold": [-0.1, 1.1]},
     "fedgl_fedgta": {"pseudo": [-1], "threshold": [-0.1, 1.1], "sketch_every": [0]},
+    "fedgl_moon": {"pseudo": [-1], "threshold": [-0.1, 1.1], "mu": [-1], "tau": [0]},
+    "fedgl_feddc": {"pseudo": [-1], "threshold": [-0.1, 1.1], "alpha": [-0.1]},
     "fedgpl": {"server_lr": [0.0], "epsilon": [0.0], "clip": [0.0], "most_rows": [0]},
     "fedgta": {"lp_steps": [0, 1001], "orders": [0, 1001], "sketch_every": [0], "lp_seed_weight": [1.5, -0.5]},
     "fedkd": {"energy_start": [0.0, -0.5, 1.1], "energy_end": [0.0, -0.5, 1.1]},

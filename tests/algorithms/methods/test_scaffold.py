@@ -21,13 +21,18 @@ LR, K = 0.1, 2
 FORMS = ["auto", "steps", "gradient"]
 
 
-def softmax_gradient(view: View, w: np.ndarray) -> np.ndarray:
-    """Of the mean cross-entropy of a linear layer on the features, weight row by row, then bias."""
-    rows = view.train.numpy()
-    x, y = view.hop(0).numpy()[rows].astype(float), view.label.numpy()[rows]
-    weight, bias = w[:-4].reshape(4, -1), w[-4:]
-    p = np.exp(x @ weight.T + bias)
-    p /= p.sum(1, keepdims=True)
+def probabilities(view: View, w: np.ndarray) -> np.ndarray:
+    """Computes those of all nodes, float64 `[N, C]`, by a linear layer: weight row by row, then bias."""
+    p = np.exp(view.hop(0).numpy().astype(float) @ w[:-4].reshape(4, -1).T + w[-4:])
+    return np.asarray(p / p.sum(1, keepdims=True))
+
+
+def softmax_gradient(view: View, w: np.ndarray, labels: dict[int, int] | None = None) -> np.ndarray:
+    """Computes that of the mean cross-entropy of some nodes' labels, by default of the training nodes'."""
+    if labels is None:
+        labels = {row: int(view.label[row]) for row in view.train.tolist()}
+    rows, y = list(labels), list(labels.values())
+    x, p = view.hop(0).numpy()[rows].astype(float), probabilities(view, w)[rows]
     p[np.arange(len(y)), y] -= 1
     return np.concatenate([(p.T @ x).ravel(), p.sum(0)]) / len(y)
 
@@ -76,14 +81,22 @@ def test_scaffold_written_out(start: Start, views: Views, linear: Keys, form: st
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("form", [*FORMS, "off"])
 @pytest.mark.parametrize(("alpha", "sends"), [(None, "auto"), (1.5, "after"), (1.5, "off"), (0.0, "before")])
-def test_feddc_written_out(start: Start, views: Views, linear: Keys, form: str, alpha: Any, sends: str) -> None:
+@pytest.mark.parametrize("pseudo", [0.0, 0.7])
+def test_feddc_written_out(
+    start: Start, views: Views, linear: Keys, form: str, alpha: Any, sends: str, pseudo: float
+) -> None:
+    """Alone, and inside FedGL, whose loss has the pseudo labels of the model of the client's last training."""
     # Under the penalty a recorded gradient of the loss is not the update, so g differs by what the terms gave.
-    server = start({**linear, "algorithm": {"name": "feddc", "variate": form, "alpha": alpha, "sends": sends}})
+    options = {"name": "feddc", "variate": form, "alpha": alpha, "sends": sends}
+    options |= {"name": "fedgl_feddc", "pseudo": pseudo, "threshold": 0.4} if pseudo else {}
+    server = start({**linear, "algorithm": options})
     alpha = 0.1 if alpha is None else alpha
     shards = views(server)
     w = server._initial.numpy().astype(float)
     mean, drift, update = np.zeros_like(w), np.zeros((6, len(w))), np.zeros((6, len(w)))
     scale = {"gradient": 1.0, "off": 0.0}.get(form, 1 / (LR * K))
+    told: dict[int, dict[int, int]] = {}
+    labelled = 0
     for number in range(1, 8):
         server.round()
         sent, updates = [], []
@@ -91,8 +104,13 @@ def test_feddc_written_out(start: Start, views: Views, linear: Keys, form: str, 
             theta, total = w.copy(), np.zeros_like(w)
             for _ in range(K):
                 g = softmax_gradient(shards[i], theta)
+                g += pseudo * softmax_gradient(shards[i], theta, told[i]) if told.get(i) else 0
                 total += g
                 theta -= LR * (g + alpha * (drift[i] + theta - w) + scale * (update[i] - mean))
+            p = probabilities(shards[i], theta)
+            certain = set(np.flatnonzero(p.max(1) >= 0.4).tolist()) - set(shards[i].train.tolist())
+            told[i] = {row: int(p[row].argmax()) for row in certain} if pseudo else {}
+            labelled += len(told[i])
             before = drift[i].copy()
             drift[i] += theta - w
             update[i] = -total / K if form == "gradient" else theta - w
@@ -109,6 +127,7 @@ def test_feddc_written_out(start: Start, views: Views, linear: Keys, form: str, 
             if i != 3 and form != "off":
                 check(kept["update"], update[i])
                 check(server.state.server["g"], mean)
+    assert bool(labelled) == bool(pseudo)
 
 
 SIZE, ALPHA = 2, 0.3

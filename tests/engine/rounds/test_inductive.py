@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from support.errors import refused
 from support.fixtures import Keys, Start
+from support.methods import LABELLING, MENDED
 from support.plain_fedavg import row_counts
 from support.small_cells import require_same_tree, tensors_of
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ def rounds(server: Server, count: int = 3) -> list[float]:
 METHODS: dict[str, Keys] = {
     **{name: {} for name in ("fedavg sgc", "fedavg gamlp", "fedavg gcn", "fedpg gcn", "fedproto sage")},
     **{f"{name} gcn": {} for name in ("global", "scaffold", "feddc", "moon", "fgssl", "fedpub")},
-    **{f"{name} sage": {"algorithm.generator_rounds": 1} for name in ("fedsage_plus", "fedsage_plus_fedgta")},
+    **{f"{name} sage": {"algorithm.generator_rounds": 1} for name in MENDED},
     "fedavg gamlp stacked": {"engine.trainer": "batched"},
     "fedavg sage": {"participation.ratio": 0.5},
     "fedgta gamlp": {"participation.ratio": 0.67},
@@ -158,7 +159,7 @@ def test_what_all_nodes_need_is_refused_before_the_first_round(start: Start, pla
     assert server.state.scores["trained"][0][:, 0].sum() == 20
 
 
-@pytest.mark.parametrize("name", ["fedgl", "fedgl_fedgta"])
+@pytest.mark.parametrize("name", LABELLING)
 def test_a_method_that_labels_other_nodes_is_refused(start: Start, places: dict[str, Keys], name: str) -> None:
     keys = {**places["plain"], "algorithm.name": name, "model.name": "gcn"}
     with refused("algorithm.pseudo"):

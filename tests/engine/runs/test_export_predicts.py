@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from support.fixtures import Keys, Make
-from support.methods import GCN, GRAPH_ONLY, NEEDS
+from support.methods import GCN, GRAPH_ONLY, MENDED, NEEDS
 from support.shards import adjacency
 from support.small_fedsage_plus import augmented, sage
 from torch import Tensor
@@ -28,12 +28,12 @@ from shoal.storage.shards.shard import Shard
 Named = dict[str, Tensor]
 GENERATOR = {"generator_rounds": 1, "hidden": 6}, {"name": "sage", "hidden": 8, "head": "linear"}
 MINE: dict[str, tuple[Keys, Any]] = {
-    **dict.fromkeys(("fedsage_plus", "fedsage_plus_fedgta"), GENERATOR),
+    **dict.fromkeys(MENDED, GENERATOR),
     "fggp": ({"hidden": 6, "head_mode": "personal"}, GCN),
     "adafgl": ({"shared_rounds": 2, "hidden": 6}, GCN),
 }
 # Others predict by their models alone; those of graphs are tested beside their methods.
-OF_ITS_OWN = ("fedavg", "fednh", "fggp", "adafgl", "fedsage_plus", "fedsage_plus_fedgta")
+OF_ITS_OWN = ("fedavg", "fednh", "fggp", "adafgl", *MENDED)
 OTHERS = [name for name in METHODS if name not in (*OF_ITS_OWN, *GRAPH_ONLY)]
 
 

@@ -45,7 +45,7 @@ def in_fish(line: str) -> list[str]:
         ("attack x --kind p", ["properties"]),
         ("predict x y --best ", ["deployed", "global"]),
         ("list da", ["datasets"]),
-        ("explain fedsage", ["fedsage_plus", "fedsage_plus_fedgta"]),
+        ("explain fedgl", ["fedgl", "fedgl_fedgta", "fedgl_moon", "fedgl_feddc"]),
         ("read x led", ["ledger"]),
         ("init own", ["own-graph", "own-method"]),
         ("reproduce fedp", ["fedpg"]),

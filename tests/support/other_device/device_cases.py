@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from support.methods import LABELLING, MENDED
+
 # The second step has moments of the first, the second round what was kept from the first.
 KEYS = {"rounds": 2, "train.epochs": 2, "train.dropout": 0.3, "participation.ratio": 0.7}
 KEYS |= {"engine.cell_size": 4, "engine.trainer": "autograd"}
@@ -18,7 +20,7 @@ GCFL_PLUS |= {"algorithm.warmup": 0}
 FEDSAGE_PLUS = {"algorithm.name": "fedsage_plus", "algorithm.generator_rounds": 2, "algorithm.hidden": 6}
 FEDSAGE_PLUS |= {"model.name": "sage", "rounds": 3}
 AVERAGING = ("fedprox", "fedopt", "scaffold", "feddc", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
-PLAIN = ("fedgta", "fedproto", "fedtgp", "fedkd", "fedgl", "fedgl_fedgta", "fedpub", "feddistill")
+PLAIN = ("fedgta", "fedproto", "fedtgp", "fedkd", *LABELLING, "fedpub", "feddistill")
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedavg, batched": {"engine.trainer": "batched"},
@@ -47,7 +49,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "adafgl, coupled": {"algorithm": {"name": "adafgl", "shared_rounds": 1, "cut": 0.0}, "model.name": "gcn", **LINEAR},
     "fedsage_plus": FEDSAGE_PLUS,
     "fedsage_plus, few": {**FEDSAGE_PLUS, "algorithm.peers": 1, "algorithm.sampled_nodes": 3, "model.name": "gat"},
-    "fedsage_plus_fedgta": {**FEDSAGE_PLUS, "algorithm.name": "fedsage_plus_fedgta"},
+    **{name: {**FEDSAGE_PLUS, "algorithm.name": name} for name in MENDED[1:]},
     "fgssl": {"algorithm.name": "fgssl", "algorithm.anchors": 4},
     "fedtad": {"algorithm.name": "fedtad", "algorithm.nodes": 12, "model.name": "gcn"},
     "s2fgl": {"algorithm.name": "s2fgl", "algorithm.spectral": 0.0},
@@ -113,6 +115,8 @@ NO_DRAWN = (
     "fedgta", "fedgta, batched", "fedgta, cross edges", "fml", "fedkd", "fedgkc", "fedgkc, coupled",
     "fedopt, momentum", "fpl, as published",
     *AVERAGING, "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all", "adafgl",
-    "adafgl, coupled", "fedgl", "fedgl_fedgta", "fedgl, coupled", "fgssl", "fgssl, coupled", "fedpub",
-    "fedtad", "s2fgl", "fedpub, coupled", "fedsage_plus", "fedsage_plus, few", "fedsage_plus_fedgta",
+    "adafgl, coupled", "fedgl", "fedgl_fedgta", "fedgl_moon", "fedgl_feddc", "fedgl, coupled",
+    "fgssl", "fgssl, coupled", "fedpub",
+    "fedtad", "s2fgl", "fedpub, coupled", "fedsage_plus", "fedsage_plus, few",
+    "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc",
 )  # fmt: skip

@@ -47,7 +47,15 @@ FEW = {"participation.ratio": 0.7, "train.dropout": 0.5}
 
 
 @pytest.mark.exhaustive(4)
-@pytest.mark.parametrize(("name", "plain"), [("fedsage_plus", "fedavg"), ("fedsage_plus_fedgta", "fedgta")])
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("fedsage_plus", "fedavg"),
+        ("fedsage_plus_fedgta", "fedgta"),
+        ("fedsage_plus_moon", "moon"),
+        ("fedsage_plus_feddc", "feddc"),
+    ],
+)
 @pytest.mark.parametrize("model", ["sage", "gamlp"])
 def test_without_generators_it_is_the_plain_method(run: Start, name: str, plain: str, model: str) -> None:
     keys = {**FEW, "engine.trainer": "autograd", "model.name": model}
@@ -203,19 +211,23 @@ def counts_of(person: Person, w: dict[str, torch.Tensor], augmented: bool = True
         {"hidden": 5, "hide": 0.3, "most_neighbours": 2, "peers": 2, "sampled_nodes": 4, "across": 3.0},
         {"hidden": 4, "degree": 0.5, "feature": 2.0, "label": 0.0, "across": 0.0},
         {"hidden": 4, "degree": 2.0, "feature": 0.0, "label": 3.0, "peers": 1},
+        {"hidden": 6, "inside": "_moon"},
+        {"hidden": 6, "inside": "_feddc"},
     ],
-    ids=["defaults", "few", "alone", "labels"],
+    ids=["defaults", "few", "alone", "labels", "moon", "feddc"],
 )
 def test_rounds_written_out(start: Start, unequal: Keys, views: Views, options: Keys) -> None:
     """Two rounds of generators: clients 2 and 3 miss one of them and client 4 both, and catch up when they come."""
+    inside = options.get("inside", "")
+    options = {name: value for name, value in options.items() if name != "inside"}
     chosen = {**DEFAULTS, **options}
-    keys = {"algorithm.name": "fedsage_plus", "train.dropout": 0.0, "model": MODEL}
+    keys = {"algorithm.name": f"fedsage_plus{inside}", "train.dropout": 0.0, "model": MODEL}
     keys |= {f"algorithm.{name}": chosen[name] for name in ("generator_rounds", *options)}
     server = start({**{k: v for k, v in unequal.items() if not k.startswith("model.")}, **keys})
     everybody = views(server)
     people = {i: Person(view, chosen, 2) for i, view in enumerate(everybody)}
     w, generated = by_name(server, server._initial), 0
-    deployed = dict.fromkeys(people, w)
+    deployed, g = dict.fromkeys(people, w), torch.zeros_like(flat(w))
     for number in range(1, server.plan.rounds + 1):
         line, cohort = server.round(), list(server.cohort(number))
         for i in cohort:
@@ -229,19 +241,33 @@ def test_rounds_written_out(start: Start, unequal: Keys, views: Views, options: 
                 people[i].rounds += 1
             assert (line["bytes_up"], line["bytes_down"]) == bytes_of(people, cohort, chosen)
         else:
-            total, count = torch.zeros_like(flat(w)), 0
+            total, updates, count = torch.zeros_like(flat(w)), torch.zeros_like(g), 0
             for i in cohort:
                 if people[i].graph is None:
                     people[i].learn(number, 2 * (2 - people[i].rounds))
                     people[i].repair(number)
                     generated += len(people[i].graph[0]) - everybody[i].nodes  # type: ignore[index]
-                own = people[i].train(w, getattr(people[i], "momentum", None))
+                term = people[i].contrast(w) if inside == "_moon" else None
+                term = people[i].correction(w, g) if inside == "_feddc" else term
+                own = people[i].train(w, getattr(people[i], "momentum", None), term)
                 losses[i] = people[i].loss
+                if len(everybody[i].train):
+                    people[i].previous = own
+                    people[i].drift = people[i].drift + flat(own) - flat(w)
+                    people[i].update = -people[i].mean_gradient
+                    updates += people[i].update
                 np.testing.assert_array_equal(server.state.scores["trained"][i], counts_of(people[i], own))
-                n = everybody[i].nodes * (len(everybody[i].train) > 0)
+                n = (1 if inside == "_feddc" else everybody[i].nodes) * (len(everybody[i].train) > 0)
                 total, count = total + n * flat(own), count + n
-            w = by_name(server, total / count) if count else w
-            require_model_bytes(line, len(flat(w)))
+            w, g = (by_name(server, total / count), updates / count) if count else (w, g)
+            if inside == "_feddc":
+                assert (line["bytes_up"], line["bytes_down"]) == (
+                    8 * len(cohort) * (len(g) + 1),
+                    8 * len(cohort) * len(g),
+                )
+                torch.testing.assert_close(server.state.server["g"], g, rtol=1e-3, atol=1e-5)
+            else:
+                require_model_bytes(line, len(flat(w)))
         require_mean_loss(line, losses, everybody)
         torch.testing.assert_close(server.state.server["w"], flat(w), rtol=1e-3, atol=1e-5)
         for i, person in people.items():

@@ -40,13 +40,26 @@ ALONE |= {"rounds": ROUNDS, "evaluation.every": ROUNDS}
 # What send means alone, and what has norms for the rest, which noise at clients takes, too.
 MEANS = {
     *("fedavg", "fedprox", "fedopt", "scaffold", "feddc", "moon", "fedproc", "fednh", "fedproto", "fedproto_averaged"),
-    *("lg_fedavg", "feddistill", "fml", "fedkd", "adafgl", "fedgl", "fgssl", "fedgcn", "class_means", "fedstar"),
+    *(
+        "lg_fedavg",
+        "feddistill",
+        "fml",
+        "fedkd",
+        "adafgl",
+        "fedgl",
+        "fedgl_moon",
+        "fedgl_feddc",
+        "fgssl",
+        "fedgcn",
+        "class_means",
+        "fedstar",
+    ),
 }
 OF_NORMS = {"fedgta", "fedgl_fedgta"}
 # What keeps something of every client, or mixes it, and what sends nothing.
 OTHERS = {
     *("local", "global", "fpl", "fedgen", "fedtgp", "fedpg", "fedgkc", "fggp", "gcfl_plus", "fedpub", "fedgpl"),
-    *("fedsage_plus", "fedsage_plus_fedgta", "fedtad", "s2fgl"),
+    *("fedsage_plus", "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc", "fedtad", "s2fgl"),
 }
 TAKEN = [(method, where) for method in sorted(MEANS | OF_NORMS) for where in ("server", "client")]
 TAKEN = [(method, where) for method, where in TAKEN if where == "client" or method in MEANS]

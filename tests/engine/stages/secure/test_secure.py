@@ -13,6 +13,7 @@ import pytest
 import tenseal
 import torch
 from support.errors import refused
+from support.methods import MENDED
 from support.toy_method import NAME as TOY
 from torch import Tensor
 
@@ -230,8 +231,7 @@ def test_shapes_that_differ_are_refused() -> None:
 NEED: dict[str, dict[str, Any]] = {
     "fedgkc": {"algorithm.copilot": {"name": "gcn", "hidden": 8}},
     "fggp": {"model.name": "gcn"},
-    "fedsage_plus": {"model.name": "sage", "algorithm.generator_rounds": 2},
-    "fedsage_plus_fedgta": {"model.name": "sage", "algorithm.generator_rounds": 2},
+    **{name: {"model.name": "sage", "algorithm.generator_rounds": 2} for name in MENDED},
     "fedgcn": {"model.name": "gcn", "algorithm.hops": 0},
 }
 
