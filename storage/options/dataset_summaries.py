@@ -30,7 +30,7 @@ SUMMARIES = (
     ),
     (
         "penn94 reed98 amherst41 cornell5 johnshopkins55 genius",
-        "LINKX's graphs, heterophilous, without a split (NAME/raw)",
+        "LINKX's graphs, heterophilous, without a split (NAME/raw or linkx/NAME/raw)",
     ),
     ("nci1", "TU's 4,110 molecules (tu/NCI1/raw)"),
     ("proteins", "TU's 1,113 proteins (tu/PROTEINS/raw)"),

@@ -7,7 +7,7 @@ import scipy.io
 import scipy.sparse as sp
 
 from shoal.storage.datasets.sources.download import fetch_published
-from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, reading
+from shoal.storage.datasets.sources.source import AGAIN, DatasetSpec, DataSource, data_root, find_folder, reading
 from shoal.storage.graph.from_arrays import graph_from_arrays
 from shoal.storage.graph.graph import Graph
 
@@ -22,6 +22,7 @@ LINKX = {
     "johnshopkins55": "facebook100/Johns%20Hopkins55.mat",
     "genius": "genius.mat",
 }
+MATRICES = "data.mat"
 # This column of a student's data is the gender; 0: it is not known.
 GENDER = 1
 
@@ -52,9 +53,14 @@ def load_archive(name: str, options: DataSource) -> Graph:
     return graph.without_nodes(len(group) - len(kept))
 
 
-def linkx_path(name: str) -> Path:
+def folders(name: str) -> list[Path]:
+    """Lists the folders below the data root in which a graph is looked for: as PyG has it, and in the collection's."""
+    return [Path(top, name, "raw") for top in ("", "linkx")]
+
+
+def linkx_path(options: DataSource) -> Path:
     """Returns the published file of a graph, below the data root."""
-    return Path(name) / "raw" / "data.mat"
+    return find_folder(data_root(options.root), folders(options.key), MATRICES) / MATRICES
 
 
 def load_linkx(name: str, options: DataSource) -> Graph:
@@ -65,7 +71,9 @@ def load_linkx(name: str, options: DataSource) -> Graph:
     marked or not. Source: Lim et al., "Large Scale Learning on Non-Homophilous Graphs: New Benchmarks and Strong Simple
     Methods", NeurIPS 2021.
     """
-    (path,) = fetch_published(options, [linkx_path(name)], lambda _: f"{LINKX_URL}/{LINKX[name]}")
+    (path,) = fetch_published(
+        options, [linkx_path(options)], lambda _: f"{LINKX_URL}/{LINKX[name]}", looked=folders(name)[1:]
+    )
     with reading(path, AGAIN):
         file = scipy.io.loadmat(path)
         if name == "genius":
@@ -96,5 +104,5 @@ def _one_hot(values: np.ndarray) -> sp.csr_array:
 
 DATASETS = (
     *(DatasetSpec(name, load_archive, [file]) for name, file in ARCHIVES.items()),
-    *(DatasetSpec(name, load_linkx, [linkx_path(name)]) for name in LINKX),
+    *(DatasetSpec(name, load_linkx, lambda options: [linkx_path(options)]) for name in LINKX),
 )

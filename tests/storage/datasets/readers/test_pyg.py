@@ -15,7 +15,7 @@ from support.pyg_graphs import assert_equals_pyg, edge_set
 from torch_geometric.datasets import Actor, Flickr, HeterophilousGraphDataset, KarateClub, LINKXDataset, WebKB
 
 from shoal.storage.datasets.features.feature_options import MadeFeatures
-from shoal.storage.datasets.readers.matlab_graphs import ARCHIVES, LINKX, LINKX_URL, linkx_path
+from shoal.storage.datasets.readers.matlab_graphs import ARCHIVES, LINKX, LINKX_URL
 from shoal.storage.datasets.readers.pyg import FLICKR, GEOM_GCN, HETEROPHILOUS, PUBLISHED
 from shoal.storage.datasets.registry import fingerprint, labels_ahead, load, published_contents
 from shoal.storage.datasets.sources.source import DataSource
@@ -234,7 +234,7 @@ def write_papers(root: Path) -> Path:
 
 
 def write_linkx(root: Path, name: str, **changes: Any) -> Path:
-    path = root / linkx_path(name)
+    path = root / name / "raw" / "data.mat"
     path.parent.mkdir(parents=True, exist_ok=True)
     friends = np.array([[0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]])
     arrays: dict[str, Any] = {"A": sp.csc_matrix(friends, dtype=np.float64), "local_info": STUDENTS.astype(np.int32)}
@@ -282,6 +282,13 @@ def test_reads_what_pyg_reads(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert graph.y.tolist() == ([0, 1, 1, 0] if name == "genius" else [1, 0, -1, 1])
     assert (graph.name, graph.split, graph.classes) == (name, None, 2)
     assert LINKXDataset.datasets[name]["data.mat"] == f"{LINKX_URL}/{LINKX[name]}"
+    # The folder of the collection is looked in, too.
+    (tmp_path / "linkx").mkdir()
+    (tmp_path / name).rename(tmp_path / "linkx" / name)
+    assert_equals_pyg(load(DataSource(name, root=str(tmp_path))), data)
+    (tmp_path / "linkx").rename(tmp_path / "other")
+    with refused(tmp_path / name / "raw" / "data.mat", says=f"nor in {Path('linkx', name, 'raw')} of"):
+        load(DataSource(name, root=str(tmp_path)))
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
