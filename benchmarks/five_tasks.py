@@ -36,7 +36,7 @@ SIDES = ("theirs", "theirs, our model", "ours")
 METHODS = {"local": "isolate", "fedavg": "fedavg"}
 COLUMNS = ("task", "side", "method", "seed", "scope", "metric", "round", "score")
 # Graphs of clients are those of Louvain, but for graphs of nodes, which are dealt out at random.
-NODES = {"partition": {"method": "louvain", "clients": 10}, "model": {"name": "gcn"}}
+NODES = {"partition": {"method": "louvain", "clients": 10}}
 GRAPHS = {
     "task": "graph",
     "partition": {"method": "random", "clients": 5},
@@ -91,14 +91,15 @@ class Case:
         }
 
 
-def cases(graph: str, molecules: str) -> dict[str, Case]:
+def cases(graph: str, molecules: str, layers: int) -> dict[str, Case]:
     """Returns all tasks by name; `graph` has the nodes and edges, `molecules` is a table of ESOL."""
-    of_nodes = {**NODES, "data": {"dataset": graph}}
+    nodes = {**NODES, "model": {"name": "gcn", "layers": layers}}
+    of_nodes = {**nodes, "data": {"dataset": graph}}
     shares = {"fractions": [0.8, 0.1, 0.1]}
     of_graphs, numbers = {"dataset": "proteins", "fractions": [0.4, 0.3, 0.3]}, {"dataset": "files", "path": molecules}
     return {
         "node": Case("accuracy", 30, of_nodes),
-        "edge": Case("roc_auc", 20, {**NODES, "task": "edge", "data": {"dataset": graph, **shares}}),
+        "edge": Case("roc_auc", 20, {**nodes, "task": "edge", "data": {"dataset": graph, **shares}}),
         "cluster": Case("nmi", 8, {**of_nodes, "target": "clustering"}, every=2),
         "graph": Case("accuracy", 15, {**GRAPHS, "data": of_graphs}, batch=128),
         "regression": Case(
@@ -226,6 +227,7 @@ def main() -> None:
         "--peers", type=Path, default=Path("runs/peers"), help="virtual environment of benchmarks/peers.sh"
     )
     parser.add_argument("--graph", default="cora")
+    parser.add_argument("--layers", type=int, default=2, help="of our GCN; that of the peer has two for nodes")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--rounds", type=int, help="in place of those of each task")
     parser.add_argument("--molecules", default="molecules/esol.csv", help="table of ESOL")
@@ -238,7 +240,7 @@ def main() -> None:
         writer = csv.DictWriter(out, COLUMNS)
         if not done:
             writer.writeheader()
-        for name, case in cases(args.graph, args.molecules).items():
+        for name, case in cases(args.graph, args.molecules, args.layers).items():
             if args.tasks and name not in args.tasks:
                 continue
             case = replace(case, rounds=args.rounds or case.rounds)
