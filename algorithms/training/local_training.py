@@ -313,9 +313,7 @@ def batches(
         )
     hops = inputs
     return lambda places: (
-        hops
-        if places is None
-        else [hop.rows(places) if isinstance(hop, SparseMatrix) else hop[places] for hop in hops]
+        hops if places is None else [hop.rows(places) if isinstance(hop, SparseMatrix) else hop[places] for hop in hops]
     )
 
 
