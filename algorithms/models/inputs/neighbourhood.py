@@ -377,7 +377,15 @@ def _draw(
     column_of: np.ndarray,
     drawn: tuple[np.ndarray, ...],
 ) -> int:
-    """Fills columns and the rest of the nodes; returns how many nodes occur."""
+    """Draws neighbours of rows into `drawn`, the arrays of a `Drawn`; returns how many nodes occur.
+
+    Args:
+        csr: Row starts and columns of the graph.
+        rows: The rows, which are the first of the drawn nodes.
+        uniform: A number in [0, 1) for each entry to draw.
+        column_of: The place of every node of the graph among the drawn ones, -1 for others; it is filled.
+        drawn: Row starts, which are given; columns and further nodes, which are filled.
+    """
     (indptr, indices), (pointer, columns, nodes) = csr, drawn
     count = len(rows)
     for i in range(len(rows)):
