@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.models.inputs.masked_features import smoothed_hops
+from shoal.algorithms.models.inputs.masked_features import smoothed_hops, smoothing_pays
 from shoal.algorithms.models.inputs.neighbourhood import (
     DrawnInputs,
+    Gathered,
     Inputs,
     all_nodes,
     kept_rows,
@@ -334,7 +335,7 @@ class ClientModel:
         """Drops logits of the parameters before they changed in place."""
         self._logits = None
 
-    def gathered(self, part: str, dtype: torch.dtype = torch.float32) -> Inputs:
+    def gathered(self, part: str, dtype: torch.dtype = torch.float32) -> Gathered:
         """Gathers what the model reads to answer for the items of `train`, `val` or `test`, or for all items (`all`).
 
         A decoupled model reads these rows of its hops, float32, contiguous, kept on the host; a coupled one the whole
@@ -385,7 +386,13 @@ class ClientModel:
         flat = self.pattern
         if self.items is not None or flat.bfloat16 or not getattr(flat.backbone, "one_weight", False):
             return None
-        return None if flat.prompted else smoothed_hops(self.data, flat.inputs, rows)
+        if flat.prompted:
+            return None
+        # A visit need not count the same numbers again.
+        pays = self.data.cache(
+            ("smoothing pays", flat.inputs, rows), partial(smoothing_pays, self.data, flat.inputs, rows)
+        )
+        return smoothed_hops(self.data, flat.inputs) if pays else None
 
     def outputs(self) -> Iterator[Output]:
         """Computes outputs for all items in evaluation mode, without gradients; rows of hops a block at a time."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.storage.shards.view import View
@@ -17,12 +16,6 @@ def propagate_labels(data: View, seed_NC: Tensor, steps: int, seed_weight: float
     for _ in range(steps):
         y = data.smooth(y).lerp_(seed_NC, seed_weight)
         yield y
-
-
-def with_training_labels(data: View, soft_NC: Tensor) -> Tensor:
-    """Writes one-hot labels into the training rows of a prediction: a seed `[N, C]`; no other label is read."""
-    soft_NC[data.train] = F.one_hot(data.label[data.train], data.classes).to(soft_NC.dtype)
-    return soft_NC
 
 
 def row_stochastic(y_NC: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import Formulas, fits_plainly
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import SparseMatrix, require_stored
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.options.target_names import CLUSTERING
 
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
@@ -311,11 +311,9 @@ def batches(
         return lambda places: (
             whole if places is None else whole._replace(rows=places if asked is None else asked[places])
         )
-    hops = [require_stored(hop) for hop in inputs]
+    hops = inputs
     return lambda places: (
-        inputs
-        if places is None
-        else [hop.rows(places) if isinstance(hop, SparseMatrix) else hop[places] for hop in hops]
+        hops if places is None else [hop.rows(places) if isinstance(hop, SparseMatrix) else hop[places] for hop in hops]
     )
 
 

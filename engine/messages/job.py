@@ -435,6 +435,7 @@ def _training(config: Config, store: Store) -> str:
 
 
 def _content(store: Store, config: Config) -> str:
+    """Digests what a run reads of a store. Raises ShoalError: the config's split or hops are not in it."""
     try:
         return store.manifest.content(config.data.split_name, config.kernel().folder)
     except KeyError as missing:

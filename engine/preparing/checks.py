@@ -16,7 +16,6 @@ from shoal.engine.records.graphs import sources
 from shoal.engine.screen.progress import say
 from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS
-from shoal.partition.methods.user_partitioner import user_partitioner
 from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes
 from shoal.storage.datasets.registry import (
     classes_ahead,
@@ -109,6 +108,8 @@ def require_known(config: Config) -> None:
     if config.task == "graph":
         require_divides_graphs(config.partition.method)
     if is_own(config.partition.method):
+        from shoal.partition.methods.user_partitioner import user_partitioner
+
         user_partitioner(config.partition)
     if config.task == "edge" and config.data.split != "stratified":
         raise ShoalError("data.split", f"{config.data.split} divides nodes; with task edge take stratified")

@@ -10,7 +10,6 @@ from shoal.engine.preparing.overlay import additions_go_elsewhere, overlay_path
 from shoal.engine.records.graphs import fingerprints, remote_of, sources
 from shoal.engine.records.inputs import contents
 from shoal.engine.sections.sections import list_store_changes
-from shoal.storage.datasets.domains import joined_name
 from shoal.storage.datasets.registry import published_contents
 from shoal.storage.datasets.sources.source import data_root
 from shoal.storage.errors import ShoalError
@@ -76,7 +75,11 @@ def store_path(config: Config) -> Path:
     digits = fingerprint_of({**identity(config), "format": WITHOUT_TABLES})
     names = [source.name for source in sources(config)]
     dataset = "files" if str(config.data.dataset).lower() == "files" else names[0]
-    graph = config.data.name or (dataset if len(names) == 1 else joined_name(names))
+    graph = config.data.name or dataset
+    if not config.data.name and len(names) > 1:
+        from shoal.storage.datasets.domains import joined_name
+
+        graph = joined_name(names)
     method = chosen.method.rpartition(":")[2]
     return data_root(config.data.root) / "stores" / f"{graph}-{method}{chosen.clients}-{digits}"
 

@@ -37,7 +37,6 @@ from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.methods.workspace import Workspace
 from shoal.partition.partitioning import partition
 from shoal.partition.quality import quality
-from shoal.storage.datasets.domains import domain_of_nodes
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
@@ -121,7 +120,11 @@ class StoreBuilder(StoreSteps):
 
     def assign(self, graph: Graph) -> np.ndarray:
         if self.options is None:
-            return domain_of_nodes(graph) if self._by_domain else np.zeros(graph.nodes, dtype=np.int32)
+            if not self._by_domain:
+                return np.zeros(graph.nodes, dtype=np.int32)
+            from shoal.storage.datasets.domains import domain_of_nodes
+
+            return domain_of_nodes(graph)
         options = self.options
 
         def write(path: Path) -> FileRecord:

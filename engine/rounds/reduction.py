@@ -149,7 +149,7 @@ def add_up(weighted_BP: Tensor, places: Sequence[int], among: range) -> dict[ran
     if order != list(range(len(places))):
         weighted_BP = weighted_BP[torch.tensor(order, device="cpu").to(weighted_BP.device, non_blocking=True)]
     ordered, totals, start = [places[i] for i in order], dict[range, Tensor](), 0
-    for block in _aligned(among):
+    for block in _split_at_powers(among):
         stop = bisect_left(ordered, block.stop)
         if stop > start:
             at = [place - block.start for place in ordered[start:stop]]
@@ -158,11 +158,14 @@ def add_up(weighted_BP: Tensor, places: Sequence[int], among: range) -> dict[ran
     return totals
 
 
-def _aligned(among: range) -> Iterator[range]:
-    """Yields the largest ranges of 2**n places, from a multiple of 2**n on, that a range consists of."""
-    start = among.start
-    while start < among.stop:
-        size = 1 << (among.stop - start).bit_length() - 1
+def _split_at_powers(places: range) -> Iterator[range]:
+    """Splits a range into subtrees of the binary tree: 2**n places from a multiple of 2**n on, each as long as it can.
+
+    Of 3 to 11 these are 3, 4 to 7, and 8 to 11.
+    """
+    start = places.start
+    while start < places.stop:
+        size = 1 << (places.stop - start).bit_length() - 1
         size = min(size, start & -start) if start else size
         yield range(start, start + size)
         start += size
@@ -422,7 +425,8 @@ def zero_unweighted(tensor: Tensor, weight: float | Tensor) -> Tensor:
 
 
 def _finite(numbers: float | Tensor) -> bool:
-    """Returns whether all numbers are finite; the sum, in a tenth of the time, can only raise a false alarm."""
+    """Returns whether all numbers are finite."""
     if not isinstance(numbers, Tensor):
         return math.isfinite(numbers)
+    # A finite sum, which takes a tenth of the time, has finite parts; one that overflows says nothing.
     return math.isfinite(numbers.sum()) or bool(torch.isfinite(numbers).all())

@@ -346,18 +346,23 @@ def summarize(
     parts: Sequence[str] = PARTS,
     metrics: Sequence[str] = (ACCURACY,),
 ) -> dict[str, Any]:
-    """Computes all weightings of a scope, from counts by client, `[parts, 3, C]`, and rows or graphs of each,
-    ascending.
+    """Summarizes what clients predict: their accuracies, weighted in every way that a run shows, and further metrics.
 
-    Accuracy of a client without rows of a part is undefined; such a client has no weight there. After rightly
-    predicted rows there may be more kinds of counts, of which those of metrics are the last.
+    A client without rows of a part has no accuracy there, and no weight.
+
+    Args:
+        scores: Counts of each client, `[parts, 3, C]`: rows of a class, rows predicted as it, right ones; behind these
+            three the counts that further metrics are made from.
+        items_B: Rows or graphs of each of these clients, in ascending order of clients.
+        parts: Names of the parts, in the order of the counts.
+        metrics: What is computed; the first one chooses rounds.
 
     Returns:
         For every part with rows: accuracy weighted by all items (`nodes`, as OpenFGL and FedGTA's code), by evaluated
         rows (`rows`), the plain mean over clients (`clients`); macro-F1 of the pooled counts (`f1`) and its mean over
-        clients (`f1_clients`); minimum, median, maximum over clients. With other metrics than accuracy these, too, as
-        `over_clients` gives them, and which one chooses rounds (`metric`). Of what are no classes there are these
-        alone, and rows are the targets that were given.
+        clients (`f1_clients`); minimum, median, maximum over clients. For each metric but accuracy: its means over
+        clients (`over_clients`), and the one that chooses rounds (`metric`). Numbers to be predicted have no classes,
+        so that only such metrics are there, and rows are the numbers that the data gives.
     """
     result: dict[str, Any] = {}
     if not scores:

@@ -96,6 +96,8 @@ class LiveView:
             return
         if not live.visits:
             self._round_began = time.monotonic()
+        if self._bars is None and not self._due():
+            return
         rate = f"{live.visits / max(time.monotonic() - self._round_began, 1e-9):.1f} clients/s"
         traffic = _traffic(live.bytes_up, live.bytes_down, live.hosts, self._retries + live.retries)
         if self._bars is not None:
@@ -106,7 +108,7 @@ class LiveView:
                 total=live.expected,
                 note=(rate, *traffic),
             )
-        elif self._due():
+        else:
             did = "clients scored" if live.scored else "clients"
             self._print(f"round {live.round}: {live.visits}/{live.expected} {did}, {', '.join((rate, *traffic))}")
 

@@ -126,7 +126,10 @@ class Explanation:
         return differing[0] if differing and differing[0][0] == first else None
 
     def _trace(self, programs: Mapping[str, Program | None], same: bool, only: Sender | None) -> None:
-        """Makes the round of both sides again, of equal programs once; of `only` one client, if digests name it."""
+        """Runs the round again and notes its tensors: of each side, or once for two equal programs.
+
+        It stops at the upload of the client `only`, where kept digests name the first one that differs.
+        """
         if self._drawn_apart():
             # No visit is needed.
             for side in self.sides:

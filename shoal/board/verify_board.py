@@ -156,7 +156,7 @@ def _compare_sums(entry: Entry) -> Iterator[str]:
 
 
 def _compare_run(entry: Entry, run: BoardRun) -> list[str]:
-    """Returns what a board says of a run otherwise than its records do, or what is damaged in these."""
+    """Lists where a board differs from a run's records; if these are damaged, lists that alone."""
     path = Path(run.run)
     try:
         if faults := verify_run(path):

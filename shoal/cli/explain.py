@@ -115,7 +115,7 @@ def explanation(asked: str | None) -> list[str]:
         return list(_describe_partitioner(name, keys))
     if (config := SHIPPED / f"{name}.yaml").is_file():
         return _wrap(f"{name}: a config of Shoal's, {config}; shoal run {name} --dry-run")
-    return _meant(name, keys)
+    return _explain_last_part(name, keys)
 
 
 def _overview(keys: Mapping[str, Key]) -> Iterator[str]:
@@ -240,8 +240,8 @@ def _options_of_models() -> dict[str, dict[str, Key]]:
     return {name: options_of_model(name) for name in (*BACKBONES, *OF_GRAPHS)}
 
 
-def _meant(name: str, keys: Mapping[str, Key]) -> list[str]:
-    """Explains a name without its section. Raises ShoalError: no key has it, or several have."""
+def _explain_last_part(name: str, keys: Mapping[str, Key]) -> list[str]:
+    """Explains a key by the last part of its name, as `lr`. Raises ShoalError: no key ends so, or several do."""
     every = {**keys, **options_of_datasets()}
     for options in (_options_of_methods(), _options_of_models()):
         every |= {key.name: key for of_name in options.values() for key in of_name.values()}

@@ -28,8 +28,8 @@ KEY = "READER"
 def read_run(name: str, options: Mapping[str, Any], run: Path) -> "Reading":
     """Reads a run by a reader of ours, or by a user's `my_file.py:Mine`.
 
-    Raises ShoalError: there is no such reader, an option is wrong, or as the reader; errors of a user's code name its
-    file and line.
+    Raises ShoalError: there is no such reader, an option is wrong, or the reader raises it; errors of a user's code
+    name its file and line.
     """
     from shoal.past.reader import Reading
     from shoal.past.rewind import PastRun

@@ -58,14 +58,14 @@ class OneLineGroup(TyperGroup):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Reads the options before the command."""
         words = list(args)
-        with _one_line(words):
+        with _errors_in_one_line(words):
             context = super().make_context(info_name, args, parent, **extra)
         context.meta[__name__] = words
         return context
 
     def invoke(self, ctx: Any) -> Any:
         """Reads the options of the command, and runs it."""
-        with _one_line(ctx.meta[__name__]):
+        with _errors_in_one_line(ctx.meta[__name__]):
             return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -77,7 +77,8 @@ class OneLineGroup(TyperGroup):
 
 
 @contextmanager
-def _one_line(words: Sequence[str]) -> Iterator[None]:
+def _errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
+    """Raises the parser's errors about the `words` of a command line as a ShoalError, which is shown as one line."""
     try:
         yield
     except UsageError as error:

@@ -92,8 +92,11 @@ def _figure(
         for axes in grid[panels - columns : panels]:
             axes.xaxis.set_tick_params(labelbottom=True)
         yield grid[:panels]
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+        layout = figure.get_layout_engine()
+        assert layout is not None
+        layout.execute(figure)
+        # With a layout engine every file would be drawn twice.
+        figure.set_layout_engine(None)
         svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     text_of = svg.getvalue()

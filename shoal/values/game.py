@@ -8,7 +8,7 @@ A coalition is an integer, whose bit `p` says that player `p` is in it. What was
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 from shoal.algorithms.method_errors import code_of
 from shoal.engine.config.config import load_config
 from shoal.engine.hosts.backend import LocalBackend, server_device
-from shoal.engine.messages.environment import environment
 from shoal.engine.messages.job import Job, make_job
 from shoal.engine.records.run_folder import COALITIONS, finished, parent_of, read_summary
 from shoal.engine.rounds.costs import Meter, unwatched
@@ -27,13 +26,10 @@ from shoal.engine.runs.plan import RunPlan
 from shoal.engine.scores.counts import CORRECT, PARTS, SUPPORT
 from shoal.engine.scores.table import ScoreTable
 from shoal.engine.screen.interrupt import graceful
-from shoal.engine.screen.progress import say
 from shoal.engine.sections.sections import options_of
+from shoal.past.kept_lines import KeptLines
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
-from shoal.storage.files.atomic import cannot_write, replacing
-from shoal.storage.files.checksummed_json import sealed, unsealed
-from shoal.storage.files.reading import read_bytes
 from shoal.values.client_values import Cost
 
 Scores = dict[str, list[int]]
@@ -151,7 +147,7 @@ class Game:
 
 
 class Kept:
-    """The file with the outcomes of coalitions, a sealed line each; they hold for one content, machine and software.
+    """The outcomes of coalitions that a run keeps.
 
     Attributes:
         of: Outcomes by coalition.
@@ -159,63 +155,25 @@ class Kept:
     """
 
     def __init__(self, past: PastRun, players: Sequence[int]) -> None:
-        """Reads the file; lines that are damaged or of other numbers are dropped, which is said."""
-        self.path = past.path / COALITIONS
+        """Reads the file; see `KeptLines`."""
         self._players = players
-        self.items: Scores | None = None
+        self._place_of = {client: p for p, client in enumerate(players)}
         self.of: dict[int, Trained] = {}
-        device = past.plan.device
-        self._head = {"run": past.path.name, "players": [*players], "environment": environment(device)}
-        self._head |= {"inputs": dict(read_summary(past.path)["inputs"])}
-        self._read()
+        self._lines = KeptLines(past, COALITIONS, self._take, {"players": [*players]}, ["items"])
+
+    @property
+    def items(self) -> Scores | None:
+        return self._lines.beside.get("items")
 
     def append(self, coalition: int, trained: Trained, items: Scores) -> None:
         """Writes an outcome. Raises ShoalError: the file cannot be written."""
-        if self.items is None:
-            self.items = items
         self.of[coalition] = trained
-        try:
-            # A line is one write, so that an end leaves whole ones, and a second command may write beside it.
-            with self.path.open("ab", buffering=0) as file:
-                head = [] if file.tell() else [sealed({**self._head, "items": items})]
-                line = sealed({"coalition": self._clients(coalition), "visits": trained.visits, **trained.right})
-                file.write("".join(f"{text}\n" for text in (*head, line)).encode())
-        except OSError as error:
-            raise cannot_write(self.path, error) from None
+        members = [client for p, client in enumerate(self._players) if coalition >> p & 1]
+        self._lines.append({"coalition": members, "visits": trained.visits, **trained.right}, {"items": items})
 
-    def _clients(self, coalition: int) -> list[int]:
-        return [client for p, client in enumerate(self._players) if coalition >> p & 1]
-
-    def _read(self) -> None:
-        try:
-            lines = read_bytes(self.path).splitlines()
-        except FileNotFoundError:
-            return
-        good, head = list[bytes](), dict[str, Any]()
-        place_of = {client: p for p, client in enumerate(self._players)}
-        for line in lines:
-            try:
-                plain = unsealed(line)
-                if not good:
-                    self.items, head = plain.pop("items"), plain
-                    if head != self._head:
-                        break
-                else:
-                    coalition = sum(1 << place_of[client] for client in plain["coalition"])
-                    self.of[coalition] = Trained({part: plain[part] for part in PARTS}, plain["visits"])
-            except (ValueError, KeyError, TypeError):
-                if not good:
-                    break
-                continue
-            good.append(line)
-        if len(good) == len(lines):
-            return
-        if not good:
-            self.items, self.of = None, {}
-        why = "other content, software or machine" if head and head != self._head else "damaged"
-        say(f"{self.path.name}: {len(lines) - len(good)} of {len(lines)} lines are dropped ({why}), and trained again")
-        with replacing(self.path) as unfinished:
-            unfinished.write_bytes(b"".join(line + b"\n" for line in good))
+    def _take(self, line: Mapping[str, Any]) -> None:
+        coalition = sum(1 << self._place_of[client] for client in line["coalition"])
+        self.of[coalition] = Trained({part: line[part] for part in PARTS}, line["visits"])
 
 
 def require_game(past: PastRun) -> None:

@@ -54,8 +54,9 @@ def merge_relations(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Joins edges that are given more than once the same way to one.
 
-    The first `kinds` features are relations, a column of zeros and ones each, of which it has all. Takes and gives
-    integers `[2, G]` and numbers `[G, D]`. Raises ShoalError: such edges differ in another feature.
+    The first `kinds` features are relations, a column of zeros and ones each: the joined edge has a one where any of
+    its edges has one. Takes and gives integers `[2, G]` and numbers `[G, D]`. Raises ShoalError: such edges differ in
+    another feature.
     """
     source, target = (ends.astype(np.int64) for ends in edge_index)
     if not len(source):

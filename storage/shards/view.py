@@ -424,10 +424,15 @@ class View:
     @property
     def degree(self) -> Tensor:
         """Degree with self loop, float32 `[N]`: the sum of its edges' weights and 1, where edges have weights."""
-        shard = self._shard
-        return self.cache(
-            "degree", lambda: torch.from_numpy(degrees(shard.indptr, shard.edge_weight)).float().to(self.device)
-        )
+        return self.cache("degree", lambda: self._degree().float().to(self.device))
+
+    @property
+    def exact_degree(self) -> Tensor:
+        """The same before it is rounded: float64 `[N]`, on the processor."""
+        return self.cache("exact_degree", self._degree)
+
+    def _degree(self) -> Tensor:
+        return torch.from_numpy(degrees(self._shard.indptr, self._shard.edge_weight))
 
     def smooth(self, y_NC: Tensor) -> Tensor:
         """Smooths rows over the symmetrically normalised graph with self loops, on a processor by the hops' kernel.

@@ -11,11 +11,11 @@ from pydantic import Field
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Forms, Mix, Received, Requests, Tree, Upload
-from shoal.algorithms.losses.label_propagation import with_training_labels
 from shoal.algorithms.methods.fedgta.label_sketch import Sketch, SketchForm, sketch_labels
 from shoal.algorithms.protocol import Reduce
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import Positive, Share
+from shoal.storage.shards.view import View
 
 # Bounds the steps of propagation and the orders of moments: each that is kept is a row of an upload.
 MOST_STEPS = 1000
@@ -191,6 +191,12 @@ class FedGTA(Algorithm):
         # The confidence stays on the device: reading it would synchronise.
         h = h.clamp_min(LEAST).float() if isinstance(h, Tensor) else torch.tensor(max(h, LEAST))
         return h, sketch.moments_SC.flatten()
+
+
+def with_training_labels(data: View, soft_NC: Tensor) -> Tensor:
+    """Writes one-hot labels into the training rows of a prediction: a seed `[N, C]`; no other label is read."""
+    soft_NC[data.train] = F.one_hot(data.label[data.train], data.classes).to(soft_NC.dtype)
+    return soft_NC
 
 
 def spread_to_trained(rows: Tensor, ids: Sequence[int], trained: Sequence[int]) -> Tensor:

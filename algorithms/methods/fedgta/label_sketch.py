@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.losses.label_propagation import propagate_labels, row_stochastic
-from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.shards.view import View
 
 # A GPU holds so many rows and powers of them at a time: 256 MB.
@@ -113,7 +112,7 @@ def propagate_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Iterator[t
     from shoal.algorithms.methods.fedgta import label_tiles
 
     graph, entries, share = data.csr, data.edge_weight, form.lp_seed_weight
-    degree_N = degrees(graph[0], entries)
+    degree_N = data.exact_degree.numpy()
     root_N, shares_N = np.sqrt(degree_N), (1 - share) / degree_N
     y_NC = seed_NC.contiguous().numpy()
     scales_SN = [root_N.astype(np.float32)] * form.lp_steps

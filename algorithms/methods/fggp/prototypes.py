@@ -85,9 +85,13 @@ class Bank(NamedTuple):
 
 
 def last_of_clients(server: Tree, sent: Bank, ids: Sequence[int], counts: Sequence[int]) -> Bank:
-    """Updates every client's last prototypes, by client; `server` keeps them as `proto...`.
+    """Returns the prototypes that each client sent last, ordered by clients; `server` keeps them as `proto...`.
 
-    `sent` are this round's, of clients `ids`, `counts` of each. A client that sent none keeps its earlier ones.
+    Args:
+        server: Has those of earlier rounds, which stay for clients that sent none now.
+        sent: This round's, one client's behind another's.
+        ids: The clients that sent them.
+        counts: How many each of these sent.
     """
     device = sent.class_B.device
     client_P = torch.repeat_interleave(torch.tensor(ids, device=device), torch.tensor(counts, device=device))

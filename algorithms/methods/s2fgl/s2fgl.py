@@ -115,7 +115,10 @@ class S2FGL(FedAvg):
     def receive(self, client: Client, down: Tree) -> Repository | None:
         super().receive(client, down)
         sent = unpack(down, client.info.classes, self.slots)
-        return None if sent is None else Repository(sent[0][sent[1]])
+        if sent is None:
+            return None
+        proto_CSH, present_CS = sent
+        return Repository(proto_CSH[present_CS])
 
     def train(self, client: Client, received: Repository | None, trainer: Trainer, phase: str) -> float:
         if not client.info.train or received is None or not self._aligns:

@@ -142,6 +142,11 @@ def _back_times(of: Lowering, value: Value) -> None:
 
 @back
 def _back_features(of: Lowering, value: Value) -> None:
+    """Adds the sum of X_m' G_m over matrices of features, stacked in the rows of G, to the gradient of their weight.
+
+    A sum with the weight's own layout goes right there; others go through memory of their own, where dropped features
+    are scaled and the result is transposed.
+    """
     weight_FH, gradient = value.with_["weight"], of.gradient(value)
     into, g = of.gradient_of(weight_FH)
     by_column, kept = weight_FH.is_contiguous(), value.with_["kept"]

@@ -70,28 +70,33 @@ def products(hops: Sequence[Features], weight_FH: Tensor) -> list[Tensor]:
     return results
 
 
-def smoothed_hops(data: View, hops: Sequence[int], rows: int) -> list[Features] | None:
-    """Makes the hops of all nodes of a client whose products with a weight W are smoothed, hop to hop, P^k (X W).
-
-    Hops grow dense, and X is not: the products of the stored ones with W take up to thirty times as long. The results
-    are the same to rounding. None: so many rows of the stored hops take less time, or smoothing is not what made them.
-    """
+def smoothing_pays(data: View, hops: Sequence[int], rows: int) -> bool:
+    """Whether `smoothed_hops` take less time than so many rows of the stored hops, which smoothing must have made."""
     options = data.propagation
     if options is None or options.dtype != "float32" or options.rows != "all" or not any(hops):
-        return None
+        return False
     if options.boundaries or options.relations:
-        return None
+        return False
     if data.device.type != "cpu" or data.nodes > MOST_NODES or data.edge_weight is not None:
-        return None
+        return False
     x = data.hop(0)
     # Hops of dense features are dense, and need not be there to be counted.
     stored = (
         sum(_multiplications(x if isinstance(x, Tensor) else data.hop(k)) for k in hops) * rows / max(data.nodes, 1)
     )
-    if stored < GAIN * (_multiplications(x) + max(hops) * (data.entries + data.nodes)):
-        return None
-    smoothing: SparseMatrix = data.cache(("smoothing", options.r), lambda: smoothing_over(*data.csr, options.r))
-    return [AlteredFeatures(x.float(), None, smoothing, k) for k in hops]
+    return stored >= GAIN * (_multiplications(x) + max(hops) * (data.entries + data.nodes))
+
+
+def smoothed_hops(data: View, hops: Sequence[int]) -> list[Features]:
+    """Makes the hops of all nodes of a client whose products with a weight W are smoothed, hop to hop, P^k (X W).
+
+    Hops grow dense, and X is not: the products of the stored ones with W take up to thirty times as long. The results
+    are the same to rounding.
+    """
+    assert data.propagation is not None
+    r = data.propagation.r
+    smoothing: SparseMatrix = data.cache(("smoothing", r), lambda: smoothing_over(*data.csr, r))
+    return [AlteredFeatures(data.hop(0).float(), None, smoothing, k) for k in hops]
 
 
 def _multiplications(x: StoredFeatures) -> float:

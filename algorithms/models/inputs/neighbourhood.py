@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.edges.edge_matrix import EdgeMatrix
 from shoal.storage.graph.induced import Induced, entries_among
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, StoredFeatures
 from shoal.storage.shards.view import View
 
 Operator = Literal["sum", "mean", "symmetric", "attention", "edges"]
@@ -76,6 +76,8 @@ class PairBatch(ItemBatch):
 
 # Rows of hops for a decoupled backbone, a neighbourhood for a coupled one; nodes of graphs or pairs for one of these.
 Inputs = Sequence[Features] | Neighbourhood | ItemBatch
+# Inputs that are gathered from a client's data: rows of hops are as these are stored, and none is altered.
+Gathered = Sequence[StoredFeatures] | Neighbourhood | ItemBatch
 
 
 class DrawnInputs:
@@ -201,7 +203,7 @@ def matrix_of_all(data: View, operator: Operator) -> SparseMatrix:
     return matrix
 
 
-def kept_rows(data: View, k: int, rows: Tensor, dtype: torch.dtype = torch.float32) -> Features:
+def kept_rows(data: View, k: int, rows: Tensor, dtype: torch.dtype = torch.float32) -> StoredFeatures:
     """Gathers some rows of hop k, sparse ones float32, for many steps."""
     features = data.rows(k, rows)
     # The transpose is made now, while it is known that the rows stay: every step needs it.
@@ -375,7 +377,15 @@ def _draw(
     column_of: np.ndarray,
     drawn: tuple[np.ndarray, ...],
 ) -> int:
-    """Fills columns and the rest of the nodes; returns how many nodes occur."""
+    """Draws neighbours of rows into `drawn`, the arrays of a `Drawn`; returns how many nodes occur.
+
+    Args:
+        csr: Row starts and columns of the graph.
+        rows: The rows, which are the first of the drawn nodes.
+        uniform: A number in [0, 1) for each entry to draw.
+        column_of: The place of every node of the graph among the drawn ones, -1 for others; it is filled.
+        drawn: Row starts, which are given; columns and further nodes, which are filled.
+    """
     (indptr, indices), (pointer, columns, nodes) = csr, drawn
     count = len(rows)
     for i in range(len(rows)):

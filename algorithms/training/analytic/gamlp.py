@@ -46,7 +46,7 @@ class GAMLPGradients:
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
         """See `AnalyticGradient`; the inputs are rows of all hops."""
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
-        hops = apart([require_stored(hop).float() for hop in inputs])
+        hops = apart([hop.float() for hop in inputs])
         first = self._linears[0]
         products = self._products(hops)
         scores = {k: score_NR for k, (_, score_NR) in products.items()}

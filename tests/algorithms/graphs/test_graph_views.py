@@ -14,7 +14,7 @@ from shoal.algorithms.client import ClientModel, FlatModel
 from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs import masked_features
-from shoal.algorithms.models.inputs.masked_features import smoothed_hops, smoothing_over
+from shoal.algorithms.models.inputs.masked_features import smoothing_over, smoothing_pays
 from shoal.algorithms.models.names import BACKBONES, NEED_EDGES
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.shards.shard import Shard
@@ -148,12 +148,12 @@ def test_logits_of_smoothed_products_are_those_of_the_hops(
 def test_products_are_smoothed_where_that_is_less_work(edges: np.ndarray, x: np.ndarray) -> None:
     """Stored hops need 3 * 14 * 6 / 8 multiplications a column, or fewer for some rows; smoothing needs more."""
     hops = range(HOPS + 1)
-    assert smoothed_hops(view_of(edges, x, 0.5), hops, NODES) is None
+    assert not smoothing_pays(view_of(edges, x, 0.5), hops, NODES)
     wide = np.tile(x * (np.arange(NODES) == 3)[:, None], 40)
     view = view_of(edges, wide, 0.5)
     view._hops[0] = sparse(torch.from_numpy(wide))
-    assert smoothed_hops(view, hops, NODES) is not None
+    assert smoothing_pays(view, hops, NODES)
     for changed in ({"rows": 1}, {"hops": [0]}, {"dtype": "float16"}, {"kept": "labelled"}):
         options = replace(view.propagation, dtype=changed.get("dtype", "float32"), rows=changed.get("kept", "all"))
         object.__setattr__(view, "propagation", options)
-        assert smoothed_hops(view, changed.get("hops", hops), changed.get("rows", NODES)) is None
+        assert not smoothing_pays(view, changed.get("hops", hops), changed.get("rows", NODES))

@@ -7,7 +7,8 @@ from support.dense_graphs import join, smoothing
 from support.fixtures import MakeView
 from torch import Tensor
 
-from shoal.algorithms.losses.label_propagation import propagate_labels, row_stochastic, with_training_labels
+from shoal.algorithms.losses.label_propagation import propagate_labels, row_stochastic
+from shoal.algorithms.methods.fedgta.fedgta import with_training_labels
 
 RING = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]
 

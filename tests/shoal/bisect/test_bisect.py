@@ -76,10 +76,30 @@ def with_method(folder: Path, text: str, **changes: Any) -> Path:
 
 def planted(folder: Path, old: str, new: str, **changes: Any) -> tuple[Path, Path]:
     """Two runs of a method; in the text of the second something is replaced."""
+    return with_method(folder / "a", METHOD, **changes), with_fault(folder / "b", old, new, **changes)
+
+
+def with_fault(folder: Path, old: str, new: str, **changes: Any) -> Path:
+    """A run of the method whose text has something replaced."""
     assert old in METHOD
-    texts = METHOD, METHOD.replace(old, new)
-    a, b = (with_method(folder / side, text, **changes) for side, text in zip("ab", texts))
-    return a, b
+    return with_method(folder, METHOD.replace(old, new), **changes)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the method as it is, which is read alone."""
+    return with_method(tmp_path_factory.mktemp("sound"), METHOD)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the small config, which is read alone."""
+    return made(tmp_path_factory.mktemp("plain"))
+
+
+def store_of(run: Path) -> dict[str, Any]:
+    """The key of a run's data folder: what has it, too, prepares no store."""
+    return {"root": str(run.parent.parent)}
 
 
 def require(result: Bisection, number: int, clients: list[int], cause: str, tensor: str) -> None:
@@ -112,11 +132,10 @@ CAUSES = {"weight": "upload", "shared": "download", "no key": "draw"}
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_in_a_method_is_found(tmp_path: Path, name: str) -> None:
+def test_a_fault_in_a_method_is_found(sound: Path, tmp_path: Path, name: str) -> None:
     old, new, clients, tensor = FAULTS[name]
-    a, b = planted(tmp_path, old, new)
     number = 1 if name == "shared" else 3
-    result = bisect(a, b)
+    result = bisect(sound, with_fault(tmp_path, old, new, data=store_of(sound)))
     require(result, number, clients, CAUSES.get(name, name), tensor)
     # What is drawn without a key is made again by nobody.
     assert result.finding.reproduces == {"A": True, "B": name != "no key"}
@@ -205,22 +224,20 @@ def test_a_fault_of_code_that_is_not_here_is_found_by_records(
     assert bisect(b, a).finding.reproduces == {"A": False, "B": True}
 
 
-def test_last_bits_are_told_from_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    a = made(tmp_path / "a")
+def test_last_bits_are_told_from_values(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         mutate(patch, "last bits")
         b = made(tmp_path / "b")
-    result = bisect(a, b)
+    result = bisect(plain, b)
     assert (result.finding.round, result.finding.cause, result.in_value) == (3, "reduction", None)
     assert "in last bits" in result.finding.difference.text(result.tolerance)
     assert "none is in value" in result.verdict
-    (in_value,) = [bisect(a, b, tolerance=0.0).in_value]
+    (in_value,) = [bisect(plain, b, tolerance=0.0).in_value]
     assert in_value.round == 3
 
 
-def test_a_value_behind_last_bits_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_behind_last_bits_is_found(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, *_ = FAULTS["upload"]
-    a = with_method(tmp_path / "a", METHOD)
     with monkeypatch.context() as patch:
         plain = Exchange.ask
 
@@ -230,8 +247,8 @@ def test_a_value_behind_last_bits_is_found(tmp_path: Path, monkeypatch: pytest.M
             return replies
 
         patch.setattr(Exchange, "ask", ask)
-        b = with_method(tmp_path / "b", METHOD.replace(old, new))
-    result = bisect(a, b)
+        b = with_fault(tmp_path, old, new, data=store_of(sound))
+    result = bisect(sound, b)
     assert (result.finding.round, result.finding.cause) == (1, "reduction")
     assert (result.in_value.round, result.in_value.clients, result.in_value.cause) == (3, [2], "upload")
 
@@ -249,9 +266,8 @@ def test_a_value_behind_last_bits_is_found(tmp_path: Path, monkeypatch: pytest.M
     ],
     ids=lambda value: ", ".join(sorted(value)),
 )
-def test_keys_that_act_are_named(tmp_path: Path, changes: dict[str, Any], acting: set[str]) -> None:
-    a, b = made(tmp_path), made(tmp_path, **changes)
-    found = bisect(a, b).in_value
+def test_keys_that_act_are_named(plain: Path, tmp_path: Path, changes: dict[str, Any], acting: set[str]) -> None:
+    found = bisect(plain, made(tmp_path, **{"data": store_of(plain), **changes})).in_value
     assert (found.round, found.cause) == (1, "config")
     assert {*found.keys} >= acting if "model.name" in acting else {*found.keys} == acting
     assert "evaluation.every" not in found.keys
@@ -299,9 +315,9 @@ def test_another_edge_is_called_so_though_rows_have_another_order(tmp_path: Path
 
 
 def test_equal_runs_are_equal_whatever_they_kept(
-    tmp_path: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    plain: Path, tmp_path: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a, b = made(tmp_path / "a"), made(tmp_path / "b", run={"keep": 1, "checkpoint_every": 4, "keep_digests": False})
+    a, b = plain, made(tmp_path / "b", run={"keep": 1, "checkpoint_every": 4, "keep_digests": False})
     for left, right in ((a, b), (b, a), (a, a)):
         result = bisect(left, right)
         assert (result.finding, result.visits, result.seen_to) == (None, 0, 5)
@@ -318,13 +334,12 @@ def test_runs_of_other_lengths_are_compared_as_far_as_both_go(tmp_path: Path) ->
     assert result.visits == 4 * (2 * 2 + 1)
 
 
-def test_a_resumed_run_is_equal(tmp_path: Path) -> None:
-    whole = made(tmp_path / "a")
-    plain = small_run(tmp_path / "b", rounds=5, run=ALL)
+def test_a_resumed_run_is_equal(plain: Path, tmp_path: Path) -> None:
+    keys = small_run(tmp_path / "b", rounds=5, run=ALL)
     with pytest.raises(KeyboardInterrupt), stopped_after(2, KeyboardInterrupt()):
-        run(parse_config(plain, "test"))
-    resumed = run(parse_config(plain, "test"), resume=True)
-    assert bisect(whole, resumed).finding is None
+        run(parse_config(keys, "test"))
+    resumed = run(parse_config(keys, "test"), resume=True)
+    assert bisect(plain, resumed).finding is None
 
 
 @needs("asynchronous")
@@ -390,10 +405,10 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_exits_with_1_and_writes_tables(
-    tmp_path: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    sound: Path, tmp_path: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new, *_ = FAULTS["upload"]
-    a, b = planted(tmp_path, old, new)
+    a, b = sound, with_fault(tmp_path, old, new, data=store_of(sound))
     assert status("bisect", a, b, "--out", tmp_path / "out") == 1
     printed = capsys.readouterr().out
     assert "first difference: round 3, phase train, client 2, upload: w" in printed
@@ -403,10 +418,9 @@ def test_the_command_exits_with_1_and_writes_tables(
     assert {row[""]: row["found"] for row in told["rows"]["first"]}["clients"] == 2
 
 
-def test_uploads_of_another_program_are_compared(tmp_path: Path) -> None:
+def test_uploads_of_another_program_are_compared(sound: Path, tmp_path: Path) -> None:
     """They are those of the run to seven digits, but for one number of two clients from round 4 on."""
-    a = with_method(tmp_path / "a", METHOD)
-    side = Side("A", a)
+    side = Side("A", sound)
     for number in range(1, 6):
         before = side.recorded(number - 1) if number > 1 else None
         trace = trace_round(side.program(number), before)
@@ -416,7 +430,7 @@ def test_uploads_of_another_program_are_compared(tmp_path: Path) -> None:
                 noisy = value.double().numpy() * (1 + 1e-7)
                 noisy[5] += 0.5 * (number >= 4 and point.client >= 2)
                 np.savez(tmp_path / f"uploads/round-{number}/client-{point.client}.npz", w=noisy)
-    result = bisect(a, tmp_path / "uploads")
+    result = bisect(sound, tmp_path / "uploads")
     found = result.in_value
     assert (found.round, found.clients, found.difference.differing > 0) == (4, [2, 3], True)
     assert "upload: w" in found.tensor
@@ -426,8 +440,8 @@ def test_uploads_of_another_program_are_compared(tmp_path: Path) -> None:
     for number in (4, 5):
         for file in (tmp_path / f"uploads/round-{number}").iterdir():
             file.unlink()
-    assert bisect(a, tmp_path / "uploads").finding is None
+    assert bisect(sound, tmp_path / "uploads").finding is None
     damaged = tmp_path / "uploads/round-2/client-1.npz"
     damaged.write_bytes(damaged.read_bytes()[:50])
     with refused(damaged):
-        bisect(a, tmp_path / "uploads")
+        bisect(sound, tmp_path / "uploads")

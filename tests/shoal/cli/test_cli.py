@@ -70,6 +70,8 @@ def test_every_command_one_after_another(tiny: Path, printed: Refused) -> None:
     table = printed("table", sweep, "--figure", "deployed.best.test", "--columns", "train.lr", "--format", "markdown")
     assert "| 0.01 | 0.1 |" in table
     assert printed("report", sweep) == f"written: {sweep / 'report' / 'index.html'}"
+    assert {path.suffix for path in (sweep / "report" / "figures").iterdir()} == {".svg", ".png"}
+    assert '.pdf">PDF</a>' not in (sweep / "report" / "index.html").read_text()
     assert "equal" in printed("compare", run, run)
     inspects = [["inspect", path] for path in (run, store, sweep)]
     asked = [inspects[2], ["list", folder / "runs", folder], ["doctor"], ["table", sweep]]
