@@ -70,7 +70,16 @@ def products(hops: Sequence[Features], weight_FH: Tensor) -> list[Tensor]:
     return results
 
 
-def smoothed_hops(data: View, hops: Sequence[int], rows: int) -> list[Features] | None:
+class SmoothedHops(list[Features]):
+    """Hops P^k X of all nodes of a client, of the same X and P, for several k."""
+
+    def __init__(self, x_NF: StoredFeatures, smoothing: SparseMatrix, powers: Sequence[int]) -> None:
+        """Takes X, float32, P, and k of every hop."""
+        super().__init__(AlteredFeatures(x_NF, None, smoothing, k) for k in powers)
+        self.factors, self.powers = (x_NF, smoothing), tuple(powers)
+
+
+def smoothed_hops(data: View, hops: Sequence[int], rows: int) -> SmoothedHops | None:
     """Makes the hops of all nodes of a client whose products with a weight W are smoothed, hop to hop, P^k (X W).
 
     Hops grow dense, and X is not: the products of the stored ones with W take up to thirty times as long. The results
@@ -91,7 +100,7 @@ def smoothed_hops(data: View, hops: Sequence[int], rows: int) -> list[Features] 
     if stored < GAIN * (_multiplications(x) + max(hops) * (data.entries + data.nodes)):
         return None
     smoothing: SparseMatrix = data.cache(("smoothing", options.r), lambda: smoothing_over(*data.csr, options.r))
-    return [AlteredFeatures(x.float(), None, smoothing, k) for k in hops]
+    return SmoothedHops(x.float(), smoothing, hops)
 
 
 def _multiplications(x: StoredFeatures) -> float:
