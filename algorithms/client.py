@@ -151,13 +151,11 @@ class FlatModel:
 
     def set_training(self, training: bool) -> None:
         """Sets the mode of the module, as its `train` and `eval` do, which look for all parts of it each time."""
-        if self.module.training == training:
-            return
-        if self._modules is None:
-            self.module.train(training)
-            return
-        for module in self._modules:
-            module.__dict__["training"] = training
+        if self.module.training != training:
+            if self._modules is None:
+                self.module.train(training)
+            for module in self._modules or ():
+                module.__dict__["training"] = training
 
     @cached_property
     def _modules(self) -> list[nn.Module] | None:
@@ -215,9 +213,7 @@ class FlatModel:
         if isinstance(inputs, DrawnInputs) and not (self.passes is not None and self.passes.draws):
             inputs = inputs.take()
         if not self.bfloat16:
-            compiled = None
-            if self.passes is not None:
-                compiled = self.passes.output(inputs)
+            compiled = None if self.passes is None else self.passes.output(inputs)
             return self.module(inputs) if compiled is None else compiled
         with self.precision():
             return Output(*(x.float() for x in self.module(inputs)))
@@ -258,14 +254,13 @@ class ClientModel:
             self.borrow(w)
         self.received = False
         self.items: ClientGraphs | ClientPairs | AugmentedNodes | None = None
-        if data.graph_ptr is not None:
+        if not data.items_are_rows:
             from shoal.algorithms.models.items import client_graphs as items
 
-            self.items = items.ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
-        elif data.pairs is not None:
-            from shoal.algorithms.models.items import client_graphs as items
-
-            self.items = items.ClientPairs(data, data.pairs, flat.inputs, flat.coupled)
+            if data.graph_ptr is not None:
+                self.items = items.ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
+            elif data.pairs is not None:
+                self.items = items.ClientPairs(data, data.pairs, flat.inputs, flat.coupled)
 
     @property
     def flat(self) -> FlatModel:
@@ -285,6 +280,11 @@ class ClientModel:
         if self._waiting is not None and self._is_own:
             return self._waiting
         return self.flat.w.detach()
+
+    @property
+    def values(self) -> Tensor:
+        """The current parameters, `[P]`, to be read before anything changes, wherever they lie."""
+        return self.pattern.w.detach() if self._waiting is None else self._waiting
 
     @property
     def module(self) -> nn.Module:
@@ -364,8 +364,8 @@ class ClientModel:
     def logits(self) -> Tensor:
         """Computes logits of all items in evaluation mode, float32 `[items, C]`; once for the current parameters."""
         if self._logits is None:
-            hops = self._smoothed_hops(self.data.nodes)
-            outputs = self.outputs() if hops is None else [self.output(hops)]
+            inputs = self.at_once(self.data.nodes)
+            outputs = self.outputs() if inputs is None else [self.output(inputs)]
             self._logits = torch.cat([out.logits_NC for out in outputs])
         return self._logits
 
@@ -375,24 +375,23 @@ class ClientModel:
         # A part of one graph needs all its nodes, a part of several graphs only theirs.
         one_pass = self.coupled is not None if self.items is None else self.items.one_pass
         if self._logits is None and not one_pass:
-            hops = self._smoothed_hops(len(self.data.val) + len(self.data.test))
-            if hops is None:
+            inputs = self.at_once(len(self.data.val) + len(self.data.test))
+            if inputs is None:
                 return self.output(self.gathered(part)).logits_NC
-            self._logits = self.output(hops).logits_NC
+            self._logits = self.output(inputs).logits_NC
         return self.logits()[items]
 
-    def _smoothed_hops(self, rows: int) -> Inputs | None:
-        """Makes all rows of hops that need not be stored, where so many rows of stored ones take longer."""
-        flat = self.pattern
-        if self.items is not None or flat.bfloat16 or not getattr(flat.backbone, "one_weight", False):
-            return None
-        if flat.prompted:
+    def at_once(self, rows: int) -> Inputs | None:
+        """Makes what one pass over all nodes reads; None: it takes longer than one over so many rows of stored hops."""
+        flat, data, hops = self.pattern, self.data, self.pattern.inputs
+        if self.items is None and (coupled := self.coupled) is not None:
+            return all_nodes(data, coupled.operator, coupled.depth)
+        one_weight = getattr(flat.backbone, "one_weight", False)
+        if self.items is not None or flat.bfloat16 or flat.prompted or not one_weight:
             return None
         # A visit need not count the same numbers again.
-        pays = self.data.cache(
-            ("smoothing pays", flat.inputs, rows), partial(smoothing_pays, self.data, flat.inputs, rows)
-        )
-        return smoothed_hops(self.data, flat.inputs) if pays else None
+        pays = data.cache(("smoothing pays", hops, rows), partial(smoothing_pays, data, hops, rows))
+        return smoothed_hops(data, hops) if pays else None
 
     def outputs(self) -> Iterator[Output]:
         """Computes outputs for all items in evaluation mode, without gradients; rows of hops a block at a time."""
@@ -560,8 +559,8 @@ class ClientTable(Sequence[ClientInfo]):
         if (info := self._made.get(place)) is None:
             if len(self._made) >= MOST_MADE:
                 self._made.clear()
-            info = ClientInfo(**{name: int(values[place]) for name, values in self._columns.items()}, **self._same)
-            self._made[place] = info
+            numbers = {name: int(values[place]) for name, values in self._columns.items()}
+            info = self._made[place] = ClientInfo(**numbers, **self._same)
         return info
 
 
@@ -598,8 +597,3 @@ class Client:
     def rng(self, purpose: str) -> torch.Generator:
         """Makes a random stream for a purpose of the visit."""
         return generator_on(self.data.device).manual_seed(self.random(purpose))
-
-
-def random_of(random: Callable[[str], int], name: str) -> Callable[[str], int]:
-    """Returns the seeds of one of a client's models, by purpose."""
-    return random if name == MODEL else lambda purpose: random(f"{name}/{purpose}")

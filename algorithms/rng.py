@@ -1,10 +1,12 @@
 """Random streams by what they are for, on the device that computes."""
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 
 from shoal.algorithms.models.layers.dropout import DRAWN, KEYED
+from shoal.algorithms.protocol import MODEL
 
 CPU = torch.device("cpu")
 
@@ -57,3 +59,8 @@ class Stream:
     def __exit__(self, *error: object) -> None:
         self._state = self._now()
         self._go_on(self._outer)
+
+
+def random_of(random: Callable[[str], int], name: str) -> Callable[[str], int]:
+    """Returns the seeds of one of a client's models, by purpose."""
+    return random if name == MODEL else lambda purpose: random(f"{name}/{purpose}")

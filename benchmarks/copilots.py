@@ -25,11 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
+from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.shared.copilot import COPILOT
 from shoal.algorithms.models.build import build
-from shoal.algorithms.rng import key
+from shoal.algorithms.rng import key, random_of
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer

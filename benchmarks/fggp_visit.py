@@ -25,13 +25,13 @@ from prototypes import FEATURES, HOPS, make_client
 from rich.console import Console
 from rich.table import Table
 
-from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
+from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.fggp.fggp import FGGP, GENERATOR
 from shoal.algorithms.methods.shared.body import body_of
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
-from shoal.algorithms.rng import key
+from shoal.algorithms.rng import key, random_of
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.rounds.reduction import upload_bytes

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Received, overrides
-from shoal.algorithms.client import Client, ClientModel, random_of
+from shoal.algorithms.client import Client, ClientModel
 from shoal.algorithms.method_errors import raise_named
 from shoal.algorithms.protocol import BY_STAGES, MODEL, Tree, Upload, copy_to
-from shoal.algorithms.rng import CPU, key
+from shoal.algorithms.rng import CPU, key, random_of
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.engine.config.sizes import machine_memory
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches

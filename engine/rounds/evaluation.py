@@ -9,6 +9,7 @@ Where an evaluation is of some clients, the counts of others wait as they are: t
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,7 +86,13 @@ class Evaluator:
             tables.append(exchange.score(group.tolist(), next_state.downloads.get(number, {})))
         next_state.scores["deployed"] = deployed.with_counts(*tables)
         next_state.touched = {} if only is None else _without(next_state.touched, only)
-        return {scope: self._summarize(scope, counts) for scope, counts in newest(next_state, only).items()}
+        summaries: dict[str, dict[str, Any]] = {}
+        by_content: dict[tuple[int, int], str] = {}
+        for scope, counts in newest(next_state, only).items():
+            # Where all deployed the server's model, its counts are summed up once.
+            same = by_content.setdefault(counts.content, scope)
+            summaries[scope] = deepcopy(summaries[same]) if same in summaries else self._summarize(scope, counts)
+        return summaries
 
     def _summarize(self, scope: str, counts: ScoreTable) -> dict[str, Any]:
         if scope == DOMAINS and self._domains is not None:

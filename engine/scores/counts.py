@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Received
+from shoal.algorithms.base import Algorithm, Received, overrides
 from shoal.algorithms.client import Client
 from shoal.algorithms.method_errors import ProtocolError, describe, kind, raise_named
+from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.engine.config.sections import ACCURACY, CHOSEN_BY, F1, OF_FEATURES, RANKINGS, ROC_AUC, metric_key
 from shoal.engine.scores.table import ScoreTable
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.target_names import CLUSTERING, OF_CLASSES
+from shoal.storage.options.target_names import CLASSIFICATION, CLUSTERING, OF_CLASSES
 from shoal.storage.shards.view import View
 
 
@@ -196,6 +197,8 @@ def score(
     none is said to be predicted, and `predicted` gets scores and targets, float32 `[2, N, C]`. Nor is one of clusters.
     """
     counts = np.zeros((2, KINDS + len(measures), client.info.classes), dtype=np.int64)
+    if not measures and predicted is None and _count_in_one_call(algorithm, client, counts):
+        return counts
     for part, name in enumerate(PARTS):
         rows = getattr(client.data, name)
         if len(rows):
@@ -218,6 +221,37 @@ def score(
                 narrow = torch.int16 if client.info.classes < 2**15 else torch.int32
                 predicted[name] = torch.stack([class_N, label]).to(narrow).cpu().numpy()
     return counts
+
+
+def _count_in_one_call(algorithm: Algorithm, client: Client, counts: np.ndarray) -> bool:
+    """Counts a client's rows by compiled passes of its model; False: there are none over its data, or other answers."""
+    model, data = client.model, client.data
+    passes = model.pattern.passes
+    if passes is None or model.items is not None or data.target != CLASSIFICATION or overrides(algorithm, "predict"):
+        return False
+    # Other models load none of it.
+    from shoal.algorithms.models.compiled.counting import Rows, count_in_passes, count_logits
+
+    def all_parts() -> Rows:
+        return Rows.of([(getattr(data, name), class_label(data, name)) for name in PARTS])
+
+    def ask() -> list[tuple[Inputs, Rows]]:
+        model.pattern.set_training(False)
+        if (inputs := model.at_once(len(data.val) + len(data.test))) is not None:
+            return [(inputs, all_parts())]
+        labels = {name: class_label(data, name) for name in PARTS if len(getattr(data, name))}
+        return [(model.gathered(name), Rows.of_part(PARTS.index(name), label)) for name, label in labels.items()]
+
+    if model.answered:
+        logits_NC = model.logits().contiguous()
+        if list(logits_NC.shape) != [client.info.items, client.info.classes]:
+            return False
+        part: int | None = count_logits(logits_NC.data_ptr(), client.info.classes, *all_parts(), counts)
+    else:
+        part = count_in_passes(passes, data, model.values, ask, counts)
+    if part is not None and part >= 0:
+        require_winner(PARTS[part], False)
+    return part is not None
 
 
 def count_rows(label: torch.Tensor, predicted: torch.Tensor, classes: int) -> np.ndarray:

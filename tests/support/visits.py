@@ -3,8 +3,8 @@
 from functools import partial
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, ClientModel, random_of
-from shoal.algorithms.rng import key
+from shoal.algorithms.client import Client, ClientModel
+from shoal.algorithms.rng import key, random_of
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 

@@ -18,7 +18,7 @@ from shoal.algorithms.models.compiled.kinds import lower
 from shoal.algorithms.models.compiled.lowering import Drop
 from shoal.algorithms.models.compiled.operations import ARRAYS, Base, execute
 from shoal.algorithms.models.compiled.trace import Untraceable, Value, signature_of, stand_in, tracing
-from shoal.algorithms.models.inputs.masked_features import AlteredFeatures
+from shoal.algorithms.models.inputs.masked_features import AlteredFeatures, SmoothedHops
 from shoal.algorithms.models.inputs.neighbourhood import DrawnInputs, Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept, masks_are_set
 from shoal.algorithms.models.layers.head import Output
@@ -121,6 +121,8 @@ def parts_of(inputs: Inputs) -> Sequence[Any] | None:
         if isinstance(x_NF, AlteredFeatures) and x_NF.masked is not None:
             x_NF, *kept = x_NF.masked
         return [x_NF, *inputs.operators, *([] if inputs.rows is None else [inputs.rows]), *kept]
+    if isinstance(inputs, SmoothedHops):
+        return inputs.factors
     return None if isinstance(inputs, ItemBatch) else inputs
 
 
@@ -153,6 +155,9 @@ class Passes:
         which takes their place.
         """
         parts = parts_of(inputs)
+        # Others than those who count predictions read logits as the model itself computes them from such hops.
+        if embeds and isinstance(inputs, SmoothedHops):
+            return None
         # Neighbours that are drawn have other shapes in every step.
         draws = self._module.training and bool(getattr(self._module, "fanouts", None))
         if parts is None or masks_are_set() or draws:
@@ -164,21 +169,22 @@ class Passes:
         signature = signature_of(parts, entries=getattr(self._module, "weighs_entries", False))
         if signature is None:
             return None
-        key = signature, self._module.training, embeds
+        powers = inputs.powers if isinstance(inputs, SmoothedHops) else ()
+        key = signature, self._module.training, embeds, powers
         if key not in self._kept:
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
-            self._kept[key] = self._make(parts, coupled, embeds)
+            self._kept[key] = self._make(parts, coupled, embeds, powers)
         compiled = self._kept[key]
         if compiled is None:
             return None
         large = (len(parts[number].arrays[1]) * width > MOST_PRODUCTS for number, width in compiled.widths.items())
         return None if any(large) else compiled
 
-    def _make(self, parts: Sequence[Any], coupled: bool, embeds: bool) -> Pass | None:
+    def _make(self, parts: Sequence[Any], coupled: bool, embeds: bool, powers: Sequence[int]) -> Pass | None:
         try:
             with torch.enable_grad(), tracing():
-                logits, embedding = (part for part in self._module(stand_in(parts, coupled)))
+                logits, embedding = (part for part in self._module(stand_in(parts, coupled, powers)))
             if not isinstance(logits, Value) or (embeds and not isinstance(embedding, Value)):
                 return None
             lowered = lower(logits, embedding if embeds else None, self._w)

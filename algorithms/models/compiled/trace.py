@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.algorithms.models.inputs.masked_features import AlteredFeatures
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.dropout import masks
 from shoal.algorithms.models.layers.edge_attention import attend_by_products, attend_to_messages
@@ -283,8 +284,14 @@ def signature_of(inputs: Sequence[Any], entries: bool) -> tuple[Any, ...] | None
     return tuple(parts)
 
 
-def stand_in(inputs: Sequence[Any], coupled: bool) -> Any:
-    """Makes stand-ins of inputs that have a signature: hops; or features, operators, and, if any, rows and a mask."""
+def stand_in(inputs: Sequence[Any], coupled: bool, powers: Sequence[int] = ()) -> Any:
+    """Makes stand-ins of inputs that have a signature: hops; or features, operators, and, if any, rows and a mask.
+
+    With `powers` they are features and what these are smoothed by, so often for each hop.
+    """
+    if powers:
+        smoothing: Any = Operator(1, inputs[1])
+        return [AlteredFeatures(_stand_in_features(0, inputs[0]), None, smoothing, k) for k in powers]
     if not coupled:
         return [_stand_in_features(number, hop) for number, hop in enumerate(inputs)]
     features, *others = inputs

@@ -70,6 +70,15 @@ def products(hops: Sequence[Features], weight_FH: Tensor) -> list[Tensor]:
     return results
 
 
+class SmoothedHops(list[Features]):
+    """Hops P^k X of all nodes of a client, of the same X and P, for several k."""
+
+    def __init__(self, x_NF: StoredFeatures, smoothing: SparseMatrix, powers: Sequence[int]) -> None:
+        """Takes X, float32, P, and k of every hop."""
+        super().__init__(AlteredFeatures(x_NF, None, smoothing, k) for k in powers)
+        self.factors, self.powers = (x_NF, smoothing), tuple(powers)
+
+
 def smoothing_pays(data: View, hops: Sequence[int], rows: int) -> bool:
     """Whether `smoothed_hops` take less time than so many rows of the stored hops, which smoothing must have made."""
     options = data.propagation
@@ -87,7 +96,7 @@ def smoothing_pays(data: View, hops: Sequence[int], rows: int) -> bool:
     return stored >= GAIN * (_multiplications(x) + max(hops) * (data.entries + data.nodes))
 
 
-def smoothed_hops(data: View, hops: Sequence[int]) -> list[Features]:
+def smoothed_hops(data: View, hops: Sequence[int]) -> SmoothedHops:
     """Makes the hops of all nodes of a client whose products with a weight W are smoothed, hop to hop, P^k (X W).
 
     Hops grow dense, and X is not: the products of the stored ones with W take up to thirty times as long. The results
@@ -96,7 +105,7 @@ def smoothed_hops(data: View, hops: Sequence[int]) -> list[Features]:
     assert data.propagation is not None
     r = data.propagation.r
     smoothing: SparseMatrix = data.cache(("smoothing", r), lambda: smoothing_over(*data.csr, r))
-    return [AlteredFeatures(data.hop(0).float(), None, smoothing, k) for k in hops]
+    return SmoothedHops(data.hop(0).float(), smoothing, hops)
 
 
 def _multiplications(x: StoredFeatures) -> float:

@@ -14,12 +14,12 @@ from support.user_graph import write_arrays
 from support.written_rounds import cohorts_of
 from torch import Tensor, nn
 
-from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.context import Context
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import MODEL
-from shoal.algorithms.rng import key
+from shoal.algorithms.rng import key, random_of
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL

@@ -12,12 +12,12 @@ from support.fixtures import Check, Keys, Make, MakeClient, Start
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Output, Tree, Upload
-from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
+from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.methods.fedkd import FedKD, projection
 from shoal.algorithms.methods.fml import FML
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
-from shoal.algorithms.rng import key
+from shoal.algorithms.rng import key, random_of
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.storage.shards.view import View

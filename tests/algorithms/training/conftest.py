@@ -8,9 +8,10 @@ import pytest
 import torch
 from support.fixtures import MakeClient, MakeView
 
-from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
+from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import random_of
 from shoal.storage.shards.view import View
 
 

@@ -35,6 +35,8 @@ def test_a_table_of_scores_is_a_dict_in_a_matrix(steps: list[tuple[str, dict[int
                 table = table.only(np.array(list(counts), dtype=np.int64), others=step == "others")
                 plain = {i: of for i, of in plain.items() if (i in counts) == (step == "only")}
             np.testing.assert_equal((dict(table), dict(copied)), (plain, before))
+            assert table.content != copied.content or plain == before
+            assert ScoreTable().with_counts(table).content == (table if plain else ScoreTable()).content
             assert list(table) == table.clients.tolist() == sorted(plain)
             blocks = np.concatenate([np.zeros((0, 2, 3, 4), np.int64), *table.blocks()])
             np.testing.assert_array_equal(blocks, [plain[i] for i in sorted(plain)] or blocks)

@@ -14,13 +14,14 @@ from support.small_fggp import Entries, PlainClient, newest, summed_up
 from support.written_rounds import require_counts, require_mean_loss
 from torch import nn
 
-from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
+from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.methods.fggp import fggp
 from shoal.algorithms.methods.fggp.fggp import FGGP, Received
 from shoal.algorithms.methods.fggp.prototypes import Bank
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.gnn.topology import Topology
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import random_of
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.storage.shards.view import View
