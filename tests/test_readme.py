@@ -300,6 +300,9 @@ def test_site_draws_formulas_and_loads_nothing_from_elsewhere(tmp_path: Path, mo
             window.open(tmp_path / "site" / "methods" / "index.html", 1280)
             assert len(window.requests) > 3
             assert all(address.startswith(("file:", "data:")) for address in window.requests)
+            window.open(tmp_path / "site" / "concepts" / "index.html", 390)
+            assert window.value("document.documentElement.scrollWidth") <= 390
+            assert window.value("""document.querySelector("img[src$='concepts.svg']").width""") >= 800
 
 
 @pytest.mark.slow
