@@ -278,11 +278,12 @@ def test_formula_becomes_mathml() -> None:
 
 
 @of_the_site
-def test_site_draws_formulas_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    """As `make docs` builds it, without the pictures of the gallery."""
+def test_site_draws_formulas_and_loads_nothing_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `make docs` builds it with the address of a repository, without the pictures of the gallery."""
     from mkdocs.commands.build import build
     from mkdocs.config import load_config as load_site
 
+    monkeypatch.setenv("SHOAL_REPOSITORY", "https://example.org/shoal")
     hook = str(ROOT / "tests" / "formulas.py")
     build(load_site(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"), hooks=[hook], strict=True))
     drawn = 0
@@ -290,6 +291,7 @@ def test_site_draws_formulas_and_loads_nothing_from_elsewhere(tmp_path: Path) ->
         text = page.read_text()
         assert not re.findall(r"""<(?:script|img|iframe)[^>]* src=["']?https?:|<link[^>]* href=["']?https?:""", text)
         assert 'class="arithmatex">\\' not in text, page
+        assert 'href="https://example.org/shoal"' in text or page.name == "404.html", page
         drawn += text.count("<math")
     assert drawn > 100
     assert not any("http" in path.read_text() for path in (tmp_path / "site" / "assets").glob("site.*"))
@@ -298,6 +300,9 @@ def test_site_draws_formulas_and_loads_nothing_from_elsewhere(tmp_path: Path) ->
             window.open(tmp_path / "site" / "methods" / "index.html", 1280)
             assert len(window.requests) > 3
             assert all(address.startswith(("file:", "data:")) for address in window.requests)
+            window.open(tmp_path / "site" / "concepts" / "index.html", 390)
+            assert window.value("document.documentElement.scrollWidth") <= 390
+            assert window.value("""document.querySelector("img[src$='concepts.svg']").width""") >= 800
 
 
 @pytest.mark.slow

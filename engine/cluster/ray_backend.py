@@ -52,7 +52,7 @@ from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
 from shoal.engine.records.checkpoint import write_clients
-from shoal.engine.rounds.costs import Live, Watch, note_kernels, seconds_of_kernels, working_clock
+from shoal.engine.rounds.costs import NO_KERNEL, Kernel, Live, Watch, note_kernels, seconds_of_kernels, working_clock
 from shoal.engine.rounds.reduction import join_sums
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
@@ -95,8 +95,8 @@ class HostActor(Host):
             self._signed = now
             self._server.sign.remote(self._number)
 
-    def compiles(self, kernel: int) -> None:
-        """Shows the server that this host compiles a kernel of this number."""
+    def compiles(self, kernel: Kernel) -> None:
+        """Shows the server which kernel this host compiles."""
         if self._server is not None:
             self._server.sign.remote(self._number, kernel)
 
@@ -461,8 +461,8 @@ class ServerActor:
     def __init__(self, config: Config, hosts: list[Any], job: Job, plan: Plan, state: FederationState | None) -> None:
         share_tensors()
         self._live: Live | None = None
-        # Hosts compile the same kernels, each for itself: the largest number of one.
-        self._kernels = 0
+        # Hosts compile the same kernels, each for itself: the one of the largest number.
+        self._kernel = NO_KERNEL
         self._refusal: ShoalError | None = None
         # Lines of the call under way, of which `alive` shows those that are there.
         self._lines: list[dict[str, Any]] = []
@@ -530,10 +530,10 @@ class ServerActor:
         line |= {"memory": {"server": resident(), "hosts": hosts}, "printed": work.printed}
         return {**line, "events": self._pool.events()}
 
-    def sign(self, host: int, kernel: int = 0) -> None:
+    def sign(self, host: int, kernel: Kernel = NO_KERNEL) -> None:
         """Notes that a host lives, and which kernel it compiles, if it does."""
         self._pool.signed[host] = time.monotonic()
-        self._kernels = max(self._kernels, kernel)
+        self._kernel = max(self._kernel, kernel)
 
     def _watch(self, live: Live) -> None:
         self._live = live
@@ -547,4 +547,4 @@ class ServerActor:
 
         A call that returns shows that the server is alive.
         """
-        return None if self._live is None else replace(self._live, kernels=self._kernels), list(self._lines)
+        return None if self._live is None else replace(self._live, kernel=self._kernel), list(self._lines)

@@ -22,6 +22,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("wd", "l2"), "train.weight_decay"),
     **dict.fromkeys(("clients", "num_clients", "n_clients", "client_num", "clients_num"), "partition.clients"),
     **dict.fromkeys(("partitioner", "partition_method"), "partition.method"),
+    **dict.fromkeys(("dirichlet_alpha", "noniid", "non_iid", "iid", "skew"), "partition.alpha"),
     **dict.fromkeys(
         ("fraction", "frac", "participation_rate", "client_fraction", "sample_rate", "join_ratio", "client_frac"),
         "participation.ratio",
@@ -39,6 +40,8 @@ OTHER_NAMES = {
 }
 # An override with spaces around its sign, as a file might have it.
 SPACED = re.compile(r"([\w.]+) *= *(\S.*)")
+# Several numbers as other tools write them.
+RANGE = re.compile(r"\d+(\.\.|:|-)\d+")
 # A file needs these keys, which have no defaults.
 EXAMPLES = {
     "name": "name: mine",
@@ -58,7 +61,8 @@ def fault_in_words(error: ValidationError, config: type[BaseModel], typed: bool)
     location, value, key = first["loc"], first.get("input"), key_of(first["loc"])
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         names = _names_beside(location, config)
-        return f"{suggest_key(key, names, config)}unknown key; known here: {', '.join(names)}"
+        several = "several are for shoal sweep; " if typed and OTHER_NAMES.get(key) == "seed" else ""
+        return f"{suggest_key(key, names, config)}{several}unknown key; known here: {', '.join(names)}"
     if first["type"] == "missing":
         return f"missing; write {EXAMPLES[key]}" if key in EXAMPLES else "missing"
     if first["type"] == "dataclass_type":
@@ -67,8 +71,11 @@ def fault_in_words(error: ValidationError, config: type[BaseModel], typed: bool)
     words = re.findall(r"'([^']+)'", first.get("ctx", {}).get("expected", ""))
     hint = did_you_mean(value, words) if isinstance(value, str) else ""
     several = "; several values are for shoal sweep, and decimals have a point"
-    more = several if typed and isinstance(value, str) and "," in value else ""
-    return f"{hint}{message_of(error)}, found {quoted(value)}{more}"
+    if typed and isinstance(value, str) and RANGE.fullmatch(value):
+        several = f"; several values are for shoal sweep, as in {key}=0,1,2"
+    elif not (typed and isinstance(value, str) and "," in value):
+        several = ""
+    return f"{hint}{message_of(error)}, found {quoted(value)}{several}"
 
 
 def suggest_key(wrong: str, beside: Collection[str], config: type[BaseModel]) -> str:

@@ -15,7 +15,7 @@ from shoal.engine.hosts.devices.gpu import fetch
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.costs import Live, Watch, kernels_compiled, note_kernels
+from shoal.engine.rounds.costs import Kernel, Live, Watch, kernels_compiled, note_kernels
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
@@ -152,9 +152,10 @@ class LocalBackend:
             shown[:] = [live]
             watch(live)
 
-        def compiles(number: int) -> None:
+        def compiles(kernel: Kernel) -> None:
+            number, name = kernel
             if shown:
-                watch(replace(shown[0], kernels=number - self._kernels_before))
+                watch(replace(shown[0], kernel=(number - self._kernels_before, name)))
 
         note_kernels(compiles)
         try:

@@ -25,12 +25,17 @@ MISSING = "missing"
 SIMULATED = "simulated"
 
 
+# A kernel has a number, in the order in which a process compiles them, and the name of its function.
+Kernel = tuple[int, str]
+NO_KERNEL: Kernel = (0, "")
+
+
 @dataclass(frozen=True)
 class Live:
     """The progress of a round: visits to clients, those known to be needed, bytes, hosts (at work, of all), lost cells.
 
-    While clients are `scored`, visits are those of the evaluation, of the model at hand. The last kernel that a host
-    began to compile was number `kernels`.
+    While clients are `scored`, visits are those of the evaluation, of the model at hand. The last `kernel` that a host
+    began to compile is its number and its name.
     """
 
     round: int
@@ -41,7 +46,7 @@ class Live:
     hosts: tuple[int, int]
     retries: int
     scored: bool = False
-    kernels: int = 0
+    kernel: Kernel = NO_KERNEL
 
 
 Watch = Callable[[Live], None]
@@ -245,23 +250,28 @@ class _Kernels(event.Listener):
 
 
 class _Compiled(event.Listener):
-    """A listener that counts the kernels that this process compiles; those that the machine has are loaded."""
+    """A listener that counts the kernels that this process compiles; those that the machine has are loaded.
+
+    What numba compiles of its own on the way is none: a kernel is a function that a machine keeps.
+    """
 
     def __init__(self) -> None:
         self.number = 0
-        self.note: Callable[[int], None] = _unnoted
+        self.note: Callable[[Kernel], None] = _unnoted
 
     def on_start(self, event: event.Event) -> None:
         """Notes a kernel as it begins."""
-        self.number += 1
-        self.note(self.number)
+        function = event.data["dispatcher"].py_func
+        if not function.__module__.startswith("numba."):
+            self.number += 1
+            self.note((self.number, function.__name__.lstrip("_")))
 
     def on_end(self, event: event.Event) -> None:
         """Ignores the end of a kernel."""
 
 
-def _unnoted(number: int) -> None:
-    """Ignores the number of a kernel."""
+def _unnoted(kernel: Kernel) -> None:
+    """Ignores a kernel."""
 
 
 _kernels, _compiled = _Kernels(), _Compiled()
@@ -275,8 +285,8 @@ def kernels_compiled() -> int:
     return _compiled.number
 
 
-def note_kernels(note: Callable[[int], None] = _unnoted) -> None:
-    """Gives `note` the number of each kernel that this process compiles, as it begins; without it nothing is noted."""
+def note_kernels(note: Callable[[Kernel], None] = _unnoted) -> None:
+    """Gives `note` each kernel that this process compiles, as it begins; without it nothing is noted."""
     _compiled.note = note
 
 

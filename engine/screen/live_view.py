@@ -90,9 +90,10 @@ class LiveView:
         if (at := (live.round, live.scored, live.visits)) != self._at:
             self._at, self._kernels_before, self._kernels_began = at, self._kernels, 0.0
             self._kernels_shown = False
-        self._kernels = max(self._kernels, live.kernels)
-        if live.kernels > self._kernels_before:
-            self._show_kernels(live.kernels - self._kernels_before - 1)
+        number, kernel = live.kernel
+        self._kernels = max(self._kernels, number)
+        if number > self._kernels_before:
+            self._show_kernel(number, kernel)
             return
         if not live.visits:
             self._round_began = time.monotonic()
@@ -112,14 +113,14 @@ class LiveView:
             did = "clients scored" if live.scored else "clients"
             self._print(f"round {live.round}: {live.visits}/{live.expected} {did}, {', '.join((rate, *traffic))}")
 
-    def _show_kernels(self, ready: int) -> None:
+    def _show_kernel(self, number: int, kernel: str) -> None:
         now = time.monotonic()
         self._kernels_began = self._kernels_began or now
         if self._bars is not None:
-            self._bars.update(self._round, description=COMPILING, completed=ready, total=None, note=())
+            self._bars.update(self._round, description=COMPILING, completed=number, total=None, note=(kernel,))
         elif self._due(RARER if self._kernels_shown else 1):
             self._kernels_shown = True
-            self._print(f"{COMPILING}: {ready} ready, {now - self._kernels_began:.0f} s")
+            self._print(f"{COMPILING}: number {number}, {kernel}, {now - self._kernels_began:.0f} s")
 
     def advance(self, line: dict[str, Any]) -> None:
         """Shows that a round is done; `line` is its line of metrics."""

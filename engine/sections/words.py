@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function
 
 from shoal.storage.options.types import absolute, is_own
+from shoal.storage.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Words:
     def check(self, name: str) -> str:
         """Returns a name. Raises ValueError: it is neither."""
         if name not in self.words and not self.is_form(name):
-            raise ValueError(f"expected {', '.join(self.words)} or {self.form}")
+            meant = did_you_mean(name, self.words)
+            raise ValueError(f"{meant}expected {', '.join(self.words)} or {self.form}")
         return name
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

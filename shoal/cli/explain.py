@@ -253,7 +253,7 @@ def _explain_last_part(name: str, keys: Mapping[str, Key]) -> list[str]:
         raise ShoalError(name, f"did you mean {' or '.join(names)}? no such key")
     if about := _search(name, every):
         return about
-    if other := OTHER_NAMES.get(last.lower()):
+    if other := OTHER_NAMES.get(last.lower().replace("-", "_")):
         raise ShoalError(name, f"did you mean {other}? no such key")
     close = did_you_mean(name, every) or did_you_mean_name(name, [*METHODS, *BACKBONES, *sections(), SCORES])
     raise ShoalError(name, f"{close}no such key, method or model; shoal explain lists all")
@@ -261,8 +261,14 @@ def _explain_last_part(name: str, keys: Mapping[str, Key]) -> list[str]:
 
 def _search(word: str, keys: Mapping[str, Key]) -> list[str]:
     """Lists the keys whose name or meaning has a word, and methods and models of it; none: an empty list."""
-    wanted = re.compile(rf"\b{re.escape(word.rstrip('s'))}", re.IGNORECASE)
-    named = [key for key in keys.values() if wanted.search(key.name.replace("_", " "))]
+    # Words of a name are apart by any sign: macro_f1 is macro-F1.
+    parts = map(re.escape, re.split(r"[-_ ]+", word.rstrip("s")))
+    wanted = re.compile(rf"\b{'[-_ ]?'.join(parts)}", re.IGNORECASE)
+    named = [
+        key
+        for key in keys.values()
+        if wanted.search(key.name.replace("_", " ")) or word.lower() in NAMES.get(key.name, ())
+    ]
     meant = [key for key in keys.values() if key not in named and wanted.search(key.meaning)]
     classes = [name for name in (*METHODS, *BACKBONES, *OF_GRAPHS, *DATASETS) if word.lower() in name]
     found_keys = [*named, *meant]

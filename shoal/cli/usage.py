@@ -23,6 +23,9 @@ MEANT = {
     **dict.fromkeys(("search", "tune", "optimize", "hpo"), ("sweep {} --search optuna --space KEY=LOW:HIGH", "CONFIG")),
     **dict.fromkeys(("plot", "plots", "figure", "figures", "page"), ("report {}", "RUN")),
     **dict.fromkeys(("ls", "runs", "status", "ps"), ("list", "")),
+    **dict.fromkeys(("dataset", "datasets"), ("list datasets", "")),
+    **dict.fromkeys(("method", "methods", "algorithms"), ("list methods", "")),
+    **dict.fromkeys(("model", "models"), ("list models", "")),
     **dict.fromkeys(("rm", "delete", "clean"), ("remove {}", "RUN")),
     **dict.fromkeys(("diff",), ("compare {}", "RUN RUN")),
     **dict.fromkeys(("new", "create"), ("init {}", "PROJECT")),
@@ -38,7 +41,8 @@ OF_KEYS = ("overrides", "axes")
 # Repetitions are values of one key; more than so many are shorter by their number.
 SEEDS, MOST_SHOWN = ("seeds", "repeat", "repeats", "repetitions", "runs"), 5
 SHORT = {"install_completion": "Add completion to the shell."}
-HIDDEN = "show_completion"
+# `--help` is known to whom it answers; the help of a command names it.
+HIDDEN = ("show_completion", "help")
 # Every wrong use is an error of this class, which typer itself does not export.
 UsageError: Any = typer.BadParameter.__base__
 
@@ -52,7 +56,7 @@ class OneLineGroup(TyperGroup):
         for parameter in parameters:
             if parameter.name in SHORT:
                 parameter.help = SHORT[parameter.name]
-            parameter.hidden |= parameter.name == HIDDEN
+            parameter.hidden |= parameter.name in HIDDEN
         return parameters
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:

@@ -97,8 +97,8 @@ def _of_comparison(
         if len(differences) == 1
         else f"the same for all {len(differences)} seeds"
     )
-    chosen = f"; of {len(compared)} methods {best} has the best validation" if len(compared) > 1 else ""
     names, score = [best, _of_keys(other, reference, looks)], _named(group, looks, main)
+    chosen = f"; of the {len(compared)} beside {names[1]} the best by validation" if len(compared) > 1 else ""
     if main.scope(group) != main.scope(other):
         models = [MODELS[main.scope(side)].removeprefix("of ") for side in (group, other)]
         names = [f"{name} ({model})" for name, model in zip(names, models)]

@@ -9,8 +9,8 @@ import numpy as np
 BELOW, ABOVE = "#ee8a5a", "#58a9d8"
 # Cells of more columns or rows are too small for a number.
 MOST_COLUMNS, MOST_ROWS = 14, 20
-# So few columns have room for letters as large as those of the axes.
-FEW_COLUMNS = 5
+# So many letters side by side have room in the size of those of the axes.
+MOST_LETTERS = 40
 # Cells of so many rows and columns have room for an interval below the number.
 MOST_WITH_INTERVALS = 6
 
@@ -43,12 +43,14 @@ def write_cells(axes: Any, matrix_RC: np.ndarray, decimals: int) -> None:
     rows, columns = matrix_RC.shape
     if rows > MOST_ROWS or columns > MOST_COLUMNS:
         return
-    letters = 7 if columns <= FEW_COLUMNS else 5.5
-    for r, c in np.ndindex(rows, columns):
-        number = float(matrix_RC[r, c])
-        text = "–" if np.isnan(number) else f"{number:+.{decimals}f}" if round(number, decimals) else ""
+    texts = {
+        at: "–" if np.isnan(number) else f"{number:+.{decimals}f}" if round(float(number), decimals) else ""
+        for at, number in np.ndenumerate(matrix_RC)
+    }
+    size = 7 if columns * max(map(len, texts.values())) <= MOST_LETTERS else 5.5
+    for (r, c), text in texts.items():
         if text:
-            axes.text(c, r, text, ha="center", va="center", fontsize=letters)
+            axes.text(c, r, text, ha="center", va="center", fontsize=size)
 
 
 def write_grid(axes: Any, middle_RC: np.ndarray, half_RC: np.ndarray, signed: bool) -> None:

@@ -28,7 +28,7 @@ from shoal.engine.cluster.states import _parts
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Kept, Outcome, Training
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.costs import Live, Pool
+from shoal.engine.rounds.costs import NO_KERNEL, Live, Pool
 from shoal.engine.rounds.reduction import join_sums
 from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
@@ -145,17 +145,17 @@ def test_hosts_show_clients_prints_and_time(hosts: list[Any], job_of: MakeJob, s
     ray.kill(server)
 
 
-def test_a_server_shows_the_largest_number_of_a_kernel_that_its_hosts_compile() -> None:
+def test_a_server_shows_the_newest_kernel_that_its_hosts_compile() -> None:
     signs: list[tuple[int, ...]] = []
     host, server = HostActor.__new__(HostActor), ServerActor.__new__(ServerActor)
     host._number, host._server = 3, SimpleNamespace(sign=SimpleNamespace(remote=lambda *sign: signs.append(sign)))
-    host.compiles(5)
-    assert signs == [(3, 5)]
-    server._pool, server._kernels, server._live = SimpleNamespace(signed={}), 0, Live(1, 0, 10, 0, 0, (2, 2), 0)
+    host.compiles((5, "adam"))
+    assert signs == [(3, (5, "adam"))]
+    server._pool, server._kernel, server._live = SimpleNamespace(signed={}), NO_KERNEL, Live(1, 0, 10, 0, 0, (2, 2), 0)
     server._lines = []
-    for sign in (*signs, (0, 2), (0,)):
+    for sign in (*signs, (0, (2, "exp")), (0,)):
         server.sign(*sign)
-    assert server.alive() == (Live(1, 0, 10, 0, 0, (2, 2), 0, kernels=5), [])
+    assert server.alive() == (Live(1, 0, 10, 0, 0, (2, 2), 0, kernel=(5, "adam")), [])
     assert server._pool.signed.keys() == {0, 3}
 
 

@@ -125,19 +125,19 @@ def test_kernels_take_the_place_of_a_round_that_waits_for_them(
 ) -> None:
     monkeypatch.setattr(live_view, "SECONDS_BETWEEN_LINES", 0.0)
     view, live = LiveView("name", 3, 0, None), Live(1, 0, 10, 0, 0, (2, 2), 0)
-    for kernels in (1, 4):
-        view.watch(replace(live, kernels=kernels))
+    for kernel in ((1, "adam"), (4, "multiply")):
+        view.watch(replace(live, kernel=kernel))
     # Visits go on: the number stays, and no kernel is compiled.
-    view.watch(replace(live, visits=3, kernels=4))
+    view.watch(replace(live, visits=3, kernel=(4, "multiply")))
     # Scores need one more.
-    for kernels in (4, 5):
-        view.watch(replace(live, scored=True, kernels=kernels))
+    for kernel in ((4, "multiply"), (5, "exp")):
+        view.watch(replace(live, scored=True, kernel=kernel))
     kernels_first, kernels_later, visits, scores, kernels_of_scores = capsys.readouterr().err.splitlines()
-    assert kernels_first == "name: compiling kernels, once per machine: 0 ready, 0 s"
-    assert kernels_later == "name: compiling kernels, once per machine: 3 ready, 0 s"
+    assert kernels_first == "name: compiling kernels, once per machine: number 1, adam, 0 s"
+    assert kernels_later == "name: compiling kernels, once per machine: number 4, multiply, 0 s"
     assert visits.startswith("name: round 1: 3/10 clients, ")
     assert scores.startswith("name: round 1: 0/10 clients scored, ")
-    assert kernels_of_scores == "name: compiling kernels, once per machine: 0 ready, 0 s"
+    assert kernels_of_scores == "name: compiling kernels, once per machine: number 5, exp, 0 s"
 
 
 def test_lines_about_kernels_are_rarer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,18 +145,21 @@ def test_lines_about_kernels_are_rarer(capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setattr(live_view.time, "monotonic", lambda: next(now) / 4)
     view, live = LiveView("name", 3, 0, None), Live(1, 0, 10, 0, 0, (2, 2), 0)
     for kernel in range(1, 100):
-        view.watch(replace(live, kernels=kernel))
+        view.watch(replace(live, kernel=(kernel, "adam")))
     lines = capsys.readouterr().err.splitlines()
     # The first after as long as any other line.
-    assert lines[0].endswith(": 9 ready, 4 s")
+    assert lines[0].endswith(": number 10, adam, 4 s")
     assert 2 <= len(lines) <= 4
     assert all("compiling kernels" in line for line in lines)
 
 
 def test_kernels_on_a_terminal(terminal: StringIO) -> None:
     with live_view.live_view("name", 3, 0) as view:
-        view.watch(Live(1, 0, 10, 0, 0, (2, 2), 0, kernels=4))
-    assert "compiling kernels, once per machine" in terminal.getvalue()
+        view.watch(Live(1, 0, 10, 0, 0, (2, 2), 0, kernel=(4, "adam")))
+    shown = terminal.getvalue()
+    assert "compiling kernels, once per machine" in shown
+    assert "4/?" in shown
+    assert " adam\n" in shown
 
 
 def test_view_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:

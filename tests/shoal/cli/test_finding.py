@@ -25,7 +25,7 @@ Refused, Shoal = Callable[..., str], Callable[..., None]
 def test_help_fits_a_screen_in_four_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).stdout
-    assert len(text.splitlines()) <= 51
+    assert len(text.splitlines()) <= 50
     assert [name for name in re.findall(r"─ ([A-Z][\w ]+?) ─", text) if name != "Options"] == list(GROUPS)
     # Every command is in it once, with a line of its own.
     listed = re.findall(r"^│ ([a-z]\w+)  +\S", text, flags=re.MULTILINE)
@@ -39,6 +39,8 @@ def test_help_fits_a_screen_in_four_groups(monkeypatch: pytest.MonkeyPatch) -> N
         ("GPU", "engine.device"),
         ("checkpoints", "run.checkpoint_every"),
         ("Privacy", "privacy.epsilon"),
+        ("macro_f1", "evaluation.metrics"),
+        ("wandb", "callbacks"),
     ],
 )
 def test_a_word_finds_the_keys_that_it_is_about(word: str, key: str) -> None:
@@ -48,6 +50,12 @@ def test_a_word_finds_the_keys_that_it_is_about(word: str, key: str) -> None:
 def test_a_part_of_a_name_finds_methods() -> None:
     (line,) = [line for line in explanation("sage_plus") if line.startswith("Methods, models and datasets: ")]
     assert {"fedsage_plus", "fedsage_plus_fedgta"} <= set(re.split(r"[ ,.]+", line)) & set(METHODS)
+
+
+@pytest.mark.parametrize("word", ["noniid", "non-IID", "dirichlet_alpha"])
+def test_a_word_of_papers_leads_to_the_key(word: str) -> None:
+    with says_why(word, says="did you mean partition.alpha? no such key"):
+        explanation(word)
 
 
 def test_a_word_of_nothing_is_refused() -> None:

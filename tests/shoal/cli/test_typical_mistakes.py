@@ -17,6 +17,7 @@ MISTAKES = [
     ("run quickstart dataset=cora", "command line: dataset: did you mean 'data.dataset'? unknown key; known here: "),
     ("run quickstart hidden=64", "command line: hidden: did you mean 'model.hidden'? unknown key; known here: "),
     ("run quickstart trian.lr=0.1", "command line: trian: did you mean 'train'? unknown key; known here: name, "),
+    ("run quickstart seeds=3", "command line: seeds: did you mean 'seed'? several are for shoal sweep; unknown key; "),
     # Values.
     (
         "run quickstart participation=0.1",
@@ -28,11 +29,16 @@ MISTAKES = [
         "run quickstart train.lr=0,1",
         "command line: train.lr: expected a number, found '0,1'; several values are for shoal sweep, and decimals",
     ),
+    (
+        "run quickstart seed=0..2",
+        "seed: expected a whole number, found '0..2'; several values are for shoal sweep, ",
+    ),
     ("run quickstart rounds=1.5", "command line: rounds: expected a whole number, found 1.5"),
     ("run quickstart participation.ratio=10", "command line: participation.ratio: expected at most 1, found 10"),
     ("run quickstart train.optimizer=rmsprop", "train.optimizer: expected 'adam' or 'sgd', found 'rmsprop'"),
     ("run quickstart engine.device=gpu", "engine.device: expected 'auto', 'cpu' or 'cuda', found 'gpu'"),
     ("run quickstart partition.method=dirichlett", "partition.method: did you mean 'dirichlet'? expected 'metis', "),
+    ("run quickstart attack=signflip", "attack.kind: did you mean 'sign_flip'? expected none, label_flip, backdoor, "),
     ("run quickstart evaluation.every=never", "evaluation.every: expected a whole number, found 'never'"),
     # Names.
     ("run quickstart algorithm=fedavgg", "algorithm.name: did you mean 'fedavg'? 'fedavgg' is unknown; there are "),
@@ -51,6 +57,7 @@ MISTAKES = [
     # Commands.
     ("run", "shoal run: CONFIG is missing, as in shoal run quickstart; see shoal run --help"),
     ("resume runs/x", "resume: did you mean shoal run runs/x --resume? no such command; see shoal --help"),
+    ("datasets", "datasets: did you mean shoal list datasets? no such command; see shoal --help"),
     ("quickstart", "quickstart: did you mean shoal run quickstart? no such command; see shoal --help"),
     ("sweep quickstart", "quickstart: name what varies, as in seed=0,1,2; a file of a study has the key axes"),
     ("report runs/x", "runs/x: neither a run nor a sweep; give folders that shoal run or shoal sweep wrote"),
@@ -82,8 +89,8 @@ FILES = {
 }
 
 
-def test_there_are_forty_one() -> None:
-    assert len(MISTAKES) == len({command for command, _ in MISTAKES}) == 41
+def test_there_are_forty_five() -> None:
+    assert len(MISTAKES) == len({command for command, _ in MISTAKES}) == 45
 
 
 @pytest.mark.parametrize(("command", "line"), MISTAKES, ids=[command for command, _ in MISTAKES])

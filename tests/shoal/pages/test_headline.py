@@ -50,7 +50,7 @@ def test_methods_are_compared_with_fedavg_by_seeds() -> None:
     assert found.number == f"{apart.mean():+.1f} points"
     assert found.number_is == (
         f"FedGTA over FedAvg, test accuracy of deployed models at best validation; 95 % interval {low:+.1f} to "
-        f"{high:+.1f} over 4 seeds; of 3 methods FedGTA has the best validation"
+        f"{high:+.1f} over 4 seeds; of the 3 beside FedAvg the best by validation"
     )
     assert "MOON over Local" in headline([*rows[-SEEDS:], *rows[2 * SEEDS : 3 * SEEDS]]).number_is
     assert "FedGTA over MOON" in headline(rows, {"algorithm": "moon"}).number_is
