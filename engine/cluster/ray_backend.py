@@ -33,7 +33,7 @@ from shoal.engine.cluster.cluster import (
 from shoal.engine.cluster.mixing import multiply_blocks, take_blocks
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.reports import Prints, Work, publish
-from shoal.engine.cluster.room import cells_and_memory, host_number
+from shoal.engine.cluster.room import cells_and_memory, host_number, resources_of
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
 from shoal.engine.cluster.states import (
     LOST_STATES,
@@ -295,7 +295,7 @@ class RayBackend:
         self._up = self._in_round = False
 
     def _start_hosts(self, count: int) -> None:
-        share = self._config.resources
+        share = resources_of(self._config, self._machines)
         shares = (share.cpus_per_host, share.gpus_per_host, share.server_gpus)
         self.hosts = start_hosts(count, *shares, named=True)
 
@@ -397,7 +397,9 @@ class RayBackend:
     def _start_server(self, job: Job, plan: Plan, state: FederationState | None) -> Any:
         # On the driver's machine the server shares the driver's fate, and checkpoints stay on one machine.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        share = self._config.resources
+        share = resources_of(self._config, self._machines)
+        if job.compute.device == "cuda":
+            job = replace(job, compute=replace(job.compute, gpu_share=share.gpus_per_host))
         # A server that is killed keeps its name for some time, so that the next one has another.
         self._servers += 1
         actor = ray.remote(ServerActor).options(
