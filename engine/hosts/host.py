@@ -237,7 +237,7 @@ class _CellAtWork:
         """Trains all clients as one stack; False: something is wrong, and visits, from the same values, say what."""
         seconds, began = self._outcome.seconds, working_clock()
         try:
-            stack = stacks.train(self._cell, self._shared["w"])
+            stack = stacks.train(self._cell, self._shared)
             trained = working_clock()
             seconds["train"] += trained - began
             visit_of = lambda i, w: Trained(self.start_visit(i), w, math.nan).resume()  # noqa: E731
