@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Pull, Received, Requests, Tree, Upload
+from shoal.algorithms.base import Ask, Context, Pull, Requests, Tree
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, steps_of
+from shoal.algorithms.methods.shared.mean_gradient import Form, form_for
+from shoal.algorithms.methods.shared.row_method import RowMethod
 from shoal.algorithms.protocol import Reduce
 from shoal.algorithms.train_options import TrainOptions
 from shoal.storage.options.types import NotNegative
@@ -19,7 +20,7 @@ DRIFT, UPDATE = "drift", "update"
 
 
 @dataclass(frozen=True)
-class FedDC(FedAvg):
+class FedDC(RowMethod, FedAvg):
     """FedDC (Gao et al., CVPR 2022): cross-entropy + alpha / 2 |h_i + w - w_sent|^2 + <w, g_i - g> / (lr K).
 
     h_i is the client's drift, g_i its last update, g the mean update of the last cohort, all zero at first, and K the
@@ -57,48 +58,38 @@ class FedDC(FedAvg):
         if got.weights["w"] > 0:
             server.update({name: got[name] for name in server})
 
-    def receive(self, client: Client, down: Tree) -> Received:
-        return dict(super().receive(client, down))
+    def kept_rows(self, options: TrainOptions) -> tuple[str, ...]:
+        alpha, sends = self._penalty_and_drift(options)
+        drifts = bool(alpha) or sends != "off"
+        return (*((UPDATE,) if self.variate != "off" else ()), *((DRIFT,) if drifts else ()))
 
-    def pull(self, client: Client, received: Received, options: TrainOptions) -> Pull | None:
-        alpha, received["sends"] = self._penalty_and_drift(options)
-        received["drifts"] = bool(alpha) or received["sends"] != "off"
-        drift, w = client.state.get(DRIFT), client.model.flat.w
-        origin = None if not alpha else received["w"] if drift is None else received["w"] - drift
+    def pull_rows(self, kept: Tree, down: Tree, options: TrainOptions, steps: int) -> Pull | None:
+        alpha, _ = self._penalty_and_drift(options)
+        origin = down["w"] - kept[DRIFT] if alpha else None
         if self.variate == "off":
             return Pull(origin=origin, mu=alpha) if alpha else None
         by_gradient = form_for(self.variate, options) == "gradient"
-        received["steps"] = steps_of(client, options)
-        received["total"] = torch.zeros_like(w) if by_gradient else None
-        linear = client.state.get(UPDATE, 0) - received["g"]
+        linear = kept[UPDATE] - down["g"]
         if not by_gradient:
-            linear *= 1 / (options.lr * received["steps"])
-        return Pull(linear, origin, alpha, received["total"])
+            linear *= 1 / (options.lr * steps)
+        return Pull(linear, origin, alpha, torch.zeros_like(linear) if by_gradient else None)
 
     def _penalty_and_drift(self, options: TrainOptions) -> tuple[float, str]:
         """Chooses the penalty's weight, and `before`, `after` or `off`, from `alpha` and `sends`, by the optimizer."""
         alpha, sends = (0.1, "before") if form_for("auto", options) == "steps" else (0.005, "off")
         return alpha if self.alpha is None else self.alpha, sends if self.sends == "auto" else self.sends
 
-    def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        n, w = self.weight_of(client), client.model.w
-        if "sends" in received:
-            w = self._corrected(client, received)
-        if self.variate == "off":
-            return Upload({"w": w}, {"w": n})
-        update = client.state.get(UPDATE)
-        return Upload({"w": w, "g": torch.zeros_like(w) if update is None else update}, {"w": n, "g": n})
+    def send_rows(
+        self, kept: Tree, down: Tree, w: Tensor, total: Tensor | None, options: TrainOptions, steps: int
+    ) -> tuple[Tree, Tree]:
+        _, sends = self._penalty_and_drift(options)
+        moved = w - down["w"]
+        new = {UPDATE: moved if total is None else total.div_(-steps)} if self.variate != "off" else {}
+        if DRIFT in kept:
+            new[DRIFT] = kept[DRIFT] + moved
+        if sends != "off":
+            w = w + (kept[DRIFT] if sends == "before" else new[DRIFT])
+        return {"w": w, **({"g": new[UPDATE]} if self.variate != "off" else {})}, new
 
-    def _corrected(self, client: Client, received: Received) -> Tensor:
-        """Notes a client's update and drift after training; returns what it sends for its parameters."""
-        state, w, sends = client.state, client.model.w, received["sends"]
-        moved = w - received["w"]
-        if self.variate != "off":
-            total = received["total"]
-            # The sum is this visit's alone.
-            state[UPDATE] = moved if total is None else total.div_(-received["steps"])
-        if not received["drifts"]:
-            return w
-        before = state.get(DRIFT, 0)
-        state[DRIFT] = before + moved
-        return w if sends == "off" else w + (before if sends == "before" else state[DRIFT])
+    def send_untrained(self, state: Tree, w: Tensor) -> Tree:
+        return {} if self.variate == "off" else {"g": state[UPDATE] if UPDATE in state else torch.zeros_like(w)}

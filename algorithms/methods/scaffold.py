@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Pull, Received, Requests, Tree, Upload
+from shoal.algorithms.base import Ask, Context, Pull, Requests, Tree
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, steps_of
+from shoal.algorithms.methods.shared.mean_gradient import Form, form_for
+from shoal.algorithms.methods.shared.row_method import RowMethod
 from shoal.algorithms.protocol import Reduce
 from shoal.algorithms.train_options import TrainOptions
 from shoal.storage.options.types import AboveZero
@@ -19,7 +20,7 @@ VARIATE = "variate"
 
 
 @dataclass(frozen=True)
-class SCAFFOLD(FedAvg):
+class SCAFFOLD(RowMethod, FedAvg):
     """SCAFFOLD (Karimireddy et al., ICML 2020, algorithm 1): to every gradient of a client, c - c_i is added.
 
     The correction is the gradient of a linear term of the loss, (c - c_i) . w. After K steps from w_sent the client
@@ -61,32 +62,30 @@ class SCAFFOLD(FedAvg):
             share = float(got.weights["change"]) / max(able, 1)
             server["c"] = server["c"] + share * got["change"]
 
-    def receive(self, client: Client, down: Tree) -> Received:
-        return dict(super().receive(client, down))
+    def kept_rows(self, options: TrainOptions) -> tuple[str, ...]:
+        return () if self.variate == "off" else (VARIATE,)
 
-    def pull(self, client: Client, received: Received, options: TrainOptions) -> Pull | None:
+    def pull_rows(self, kept: Tree, down: Tree, options: TrainOptions, steps: int) -> Pull | None:
         if self.variate == "off":
             return None
-        before, w = client.state.get(VARIATE), client.model.flat.w
+        linear = down["c"] - kept[VARIATE]
         by_gradient = form_for(self.variate, options) == "gradient"
-        received["total"] = torch.zeros_like(w) if by_gradient else None
-        received["steps"], received["lr"] = steps_of(client, options), options.lr
-        return Pull(received["c"] if before is None else received["c"] - before, total=received["total"])
+        return Pull(linear, total=torch.zeros_like(linear) if by_gradient else None)
 
-    def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        plain = super().upload(client, received, phase)
+    def send_rows(
+        self, kept: Tree, down: Tree, w: Tensor, total: Tensor | None, options: TrainOptions, steps: int
+    ) -> tuple[Tree, Tree]:
         if self.variate == "off":
-            return plain
-        change = self._change(client, received) if "steps" in received else torch.zeros_like(client.model.w)
-        return Upload({**plain.entries, "change": change}, {**plain.weight, "change": float(client.info.train > 0)})
-
-    def _change(self, client: Client, received: Received) -> Tensor:
-        """Computes a client's new control variate after training, and how it differs from the one before."""
-        before, steps = client.state.get(VARIATE, 0), received["steps"]
-        if received["total"] is not None:
-            # The sum is this visit's alone.
-            variate = received["total"].div_(steps)
+            return {"w": w}, {}
+        before = kept[VARIATE]
+        if total is not None:
+            variate = total.div_(steps)
         else:
-            variate = (received["w"] - client.model.w) / (steps * received["lr"]) - received["c"] + before
-        client.state[VARIATE] = variate
-        return variate - before
+            variate = (down["w"] - w) / (steps * options.lr) - down["c"] + before
+        return {"w": w, "change": variate - before}, {VARIATE: variate}
+
+    def send_untrained(self, state: Tree, w: Tensor) -> Tree:
+        return {} if self.variate == "off" else {"change": torch.zeros_like(w)}
+
+    def entry_weight(self, entry: str, n: float) -> float:
+        return n if entry == "w" else float(n > 0)

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -25,7 +26,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from shoal.engine.cluster.raylet import RayletEnded, has_ended, why_ended
-from shoal.engine.cluster.room import room
+from shoal.engine.cluster.room import part_of_gpu, resources_of, room
 from shoal.engine.config.config import Config, ResourcesConfig
 from shoal.engine.config.sizes import machine_cores
 from shoal.engine.records.at_work import end_process
@@ -279,19 +280,20 @@ def _await_room(config: Config) -> "Patience":
 
     Where the number is to follow from the cluster, it waits for room for one.
     """
-    share, joined = config.resources, config.ray.address is not None
+    joined = config.ray.address is not None
     hosts = 1 if config.engine.hosts == "auto" else config.engine.hosts
     waits = Patience(config.ray.start_timeout)
     asked = False
     try:
-        while (fit := room(machines := free_machines(config), share)) < hosts:
+        while (fit := room(machines := free_machines(config), share := resources_of(config, machines))) < hosts:
             missing = _missing(fit, machines, share)
             if not (joined and waits.on(f"{hosts} hosts: {missing}")):
                 if joined and fit >= 1:
                     break
                 raise ShoalError(
                     f"engine.hosts {config.engine.hosts} with resources.cpus_per_host {share.cpus_per_host:g} and "
-                    f"gpus_per_host {share.gpus_per_host:g}: {missing}; use fewer hosts or smaller shares"
+                    f"gpus_per_host {share.gpus_per_host:g}: {missing}; use fewer hosts or "
+                    f"{_smaller(hosts, machines, share)}"
                 )
             if not asked:
                 _ask_autoscaler(hosts, share)
@@ -323,6 +325,16 @@ def _missing(fit: float, machines: Sequence[Mapping[str, float]], share: Resourc
         f"the cluster has room for {fit:g}{beside if share.server_cpus or share.server_gpus else ''} "
         f"({len(machines)} machines, {have})"
     )
+
+
+def _smaller(hosts: int, machines: Sequence[Mapping[str, float]], share: ResourcesConfig) -> str:
+    """Returns the share of a GPU with which the hosts fit, in words; that shares be smaller, if there is none."""
+    gpus = int(sum(machine.get("GPU", 0) for machine in machines))
+    if share.gpus_per_host and 0 < gpus < hosts:
+        of_each = -(-hosts // gpus)
+        if room(machines, replace(share, gpus_per_host=(part := part_of_gpu(of_each)))) >= hosts:
+            return f"let {of_each} share a GPU, with resources.gpus_per_host={part:g}"
+    return "smaller shares"
 
 
 def _ask_autoscaler(hosts: int, share: ResourcesConfig) -> None:

@@ -33,7 +33,7 @@ from shoal.engine.cluster.cluster import (
 from shoal.engine.cluster.mixing import multiply_blocks, take_blocks
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.cluster.reports import Prints, Work, publish
-from shoal.engine.cluster.room import cells_and_memory, host_number
+from shoal.engine.cluster.room import cells_and_memory, host_number, resources_of
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
 from shoal.engine.cluster.states import (
     LOST_STATES,
@@ -47,7 +47,7 @@ from shoal.engine.cluster.states import (
 )
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import ServerLost, server_device
-from shoal.engine.hosts.device import DeviceLost, give_back_memory, resident
+from shoal.engine.hosts.device import give_back_memory, resident
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
@@ -105,7 +105,8 @@ class HostActor(Host):
     ) -> Any:
         """Runs the cells of one call; their outcomes have the memory that the process holds afterwards, and prints.
 
-        A process whose GPU no longer answers ends itself: Ray starts a new one, and the cells run again.
+        A process whose GPU no longer answers ends itself: Ray starts a new one, and the cells run again there or on
+        other hosts.
 
         Args:
             kept: States, and results of mixing, at the places that `Cell.kept` and `Cell.inboxes` name.
@@ -116,15 +117,11 @@ class HostActor(Host):
             # The results of the call before lie in Ray's memory now, so that theirs can be freed.
             give_back_memory(KEPT_BETWEEN_CALLS)
         before, began, outcomes = seconds_of_kernels(), working_clock(), []
-        try:
-            with self._prints.capture(cells[0].round):
-                for outcome in self.run_cells(job_id, [with_states(cell, kept) for cell in cells], shared):
-                    if outcome is not None:
-                        outcome.busy, began = working_clock() - began, working_clock()
-                    outcomes.append(outcome)
-        except DeviceLost:
-            traceback.print_exc()
-            os._exit(1)
+        with self._ending_without_gpu(), self._prints.capture(cells[0].round):
+            for outcome in self.run_cells(job_id, [with_states(cell, kept) for cell in cells], shared):
+                if outcome is not None:
+                    outcome.busy, began = working_clock() - began, working_clock()
+                outcomes.append(outcome)
         held, kernels = resident(), seconds_of_kernels() - before
         for outcome in (made := [outcome for outcome in outcomes if outcome is not None]):
             outcome.memory, outcome.kernels = held, kernels / len(outcomes)
@@ -169,8 +166,21 @@ class HostActor(Host):
         note_kernels(self.compiles)
         locality = local_clients(job, ray.util.get_node_ip_address())
         if locality.clients:
-            self.open(job)
+            with self._ending_without_gpu():
+                self.open(job)
         return locality
+
+    @contextmanager
+    def _ending_without_gpu(self) -> Iterator[None]:
+        """Ends this process where the block fails because its GPU answers no more; a new one may begin to use it."""
+        try:
+            yield
+        except Exception:
+            # Not every call of a GPU is a client's visit, whose failure is a DeviceLost.
+            if not self.lost():
+                raise
+            traceback.print_exc()
+            os._exit(1)
 
 
 def _is_host(process: psutil.Process) -> bool:
@@ -295,7 +305,7 @@ class RayBackend:
         self._up = self._in_round = False
 
     def _start_hosts(self, count: int) -> None:
-        share = self._config.resources
+        share = resources_of(self._config, self._machines)
         shares = (share.cpus_per_host, share.gpus_per_host, share.server_gpus)
         self.hosts = start_hosts(count, *shares, named=True)
 
@@ -397,7 +407,9 @@ class RayBackend:
     def _start_server(self, job: Job, plan: Plan, state: FederationState | None) -> Any:
         # On the driver's machine the server shares the driver's fate, and checkpoints stay on one machine.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        share = self._config.resources
+        share = resources_of(self._config, self._machines)
+        if job.compute.device == "cuda":
+            job = replace(job, compute=replace(job.compute, gpu_share=share.gpus_per_host))
         # A server that is killed keeps its name for some time, so that the next one has another.
         self._servers += 1
         actor = ray.remote(ServerActor).options(

@@ -357,5 +357,6 @@ class _Phase:
             ray.kill(self._roster.hosts[host], no_restart=False)
             for ref in list(self._of_host[host]):
                 self._lose(self._end(ref), f"silent for {self._pool.timeout:.0f} s")
-        if not self._calls and not self._finished and now - self._roster.answered > self._pool.come_back:
+        waits = not self._roster.helpless and now - self._roster.answered <= self._pool.come_back
+        if not self._calls and not self._finished and not waits:
             raise self._roster.refusal({i for task in self._queues.tasks for i in task.cell.ids})

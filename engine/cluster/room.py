@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from shoal.algorithms.protocol import MODEL
-from shoal.engine.config.config import Config
+from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.sections import ResourcesConfig
 from shoal.engine.config.sizes import machine_cores, machine_memory
 from shoal.engine.messages.job import Job
@@ -24,45 +24,55 @@ SHARE_OF_HOSTS = 0.7
 
 
 class HostNumber(NamedTuple):
-    """The hosts of a run, and the cores that they are on.
+    """The hosts of a run, and the cores or GPUs that they compute on.
 
     Attributes:
         hosts: Their number; the process of a run without Ray is one.
         on_ray: They are processes of Ray.
-        cores: Of all machines.
-        why: What bounds the number, in words; empty: the cores, or the user chose it.
+        devices: Cores of all machines, or their GPUs.
+        why: What bounds the number, in words; empty: the devices, or the user chose it.
+        device: What they compute on: `core`, or `GPU`, which several hosts may share.
     """
 
     hosts: int
     on_ray: bool
-    cores: int
+    devices: int
     why: str = ""
+    device: str = "core"
 
     def in_words(self) -> str:
-        """Says how many hosts there are, and how many of the cores work."""
-        busy = min(self.hosts, self.cores)
-        return (
-            f"{f'{self.hosts:,} on Ray' if self.on_ray else 'this process'}, {busy:,} of {self.cores:,} "
-            f"core{'s' if self.cores > 1 else ''} at work{f', as {self.why}' if self.why else ''}"
+        """Says how many hosts there are, and how many of the devices work."""
+        busy = min(self.hosts, self.devices)
+        words = (
+            f"{f'{self.hosts:,} on Ray' if self.on_ray else 'this process'}, {busy:,} of {self.devices:,} "
+            f"{self.device}{'s' if self.devices > 1 else ''} at work"
         )
+        if self.device == "GPU" and self.hosts > busy > 0:
+            uneven = " at most" if self.hosts % busy else ""
+            words += f", each shared by {-(-self.hosts // busy)} hosts{uneven}"
+        return f"{words}{f', as {self.why}' if self.why else ''}"
 
 
 def host_number(config: Config, machines: Sequence[Mapping[str, float]], cells: int, of_host: int) -> HostNumber:
-    """Returns the hosts of a run: as many as `engine.hosts` says, or one for each core that has work and memory.
+    """Returns the hosts of a run: as many as `engine.hosts` says, or one for each device that has work and memory.
 
     Args:
         machines: Resources of each by the names that Ray has for them; `memory` in bytes, where that is known.
         cells: Of the largest phase of a round.
         of_host: Bytes that a host takes.
     """
-    engine, share = config.engine, config.resources
+    engine, share = config.engine, resources_of(config, machines)
     cores = max(1, int(sum(machine.get("CPU", 0) for machine in machines)))
-    on_ray = engine.backend == "ray"
+    on_ray, on_gpus = engine.backend == "ray", device_choice(config) == "cuda"
+    number = HostNumber(1, on_ray, cores)
+    if on_gpus:
+        number = HostNumber(1, on_ray, int(sum(machine.get("GPU", 0) for machine in machines)), device="GPU")
     if not on_ray:
-        return HostNumber(1, on_ray, cores)
+        return number
     if engine.hosts != "auto":
-        return HostNumber(engine.hosts, on_ray, cores)
-    share = replace(share, cpus_per_host=max(share.cpus_per_host, 1.0))
+        return number._replace(hosts=engine.hosts)
+    if not on_gpus:
+        share = replace(share, cpus_per_host=max(share.cpus_per_host, 1.0))
     limit = math.inf if engine.memory_limit is None else engine.memory_limit
     bounded = [{**machine, "memory": min(machine.get("memory", limit), limit)} for machine in machines]
     fit, in_memory = int(room(machines, share)), int(room(bounded, share, of_host))
@@ -70,13 +80,35 @@ def host_number(config: Config, machines: Sequence[Mapping[str, float]], cells: 
     why = ""
     if hosts < fit:
         why = f"a round has {cells:,} cells" if cells <= in_memory else f"a host takes {of_host >> 20:,} MiB of memory"
-    return HostNumber(hosts, on_ray, cores, why)
+    elif on_gpus and hosts < room(machines, replace(share, cpus_per_host=0.0)):
+        why = f"a host takes {share.cpus_per_host:g} of {cores:,} cores (resources.cpus_per_host)"
+    return number._replace(hosts=hosts, why=why)
+
+
+def resources_of(config: Config, machines: Sequence[Mapping[str, float]]) -> ResourcesConfig:
+    """Returns what hosts and server take of the machines.
+
+    With `engine.device: cuda` and no share in the config a host has a GPU; where Ray is started for the run, and hosts
+    are more than GPUs, an even part of one.
+    """
+    share, hosts = config.resources, config.engine.hosts
+    if share.gpus_per_host or device_choice(config) == "cpu" or config.engine.backend != "ray":
+        return share
+    gpus = int(sum(machine.get("GPU", 0) for machine in machines) - math.ceil(share.server_gpus))
+    shared = hosts != "auto" and config.ray.address is None and 0 < gpus < hosts
+    return replace(share, gpus_per_host=part_of_gpu(-(-int(hosts) // gpus)) if shared else 1.0)
+
+
+def part_of_gpu(hosts: int) -> float:
+    """Returns the share of a GPU of each of so many hosts, rounded down to Ray's four digits."""
+    return math.floor(1e4 / hosts) / 1e4
 
 
 def this_machine(config: Config) -> dict[str, float]:
-    """Returns the resources of this machine as Ray would count them; its GPUs, if the config has shares of any."""
+    """Returns the resources of this machine as Ray would count them; its GPUs, if the config has use for any."""
     free = min(psutil.virtual_memory().available, machine_memory())
-    gpus = torch.cuda.device_count() if config.resources.gpus_per_host else 0
+    uses = config.resources.gpus_per_host or device_choice(config) == "cuda"
+    gpus = torch.cuda.device_count() if uses else 0
     return {"CPU": machine_cores(), "GPU": gpus, "memory": SHARE_OF_HOSTS * free}
 
 

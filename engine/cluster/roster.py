@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from shoal.engine.cluster.client_ranges import ClientRanges
+from shoal.engine.hosts.device import DeviceLost
 from shoal.engine.messages.environment import differences, environment
 from shoal.engine.messages.job import Job
 from shoal.storage.errors import ShoalError
@@ -92,6 +93,8 @@ class Roster:
         self._job_ref = ray.put(job)
         self._known: dict[int, DataLocality] = {}
         self._failed: set[int] = set()
+        # Why hosts stay idle that came back and could not open the job.
+        self._faults: dict[int, ShoalError] = {}
         self._grouped: dict[ClientRanges, list[int]] | None = None
         self._joined: dict[tuple[ClientRanges, ...], list[int]] = {}
         self._next_call = dict.fromkeys(range(len(hosts)), 0.0)
@@ -151,12 +154,18 @@ class Roster:
         self._grouped = None
         self._next_call[host] = 0.0
 
+    @property
+    def helpless(self) -> bool:
+        """Whether no host can work, not even one that is absent."""
+        return len(self._faults) == len(self.hosts)
+
     def refusal(self, clients: Collection[int]) -> ShoalError:
         """Makes the error for clients that cannot run."""
-        if not self.ready:
+        if not self.ready.keys() - self._faults.keys():
+            why = f"none can work: {next(iter(self._faults.values()))}" if self._faults else "none came back"
             return ShoalError(
                 "engine.hosts",
-                "all hosts are lost and none came back; the newest checkpoint is kept, use --resume",
+                f"all hosts are lost and {why}; the newest checkpoint is kept, use --resume",
                 detail="\n".join(self.events),
             )
         some = ", ".join(self._named(i) for i in sorted(clients)[:10]) + (", …" if len(clients) > 10 else "")
@@ -176,10 +185,12 @@ class Roster:
         try:
             locality = ray.get(ref)
         except RayTaskError as error:
-            if came is None:
+            # What is wrong with the config or the data is so on every host.
+            if came is None and not isinstance(error.cause, DeviceLost):
                 raise plain_error(error) from error
             # The fault of a host does not end a run that other hosts can finish.
-            self.events.append(f"host {host} {came} and stays idle: {plain_error(error)}")
+            self._faults[host] = plain_error(error)
+            self.events.append(f"host {host} {f'{came} and ' if came else ''}stays idle: {self._faults[host]}")
             before = self._known.get(host, DataLocality("its machine", NONE, {}))
             self._is_ready(host, replace(before, clients=NONE))
             return

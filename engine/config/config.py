@@ -382,7 +382,7 @@ def require_one_thread(config: Config) -> None:
 def device_choice(config: Config) -> str:
     """Chooses `cpu` or `cuda`: `engine.device`, or, if that is `auto`, a GPU where hosts have a share of one.
 
-    Raises ShoalError: device, shares and precision exclude one another.
+    Raises ShoalError: device, share and precision exclude one another.
     """
     share, device = config.resources.gpus_per_host, config.engine.device
     if device == "auto":
@@ -392,10 +392,6 @@ def device_choice(config: Config) -> str:
             "resources.gpus_per_host",
             f"a host computes on one GPU, found {share:g}; set it to 1 and engine.hosts to "
             "the number of GPUs, or engine.device=cpu",
-        )
-    if device == "cuda" and not share and config.engine.backend == "ray":
-        raise ShoalError(
-            "engine.device", "cuda needs a share of a GPU for every host: set resources.gpus_per_host, as in 0.25"
         )
     if device == "cpu" and config.engine.precision == "tf32":
         raise ShoalError("engine.precision", "tf32 is of GPUs; the run's device is cpu: take float32 or bfloat16")

@@ -250,7 +250,7 @@ class EngineConfig:
     Attributes:
         backend: `ray`, or `local` for the same code in this process.
         hosts: Processes on Ray that train clients. `auto`: one for each core of the machine, or each free core of the
-            cluster, at most as many as a round has cells and as memory holds.
+            cluster, with `device: cuda` for each GPU; at most as many as a round has cells and as memory holds.
         threads: Threads of a process: 1. Several made rounds slower, and are refused; hosts use the other cores.
         trainer: `autograd` trains the clients of a cell one after another, `analytic` those of one in a compiled call,
             or by the formulas of the gradients, `batched` all clients in one batch; the same numbers to rounding. The
@@ -308,7 +308,8 @@ class ResourcesConfig:
     Attributes:
         cpus_per_host: Processors of a host.
         gpus_per_host: GPUs of a host; a share of one also limits its memory. A host computes on one GPU, more than one
-            are for a custom method, with `engine.device: cpu`.
+            are for a custom method, with `engine.device: cpu`. 0 with `cuda`: one, or an even share if hosts of this
+            machine are more.
         server_cpus: Processors that Ray keeps free for the server. It computes with `engine.threads` threads whatever
             this is, as more would change the last bits of sums.
         server_gpus: Share of a GPU on which the method's server part computes; 0: the processor. Changes numbers.

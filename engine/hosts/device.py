@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import socket
 import threading
 import time
 from functools import cache
@@ -24,6 +25,7 @@ def take_device(name: str, share: float, precision: str) -> torch.device:
 
     Raises:
         ShoalError: There is no GPU that torch can use.
+        DeviceLost: It does not answer.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -41,10 +43,24 @@ def take_device(name: str, share: float, precision: str) -> torch.device:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    device = torch.device("cuda", torch.cuda.current_device())
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(tensor_bytes(share, total) / total, device)
+    try:
+        device = torch.device("cuda", torch.cuda.current_device())
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(tensor_bytes(share, total) / total, device)
+    except RuntimeError as error:
+        raise does_not_answer(error) from error
     return device
+
+
+def does_not_answer(error: Exception) -> "DeviceLost":
+    """Makes the error of a GPU that a process cannot begin to use, with the GPU's number on its machine."""
+    number = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return DeviceLost(
+        "engine.device",
+        "cuda",
+        f"GPU {number or 0} of {socket.gethostname()} does not answer ({' '.join(str(error).split())[:200]}); "
+        "leave it out of CUDA_VISIBLE_DEVICES",
+    )
 
 
 def tensor_bytes(share: float, total: int) -> int:

@@ -237,7 +237,7 @@ class _CellAtWork:
         """Trains all clients as one stack; False: something is wrong, and visits, from the same values, say what."""
         seconds, began = self._outcome.seconds, working_clock()
         try:
-            stack = stacks.train(self._cell, self._shared["w"])
+            stack = stacks.train(self._cell, self._shared)
             trained = working_clock()
             seconds["train"] += trained - began
             visit_of = lambda i, w: Trained(self.start_visit(i), w, math.nan).resume()  # noqa: E731
@@ -418,6 +418,10 @@ class Host:
     def hosts_here(self) -> int:
         """Counts the hosts that share the memory of this machine."""
         return 1
+
+    def lost(self) -> str | None:
+        """Returns why the GPU of this host no longer answers; None while it does, or where there is none."""
+        return None if self._opened is None else lost(self._opened.device)
 
     def begins(self, client: int) -> None:
         """Notes that the visit of a client begins, or goes on after it was trained in a batch."""

@@ -88,5 +88,7 @@ def _where(config: Config) -> str:
     else:
         place = "on this machine"
     if engine.hosts == "auto":
-        return f"Ray hosts {place}, one for each of {of_cores}, {device}{store}"
+        share = config.resources.gpus_per_host or 1.0
+        of_each = f"one for each of {of_cores}" if device == "cpu" else f"{int((1 + 1e-9) / share)} on each GPU"
+        return f"Ray hosts {place}, {of_each}, {device}{store}"
     return f"{engine.hosts:,} Ray host{'s' if engine.hosts > 1 else ''} {place}, {device}{store}"

@@ -57,14 +57,16 @@ def packages() -> dict[str, str | None]:
 def machine() -> dict[str, str]:
     """Returns the parts of the machine, in words."""
     memory, root, ray = psutil.virtual_memory(), data_root(None), os.environ.get("RAY_ADDRESS")
-    cores = machine_cores()
+    cores, gpus = machine_cores(), _gpus()
+    at_work = f"{len(gpus):,} in a run on Ray with engine.device=cuda, a host on each; 1 with engine.backend=local"
     return {
         "processor": "1 core" if cores == 1 else f"{cores:,} cores",
         "cores at work": f"{cores:,} in a run on Ray (engine.hosts), 1 with engine.backend=local",
         "bfloat16": bfloat16_support(),
         "memory": f"{size(min(memory.available, machine_memory()))} free of {size(machine_memory())}",
         "shared memory": _free(Path("/dev/shm")) + " (Ray's object store)",
-        "GPUs": _gpus(),
+        "GPUs": ", ".join(gpus) or "none that torch can use; runs train on the CPU",
+        **({"GPUs at work": at_work} if gpus else {}),
         "Ray": f"joins {ray} with ray.address=auto" if ray else "starts on this machine when a run begins",
         "data folder": f"{root} ({'from SHOAL_DATA' if 'SHOAL_DATA' in os.environ else 'default; set SHOAL_DATA'})",
         "free disk there": _free(root),
@@ -88,11 +90,12 @@ def _free(path: Path) -> str:
     return size(shutil.disk_usage(path).free)
 
 
-def _gpus() -> str:
+def _gpus() -> list[str]:
+    """Returns the names of the GPUs that torch can use."""
     if any(map(os.path.exists, DRIVERS)):
         # Torch takes two seconds to import, which a machine without a driver is spared.
         import torch
 
         if torch.cuda.is_available():
-            return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    return "none that torch can use; runs train on the CPU"
+            return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return []

@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import fmean
 
 from shoal.engine.cluster.open_backend import open_backend
-from shoal.engine.config.config import Config
+from shoal.engine.cluster.room import part_of_gpu, places, this_machine
+from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.sizes import machine_cores
 from shoal.engine.hosts.backend import Backend
 from shoal.engine.records.at_work import ended_at
@@ -229,7 +230,7 @@ class Sweep:
         """Starts the process of a run, which writes its output to a file of the sweep."""
         resume = ["--resume"] if started(self.plans[place].folder) else []
         command = [*SHOAL, "run", self.study.config, *self.study.alone(self._choices[place]), *resume]
-        command += self._share_of_cores(self.plans[place].config)
+        command += self._share_of_machine(self.plans[place].config)
         command += [] if self._until is None else ["--until", str(self._until)]
         output = self._output(place)
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -244,10 +245,17 @@ class Sweep:
                 env={**os.environ, PARENT: str(os.getpid())},
             )
 
-    def _share_of_cores(self, config: Config) -> list[str]:
-        """Returns the override that gives each of several runs at a time its share of the machine's cores, if any."""
+    def _share_of_machine(self, config: Config) -> list[str]:
+        """Returns overrides that give each of several runs at a time its share of the machine's cores or GPUs."""
         if config.engine.backend == "local" or config.engine.hosts != "auto":
             return []
+        if device_choice(config) == "cuda":
+            machine, share = this_machine(config), config.resources
+            if share.gpus_per_host:
+                hosts = int(places(machine, share.cpus_per_host, share.gpus_per_host)) // self._parallel
+                return [f"engine.hosts={max(1, hosts)}"]
+            part = part_of_gpu(self._parallel)
+            return [f"engine.hosts={max(1, int(machine['GPU']))}", f"resources.gpus_per_host={part:g}"]
         return [f"engine.hosts={max(1, min(machine_cores() // self._parallel, config.partition.clients))}"]
 
     def _output(self, place: int) -> Path:

@@ -1,9 +1,10 @@
 """A cell of clients that train in one batch and send what they trained, as one stack: no client is visited.
 
-It is for methods whose clients receive, train and send as those of FedAvg. Their parameters are `[B, P]` from the
-download to the weighted sums, and checks of all of them are one operator and one number each.
+It is for methods whose clients receive, train and send as those of FedAvg, or by rows, as those of SCAFFOLD. Their
+parameters are `[B, P]` from the download to the weighted sums, and checks of all of them are one operator and one
+number each.
 
-Axes: B clients, P parameters.
+Axes: B clients, T of them that train, P parameters.
 """
 
 import math
@@ -16,11 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, fits_cross_entropy, overrides, pulls_all_the_same
+from shoal.algorithms.base import Algorithm, Pull, fits_cross_entropy, overrides, pulls_all_the_same
 from shoal.algorithms.client import Client, ClientModel, ClientTable
 from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.shared.row_method import RowMethod
 from shoal.algorithms.protocol import MODEL, Reduce, Tree
 from shoal.algorithms.rng import generator_on, key
+from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import numbers_of_row, size_groups
 from shoal.algorithms.training.batched.batched_training import Batch, BatchedTrainer
 from shoal.algorithms.training.batched.row_steps import moment_shapes
@@ -40,16 +43,22 @@ ROWS_SHARE = 0.5
 NOTHING: Tree = {}
 
 
-def sends_its_model(method: Algorithm) -> bool:
-    """Returns whether clients of a method receive, train and send as FedAvg's do: by its functions, not its name.
+def needs_no_visits(method: Algorithm) -> bool:
+    """Returns whether clients of a method receive, train and send as FedAvg's do, or by rows: by its functions.
 
-    Every client may be pulled, all in the same way.
+    Every client of the former may be pulled, all in the same way.
     """
     cls = type(method)
-    hooks = cls.receive is Algorithm.receive and getattr(cls, "upload", None) is FedAvg.upload
+    plain = cls.receive is Algorithm.receive and getattr(cls, "upload", None) is FedAvg.upload
+    plain = plain and pulls_all_the_same(method)
     weights = getattr(cls, "weight_of", None) is FedAvg.weight_of
-    trains = fits_cross_entropy(method) and pulls_all_the_same(method)
-    return hooks and weights and trains and cls.client_models == "global"
+    return (plain or by_rows(method)) and weights and fits_cross_entropy(method) and cls.client_models == "global"
+
+
+def by_rows(method: Algorithm) -> bool:
+    """Returns whether a method's hooks take the rows of a stack."""
+    hooks = ("receive", "pull", "upload")
+    return isinstance(method, RowMethod) and all(getattr(type(method), h) is getattr(RowMethod, h) for h in hooks)
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,8 @@ class CellStacks:
         `keeps_states`: whoever is given states takes them as they are, on the host's device.
         """
         self._opened, self._cache, self._keeps_states = opened, cache, keeps_states
-        plain = sends_its_model(opened.algorithm) and not opened.guarded and not opened.stages
+        self._rows: RowMethod | None = opened.algorithm if by_rows(opened.algorithm) else None
+        plain = needs_no_visits(opened.algorithm) and not opened.guarded and not opened.stages
         self._possible = plain and all(set(kind.models) == {MODEL} for kind in opened.kinds)
         # Cells of this round and of the one before, by their clients, which need no second look.
         self._round, self._cells, self._before = 0, dict[tuple[int, ...], Prepared](), dict[tuple[int, ...], Prepared]()
@@ -97,7 +107,8 @@ class CellStacks:
             return False
         if cell.score and overrides(self._opened.algorithm, "predict"):
             return False
-        return not cell.private and not cell.inboxes and dict(cell.up) == {"w": Reduce.MEAN}
+        means = "w" in cell.up and set(cell.up.values()) == {Reduce.MEAN}
+        return means and not cell.private and not cell.inboxes and (len(cell.up) == 1 or self._rows is not None)
 
     def reads_in_place(self, cell: Cell) -> bool:
         """Returns whether a cell's states are read where they lie; else copies are sent."""
@@ -216,20 +227,21 @@ class CellStacks:
         ]
         return Prepared(ids, batches, trained, in_order, weight_B1)
 
-    def train(self, cell: Cell, w_P: Tensor) -> "Stack":
-        """Trains the clients of a cell from `w_P`; nothing that they are given is written to."""
-        trainer, kept = self._trainer(cell), self._kept_rows(cell)
+    def train(self, cell: Cell, down: Tree) -> "Stack":
+        """Trains the clients of a cell from a download; nothing that they are given is written to."""
+        trainer, kept, w_P = self._trainer(cell), self._kept_rows(cell), down["w"]
         assert trainer is not None
         prepared = self._prepare(cell, kept)
         # Parameters may travel in half the bytes.
         w_BP = w_P.to(trainer.model.w.dtype).expand(len(prepared.ids), -1).clone()
         keeps, on_device = trainer.options.opt_state == "keep", self._opened.device.type != "cpu"
-        states = [cell.states.get(i, NOTHING) for i in prepared.ids]
-        if keeps and on_device:
-            trained = prepared.trained
+        states, trained = [cell.states.get(i, NOTHING) for i in prepared.ids], prepared.trained
+        names = () if self._rows is None else self._rows.kept_rows(trainer.options)
+        if (keeps or names) and on_device:
             states[:trained] = self._copy(cell, trainer, prepared.ids[:trained], states[:trained])
-        # A pull that is the same for all reads nothing of a client.
-        pull = self._opened.algorithm.pull(None, {"w": w_P}, trainer.options)
+        zeros_P = torch.zeros_like(w_BP[0]) if names else w_P
+        had = {name: _stack([state.get(name, zeros_P) for state in states[:trained]], zeros_P) for name in names}
+        pull = self._pull(had, down, trainer.options)
         losses, moments = [], list[Tree]()
         for start, stop, batch in prepared.batches:
             if isinstance(batch, Places):
@@ -238,22 +250,51 @@ class CellStacks:
             streams = partial(self._stream, cell.round, prepared.ids[start:stop])
             rows_BP = w_BP[start:stop]
             loss_B, of_batch = trainer.fit_batch(
-                batch, rows_BP, states[start:stop], streams, pull or (), copies=not on_device
+                batch, rows_BP, states[start:stop], streams, _rows_of(pull, start, stop), copies=not on_device
             )
             losses.append(loss_B)
             moments += of_batch
         if keeps and not on_device:
             states[: len(moments)] = [state | of_client for state, of_client in zip(states, moments)]
+        sent = {"w": w_BP}
+        if self._rows is not None:
+            sums = None if pull is None else pull.total
+            w_TP = w_BP[:trained]
+            rows, new = self._rows.send_rows(had, down, w_TP, sums, trainer.options, trainer.options.epochs)
+            self._keep(states, new)
+            sent = {entry: w_BP if t is w_TP else _with_zeros(t, len(w_BP)) for entry, t in rows.items()}
         # NaN is the largest of all.
-        largest_B = torch.linalg.vector_norm(w_BP, math.inf, dim=1)
-        return Stack(cell, prepared, w_BP, torch.cat([*losses, largest_B]), states)
+        largest = [torch.linalg.vector_norm(t, math.inf, dim=1) for t in sent.values()]
+        return Stack(cell, prepared, w_BP, torch.cat([*losses, *largest]), states, sent, self._rows)
+
+    def _pull(self, had: Tree, down: Tree, options: TrainOptions) -> Pull | None:
+        """Returns the pull of the clients that train, `[B, P]`, or one of all: that reads nothing of a client."""
+        if self._rows is not None:
+            # Batches are whole, so that a step is an epoch.
+            return self._rows.pull_rows(had, down, options, options.epochs)
+        return self._opened.algorithm.pull(None, {"w": down["w"]}, options)
+
+    def _keep(self, states: list[Tree], new: Tree) -> None:
+        """Writes what the clients that trained keep, `[B, P]` by name, into their states."""
+        for name, t_BP in new.items():
+            if not len(t_BP):
+                return
+            if self._opened.device.type != "cpu":
+                torch._foreach_copy_([state[name] for state in states[: len(t_BP)]], t_BP.unbind())
+                continue
+            # What a client keeps must not hold the memory of others.
+            for row, t_P in enumerate(t_BP.unbind()):
+                states[row] = {**states[row], name: t_P.clone()}
 
     def _copy(self, cell: Cell, trainer: BatchedTrainer, ids: Sequence[int], states: Sequence[Tree]) -> list[Tree]:
         """Copies states of clients that train to rows that may be written to, which stay where there is room."""
         number, parameters = self._opened.infos[ids[0]].model if ids else 0, len(trainer.model.w)
         rows = self._states.get(number)
         if rows is None:
-            rows = StateRows(moment_shapes(trainer.options, parameters), self._opened.device)
+            shapes = moment_shapes(trainer.options, parameters) if trainer.options.opt_state == "keep" else {}
+            if self._rows is not None:
+                shapes |= dict.fromkeys(self._rows.kept_rows(trainer.options), (parameters,))
+            rows = StateRows(shapes, self._opened.device)
             self._states[number] = rows
         room = int(2 * STATES_SHARE * self._cache.limit) if self._keeps_states else 0
         return rows.copy(ids, states, cell.round, room)
@@ -264,10 +305,29 @@ class CellStacks:
         return generator_on(self._opened.device).manual_seed(seed)
 
 
+def _stack(rows: Sequence[Tensor], like: Tensor) -> Tensor:
+    return torch.stack(list(rows)) if rows else like.new_zeros(0, len(like))
+
+
+def _rows_of(pull: Pull | None, start: int, stop: int) -> Pull | tuple[()]:
+    """Returns the pull of some rows; one that is the same for all is that of any."""
+    if pull is None:
+        return ()
+    parts = (pull.linear, pull.origin, pull.total)
+    linear, origin, total = [t[start:stop] if t is not None and t.dim() == 2 else t for t in parts]
+    return Pull(linear, origin, pull.mu, total)
+
+
+def _with_zeros(t_BP: Tensor, rows: int) -> Tensor:
+    """Adds rows of zeros up to so many."""
+    missing = rows - len(t_BP)
+    return torch.cat([t_BP, t_BP.new_zeros(missing, t_BP.shape[1])]) if missing else t_BP
+
+
 @dataclass
 class Stack:
     """The clients of a cell after training: parameters `[B, P]`, losses of those that trained and the largest number of
-    each as one vector, and states.
+    each in each entry as one vector, states, and what is sent, by entry `[B, P]`, of methods by rows weighted by these.
 
     Attributes:
         counts: Of predictions of clients that are scored; as `gpu.counts_of` gives them where they are on the device.
@@ -280,6 +340,8 @@ class Stack:
     w_BP: Tensor
     numbers: Tensor
     states: list[Tree]
+    sent: Tree
+    rows: RowMethod | None = None
     counts: dict[int, np.ndarray | Tensor] = field(default_factory=dict)
     predicted: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
@@ -311,31 +373,52 @@ class Stack:
         Afterwards parameters are not those of clients any more.
         """
         prepared, cell = self.prepared, self.cell
-        weighted_BP = self.w_BP.mul_(prepared.weight_B1)
-        if prepared.trained < len(prepared.ids):
-            # What has no weight is not read.
-            weighted_BP[prepared.trained :] = 0.0
+        weighted = {entry: self._weigh(entry, t_BP) for entry, t_BP in self.sent.items()}
         place = dict(zip(cell.ids, cell.places))
         places = [place[i] for i in prepared.ids]
-        sums = add_up(weighted_BP, places, cell.places)
+        sums = {
+            (entry, span): total
+            for entry, t_BP in weighted.items()
+            for span, total in add_up(t_BP, places, cell.places).items()
+        }
         numbers = self._fetch(sums)
-        loss_B, largest_B = numbers[: prepared.trained], numbers[prepared.trained :]
-        sound_B = np.isfinite(largest_B)
+        loss_B, largest_EB = numbers[: prepared.trained], numbers[prepared.trained :].reshape(len(self.sent), -1)
+        sound_B = np.isfinite(largest_EB).all(0)
         sound_B[: prepared.trained] &= np.isfinite(loss_B) & (loss_B <= DIVERGED * max(cell.first_loss, 1.0))
         sound_B[prepared.trained :] = True
         wrong = self.errors | {
-            prepared.ids[row]: self._error(float(loss_B[row]), float(largest_B[row]))
+            prepared.ids[row]: self._error(float(loss_B[row]), largest_EB[:, row])
             for row in np.flatnonzero(~sound_B).tolist()
         }
         rows = sorted(range(len(places)), key=prepared.ids.__getitem__)
         if wrong:
             rows = [row for row in rows if prepared.ids[row] not in wrong]
-            chosen = torch.tensor(rows, dtype=torch.int64, device="cpu").to(weighted_BP.device)
-            sums = add_up(weighted_BP[chosen], [places[row] for row in rows], cell.places)
-            sums = {span: total.cpu() for span, total in sums.items()}
+            chosen = torch.tensor(rows, dtype=torch.int64, device="cpu").to(self.w_BP.device)
+            sums = {
+                (entry, span): total.cpu()
+                for entry, t_BP in weighted.items()
+                for span, total in add_up(t_BP[chosen], [places[row] for row in rows], cell.places).items()
+            }
         return self._outcome(loss_B.tolist(), rows, sums), dict(sorted(wrong.items()))
 
-    def _fetch(self, sums: dict[range, Tensor]) -> np.ndarray:
+    def _weights(self, entry: str) -> Sequence[float]:
+        """Returns the weights of an entry."""
+        weights = self.prepared.weights
+        return weights if self.rows is None else [self.rows.entry_weight(entry, n) for n in weights]
+
+    def _weigh(self, entry: str, t_BP: Tensor) -> Tensor:
+        """Multiplies rows by their weights, in place."""
+        prepared, weights = self.prepared, self._weights(entry)
+        if weights == prepared.weights:
+            t_BP.mul_(prepared.weight_B1)
+        elif any(n != 1.0 for n in weights[: prepared.trained]):
+            t_BP.mul_(torch.tensor(weights, dtype=torch.float32, device="cpu").to(t_BP.device)[:, None])
+        if prepared.trained < len(prepared.ids):
+            # What has no weight is not read.
+            t_BP[prepared.trained :] = 0.0
+        return t_BP
+
+    def _fetch(self, sums: dict[tuple[str, range], Tensor]) -> np.ndarray:
         """Brings all to the processor that does not stay, with one wait; returns the numbers."""
         if self.w_BP.device.type != "cpu":
             passing = [row for row, state in enumerate(self.states) if state and type(state) is not KeptState]
@@ -343,7 +426,7 @@ class Stack:
             later = {client: counts for client, counts in self.counts.items() if isinstance(counts, Tensor)}
             self.numbers, *fetched = fetch([self.numbers, *sums.values(), *later.values(), *kept])
             here = iter(fetched)
-            sums.update({span: next(here) for span in sums})
+            sums.update({part: next(here) for part in sums})
             for client in later:
                 try:
                     self.counts[client] = without_lost(next(here).numpy())
@@ -353,28 +436,32 @@ class Stack:
                 self.states[row] = {name: next(here) for name in self.states[row]}
         return self.numbers.numpy()
 
-    def _error(self, loss: float, largest: float) -> Exception:
-        """Makes the error of a client of a loss and a largest parameter of which one is not sound."""
+    def _error(self, loss: float, largest_E: np.ndarray) -> Exception:
+        """Makes the error of a client of a loss and the largest numbers of entries, of which one is not sound."""
         try:
             bounded_loss(loss)
-            require_numbers("w", math.isfinite(largest))
+            for entry, largest in zip(self.sent, largest_E.tolist()):
+                require_numbers(entry, math.isfinite(largest))
             bounded_loss(loss, self.cell.first_loss)
         except ShoalError as error:
             return error
         raise AssertionError("expected a client that is not sound")
 
-    def _outcome(self, losses: list[float], rows: Sequence[int], sums: dict[range, Tensor]) -> Outcome:
+    def _outcome(self, losses: list[float], rows: Sequence[int], sums: dict[tuple[str, range], Tensor]) -> Outcome:
         """Makes the outcome of the clients of some rows, ascending."""
-        prepared, cell, size = self.prepared, self.cell, 4 * self.w_BP.shape[1] + 4
+        prepared, cell, size = self.prepared, self.cell, len(self.sent) * (4 * self.w_BP.shape[1] + 4)
         losses += [math.nan] * (len(prepared.ids) - prepared.trained)
         outcome = Outcome([prepared.ids[row] for row in rows], losses=[losses[row] for row in rows])
         outcome.states = dict(zip(outcome.ids, [self.states[row] for row in rows]))
         outcome.bytes_up = [size] * len(rows)
         outcome.scores = {i: np.asarray(self.counts[i]) for i in outcome.ids if i in self.counts}
         outcome.predicted = {i: self.predicted[i] for i in outcome.ids if i in self.predicted}
-        place, weights = dict(zip(cell.ids, cell.places)), dict(zip(prepared.ids, prepared.weights))
-        for span, total in sums.items():
-            within = [i for i in outcome.ids if place[i] in span]
-            weight: dict[str, float | Tensor] = {"w": sum([weights[i] for i in within])}
-            outcome.sums[span] = PartialSum(within[0], {"w": total}, weight)
+        place = dict(zip(cell.ids, cell.places))
+        for entry in self.sent:
+            weights = dict(zip(prepared.ids, self._weights(entry)))
+            for span in [span for name, span in sums if name == entry]:
+                within = [i for i in outcome.ids if place[i] in span]
+                part = outcome.sums.setdefault(span, PartialSum(within[0], {}, {}))
+                part.total[entry] = sums[entry, span]
+                part.weight[entry] = sum([weights[i] for i in within])
         return outcome

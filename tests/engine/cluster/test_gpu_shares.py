@@ -34,18 +34,26 @@ def _leave(hosts: list[Any]) -> None:
 
 @pytest.mark.usefixtures("hosts")
 @pytest.mark.parametrize(
-    ("count", "share", "fit"),
-    # Three of 0.6 are less than two devices together, and no two of them fit one.
-    [(4, 0.5, True), (3, 0.6, False), (5, 0.5, False), (3, 1.0, False), (2, 2.0, False)],
+    ("count", "share", "says"),
+    [
+        (4, 0.5, None),
+        # Three of 0.6 are less than two devices together, and no two of them fit one.
+        (3, 0.6, "let 2 share a GPU, with resources.gpus_per_host=0.5"),
+        (5, 0.5, "let 3 share a GPU, with resources.gpus_per_host=0.3333"),
+        (3, 1.0, "let 2 share a GPU, with resources.gpus_per_host=0.5"),
+        (2, 2.0, "use fewer hosts or smaller shares"),
+        # Processors are for eight.
+        (9, 1.0, "use fewer hosts or smaller shares"),
+    ],
 )
-def test_shares_without_room_raise(configure: Configure, count: int, share: float, fit: bool) -> None:
+def test_shares_without_room_raise(configure: Configure, count: int, share: float, says: str | None) -> None:
     keys = {
         "engine.backend": "ray",
         "engine.hosts": count,
         "resources.cpus_per_host": 0.5,
         "resources.gpus_per_host": share,
     }
-    with nullcontext() if fit else refused(says="room for"):
+    with nullcontext() if says is None else refused(says=says):
         _await_room(configure(keys))
 
 

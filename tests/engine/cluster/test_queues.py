@@ -179,3 +179,18 @@ def test_join_of_split_tasks_equals_the_unsplit_cells(data: st.DataObject) -> No
         require_same_outcome(found, expected)
         assert (found.failures, found.seconds["train"]) == (expected.failures, 0.25 * len(task.cell.ids))
         torch.testing.assert_close(found.lists, expected.lists, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_the_cells_of_a_round_on_gpus_are_shared_evenly(gpus: int) -> None:
+    """Eight equal cells, in whatever round: as many on each, also when one of the hosts is lost."""
+    homes: list[int | None] = [None] * 8
+    for hosts in (range(gpus), range(gpus), range(1, gpus)):
+        able = [list(hosts)] * 8
+        places = place([1.0] * 8, able, homes)
+        counts = [places.count(host) for host in hosts]
+        assert sum(counts) == 8
+        assert max(counts) - min(counts) <= 1
+        # A cell stays where its data is.
+        assert places == homes or None in homes or len(hosts) < gpus
+        homes = [*places]

@@ -10,7 +10,7 @@ from support.fixtures import Configure
 
 from shoal.algorithms.client import ClientInfo
 from shoal.engine.cluster.ray_backend import RayBackend
-from shoal.engine.cluster.room import OF_PROCESS, host_number, memory_of_host, places, room
+from shoal.engine.cluster.room import OF_PROCESS, host_number, memory_of_host, places, resources_of, room, this_machine
 from shoal.engine.config.sections import ResourcesConfig
 from shoal.engine.config.sizes import machine_cores
 from shoal.engine.hosts.backend import LocalBackend
@@ -24,6 +24,8 @@ from shoal.engine.runs.plan import plan_of
 CLIENTS = 6
 Machines = list[dict[str, float]]
 GIB = float(2**30)
+CUDA = {"engine.device": "cuda"}
+GPUS = {count: {"CPU": 16.0, "GPU": float(count)} for count in (1, 2, 8)}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,25 @@ def test_room_reserves_the_servers_share(machines: Machines, share: dict[str, fl
         ({"resources.cpus_per_host": 4}, [{"CPU": 8.0}], 100, 2, "2 on Ray, 2 of 8 cores at work"),
         # A smaller share is for hosts beside others; one a core is the most that gains.
         ({"resources.cpus_per_host": 0.25}, [{"CPU": 2.0}], 100, 2, "2 on Ray, 2 of 2 cores at work"),
-        ({"resources.gpus_per_host": 0.25}, [{"CPU": 16.0, "GPU": 1.0}], 100, 4, "4 on Ray, 4 of 16 cores at work"),
+        ({"resources.gpus_per_host": 0.25}, [GPUS[1]], 100, 4, "4 on Ray, 1 of 1 GPU at work, each shared by 4 hosts"),
+        # On GPUs there is a host for each, on one machine or several.
+        (CUDA, [GPUS[2]], 100, 2, "2 on Ray, 2 of 2 GPUs at work"),
+        (CUDA, [GPUS[8]], 100, 8, "8 on Ray, 8 of 8 GPUs at work"),
+        (CUDA, [GPUS[1], {"CPU": 64.0}, GPUS[2]], 100, 3, "3 on Ray, 3 of 3 GPUs at work"),
+        (CUDA, [GPUS[8]], 5, 5, "5 on Ray, 5 of 8 GPUs at work, as a round has 5 cells"),
+        (
+            CUDA, [{"CPU": 4.0, "GPU": 8.0}], 100, 4,
+            "4 on Ray, 4 of 8 GPUs at work, as a host takes 1 of 4 cores (resources.cpus_per_host)",
+        ),
+        ({**CUDA, "resources.cpus_per_host": 0.5}, [{"CPU": 4.0, "GPU": 8.0}], 100, 8, "8 on Ray, 8 of 8 GPUs"),
+        ({**CUDA, "resources.server_gpus": 0.5}, [GPUS[2]], 100, 1, "1 on Ray, 1 of 2 GPUs at work"),
+        # More hosts than GPUs share them.
+        ({**CUDA, "engine.hosts": 8}, [GPUS[2]], 100, 8, "8 on Ray, 2 of 2 GPUs at work, each shared by 4 hosts"),
+        (
+            {**CUDA, "engine.hosts": 3}, [GPUS[2]], 100, 3,
+            "3 on Ray, 2 of 2 GPUs at work, each shared by 2 hosts at most",
+        ),
+        ({**CUDA, "engine.backend": "local"}, [GPUS[8]], 100, 1, "this process, 1 of 8 GPUs at work"),
         ({"engine.hosts": 3}, [{"CPU": 2.0}], 1, 3, "3 on Ray, 2 of 2 cores at work"),
         ({"engine.backend": "local"}, [{"CPU": 64.0}], 100, 1, "this process, 1 of 64 cores at work"),
     ],
@@ -100,6 +120,38 @@ def test_hosts_by_hand(
     number = host_number(configure({"engine.backend": "ray", **keys}), machines, cells, int(GIB / 2))
     assert number.hosts == expected
     assert number.in_words().startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("keys", "machines", "expected"),
+    [
+        ({}, [GPUS[8]], 0.0),
+        ({"engine.device": "cpu", "resources.gpus_per_host": 2.0}, [GPUS[8]], 2.0),
+        ({**CUDA, "resources.gpus_per_host": 0.2}, [GPUS[8]], 0.2),
+        *((CUDA, machines, 1.0) for machines in ([], [GPUS[1]], [GPUS[8]])),
+        *(({**CUDA, "engine.hosts": hosts}, [GPUS[2]], share) for hosts, share in ((2, 1.0), (3, 0.5), (4, 0.5))),
+        # Seven seventh parts are one GPU for Ray, which counts four digits.
+        ({**CUDA, "engine.hosts": 7}, [GPUS[1]], 0.1428),
+        ({**CUDA, "engine.hosts": 12}, [GPUS[8]], 0.5),
+        # The server's GPU is not shared, and a cluster that is joined may get more.
+        ({**CUDA, "engine.hosts": 4, "resources.server_gpus": 0.5}, [GPUS[2]], 0.25),
+        ({**CUDA, "engine.hosts": 4, "ray.address": "auto"}, [GPUS[2]], 1.0),
+    ],
+)
+def test_shares_of_gpus_by_hand(
+    configure: Configure, keys: dict[str, object], machines: Machines, expected: float
+) -> None:
+    config = configure({"engine.backend": "ray", **keys})
+    resources = resources_of(config, machines)
+    assert resources.gpus_per_host == expected
+    if isinstance(hosts := config.engine.hosts, int) and config.ray.address is None:
+        assert room(machines, resources) >= hosts
+
+
+def test_this_machine_has_gpus_for_those_who_use_them(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    counted = [this_machine(configure(keys))["GPU"] for keys in ({}, CUDA, {"resources.gpus_per_host": 0.5})]
+    assert counted == [0, 8, 8]
 
 
 def test_memory_of_a_host_is_that_of_process_model_and_data() -> None:

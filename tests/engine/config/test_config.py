@@ -185,7 +185,7 @@ def test_user_method_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytes
         # The server's share says nothing of the hosts.
         ({"resources.server_gpus": 1.0}, "cpu"),
         ({"resources.gpus_per_host": 2}, refused("resources.gpus_per_host")),
-        ({"engine.device": "cuda", "engine.backend": "ray"}, refused("engine.device")),
+        ({"engine.device": "cuda", "engine.backend": "ray"}, "cuda"),
         ({"engine.precision": "tf32"}, refused("engine.precision")),
         (
             {"engine.precision": "tf32", "engine.device": "cpu", "resources.gpus_per_host": 1},

@@ -18,7 +18,8 @@ from support.shards import flip
 from support.small_runs import small_run
 from support.toy_method import NAME as TOY
 
-from shoal.cli.doctor import OPTIONAL, REQUIRED, show_doctor
+from shoal.cli import doctor as doctor_module
+from shoal.cli.doctor import OPTIONAL, REQUIRED, machine, show_doctor
 from shoal.cli.main import way_out
 from shoal.engine.config.config import parse_config
 from shoal.engine.preparing.identity import store_path
@@ -373,3 +374,18 @@ def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row(lines, "GPUs")[0].startswith("none that torch can use")
     monkeypatch.delenv("RAY_ADDRESS")
     assert row(doctor(), "Ray") == ["starts on this machine when a run begins"]
+
+
+def test_gpus_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As torch and a driver show them."""
+    monkeypatch.setattr(doctor_module, "DRIVERS", (str(tmp_path),))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"H{number}")
+    rows = machine()
+    assert rows["GPUs"] == "H0, H1"
+    assert rows["GPUs at work"].startswith("2 in a run on Ray with engine.device=cuda, a host on each; 1 with ")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    rows = machine()
+    assert rows["GPUs"].startswith("none that torch can use")
+    assert "GPUs at work" not in rows

@@ -14,6 +14,7 @@ import psutil
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+import torch
 from rich.console import Console
 from support.errors import refused
 from support.fixtures import Status
@@ -230,12 +231,16 @@ def test_runs_at_a_time_share_the_cores(config: str, monkeypatch: pytest.MonkeyP
 
     def given(at_once: int, *keys: str) -> list[str]:
         sweep = Sweep(Study(config, ("seed=0,1", *keys)), at_once)
-        return sweep._share_of_cores(sweep.plans[0].config)
+        return sweep._share_of_machine(sweep.plans[0].config)
 
     on_ray = "engine.backend=ray"
     assert [given(at_once, on_ray) for at_once in (2, 4, 9)] == [[f"engine.hosts={hosts}"] for hosts in (3, 1, 1)]
     assert given(2, on_ray, "partition.clients=2") == ["engine.hosts=2"]
     assert given(2, on_ray, "engine.hosts=5") == given(2) == []
+    # On GPUs each run has hosts on all, which have their part of one; of shares that are given, half of those that fit.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert given(2, on_ray, "engine.device=cuda") == ["engine.hosts=8", "resources.gpus_per_host=0.5"]
+    assert given(2, on_ray, "resources.gpus_per_host=0.25", "resources.cpus_per_host=0") == ["engine.hosts=16"]
     with refused("engine.hosts", says="auto takes all free cores, and 2 runs share them; give a number"):
         given(2, on_ray, "ray.address=auto")
 

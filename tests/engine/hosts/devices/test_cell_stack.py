@@ -17,6 +17,7 @@ from support.small_runs import small_run
 
 from shoal.algorithms.base import Client, Pull, Received, Trainer
 from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.feddc import FedDC
 from shoal.algorithms.methods.fedopt import FedOPT
 from shoal.algorithms.methods.fedprox import FedProx
 from shoal.algorithms.methods.scaffold import SCAFFOLD
@@ -26,7 +27,7 @@ from shoal.algorithms.rng import CPU
 from shoal.engine.config.config import parse_config
 from shoal.engine.hosts import host
 from shoal.engine.hosts.backend import LocalBackend
-from shoal.engine.hosts.devices.cell_stack import CellStacks, Stack, sends_its_model
+from shoal.engine.hosts.devices.cell_stack import CellStacks, Stack, needs_no_visits
 from shoal.engine.hosts.host import Visit
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
@@ -40,6 +41,7 @@ KEYS: dict[str, Any] = {
     "evaluation.every": 100,
     "train.dropout": 0.3,
 }
+SGD = {"train.optimizer": "sgd", "train.lr": 0.1}
 # Client 5, in the second cell, has no training node.
 CASES: dict[str, dict[str, Any]] = {
     "adam": {},
@@ -48,6 +50,14 @@ CASES: dict[str, dict[str, Any]] = {
     "adam, in turns": {"participation.ratio": 0.7, "engine.cell_size": 3},
     "moments begun anew": {"train.opt_state": "reset", "algorithm.name": "fedopt"},
     "pulled": {"algorithm.name": "fedprox", "algorithm.mu": 0.5, "participation.ratio": 0.7, "engine.cell_size": 3},
+    "variates": {"algorithm.name": "scaffold", "participation.ratio": 0.7, "engine.cell_size": 3},
+    "variates, by steps": {"algorithm": {"name": "scaffold", "weight": "train", "eta": 0.5}, **SGD},
+    "no variates": {"algorithm": {"name": "scaffold", "variate": "off"}},
+    "variates, moments begun anew": {"algorithm.name": "scaffold", "train.opt_state": "reset"},
+    "drifts": {"algorithm.name": "feddc", "participation.ratio": 0.7, "engine.cell_size": 3},
+    "drifts, by steps": {"algorithm": {"name": "feddc", "weight": "nodes"}, **SGD},
+    "drifts after": {"algorithm": {"name": "feddc", "sends": "after", "alpha": 0.0}, "engine.cell_size": 6},
+    "no drifts": {"algorithm": {"name": "feddc", "sends": "off", "alpha": 0.0, "variate": "off"}},
     "graphs": {"model.name": "gcn", "train.dropout": 0.0, "engine.cell_size": 6},
     "scored": {"evaluation.every": 1, "engine.cell_size": 3},
     "scored, in turns": {"evaluation.every": 2, "participation.ratio": 0.7, "model.name": "gcn", "train.dropout": 0.0},
@@ -122,18 +132,22 @@ def test_the_numbers_of_visits(
 
 
 @pytest.mark.usefixtures("there", "keyed")
-@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold", "feddc"])
 @pytest.mark.parametrize("model", ["mlp", "gcn"])
 def test_the_numbers_of_clients_one_by_one(run: Run, stacks: list[Stack], model: str, method: str) -> None:
-    """With what each drops, drawn by keys; and neither the share nor the pull is without effect."""
+    """With what each drops, drawn by keys; and neither the share nor the pull is without effect.
+
+    What SCAFFOLD and FedDC add up differs in the last bits from round to round.
+    """
     keys = {**KEYS, "model.name": model, "train.optimizer": "sgd", "train.lr": 0.1, "algorithm.name": method}
     keys |= {"algorithm.mu": 1.0} if method == "fedprox" else {}
-    together = run(keys, rounds=2)
-    assert stacks
-    alone = run({**keys, "engine.trainer": "autograd"}, rounds=2)
+    rounds = 2 if method in ("fedavg", "fedprox") else 3
+    together = run(keys, rounds=rounds)
+    assert len(stacks) == 2 * rounds
+    alone = run({**keys, "engine.trainer": "autograd"}, rounds=rounds)
     torch.testing.assert_close(together.state.server, alone.state.server, rtol=1e-5, atol=1e-6)
     for other in ({"train.dropout": 0.31}, {"algorithm.mu": 1.1} if method == "fedprox" else {}):
-        changed = run({**keys, **other}, rounds=2).state.server["w"]
+        changed = run({**keys, **other}, rounds=rounds).state.server["w"]
         assert not other or (changed - alone.state.server["w"]).abs().max() > 1e-4
 
 
@@ -272,15 +286,21 @@ class OwnRound(FedAvg):
         return super().global_model(server)
 
 
+@dataclass(frozen=True)
+class OwnVariate(SCAFFOLD):
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        return super().upload(client, received, phase)
+
+
 @pytest.mark.parametrize(
     ("method", "plain"),
     [
-        *((cls, False) for cls in (OwnUpload, OwnReceive, OwnWeight, OwnTraining, OwnPull, Personal, SCAFFOLD)),
-        *((cls, True) for cls in (FedAvg, OwnRound, FedOPT, FedProx)),
+        *((cls, False) for cls in (OwnUpload, OwnReceive, OwnWeight, OwnTraining, OwnPull, Personal, OwnVariate)),
+        *((cls, True) for cls in (FedAvg, OwnRound, FedOPT, FedProx, SCAFFOLD, FedDC)),
     ],
 )
 def test_methods_are_known_by_their_functions(method: type[FedAvg], plain: bool) -> None:
-    assert sends_its_model(method()) == plain
+    assert needs_no_visits(method()) == plain
 
 
 @pytest.mark.parametrize(
@@ -437,9 +457,33 @@ def test_a_stack_costs_what_one_client_does(many: Callable[..., Server]) -> None
     # Each level of the tree of sums is one more.
     assert of_few.launches <= counts.launches - 2 <= of_few.launches
     assert counts.launches <= 140
+    # Of 12.2 times the parameters six are gradients, two in each step: whole, and each part by its rows. Three are sums
+    # in twice the bytes, two are moments, of which a round that fails has those before, and one the download.
     parameters = server.state.server["w"].nbytes
-    assert counts.bytes < 13 * MANY * parameters
+    assert counts.bytes < 12.5 * MANY * parameters
     assert calls_of(server) < 55 * MANY
+
+
+@pytest.mark.parametrize(("method", "launches", "copied"), [("scaffold", 140, 26), ("feddc", 150, 32)])
+def test_rows_of_a_method_cost_what_one_client_does(
+    many: Callable[..., Server], method: str, launches: int, copied: int
+) -> None:
+    """What clients keep of SCAFFOLD and FedDC stays on the device, too."""
+    keys: dict[str, Any] = {"algorithm": {"name": method}}
+    server, few, other = many(MANY, **keys), many(MANY // 4, **keys), load()
+    with Written(other) as counts:
+        server.round()
+    with DeviceCounts(other) as of_few:
+        few.round()
+    # Two vectors are sent to all in one copy, and two sums come back in one.
+    assert (counts.copies, counts.synchronisations) == (2, 1)
+    assert on_device(server) == {"other"}
+    assert {name for tree in server.state.clients.values() for name in tree} > {"model.opt.exp_avg"}
+    # Each level of two trees of sums is one more.
+    assert of_few.launches <= counts.launches - 4 <= of_few.launches
+    assert counts.launches <= launches
+    assert counts.bytes < copied * MANY * server.state.server["w"].nbytes
+    assert calls_of(server) < 65 * MANY
 
 
 def test_other_clients_each_round_cost_the_same(many: Callable[..., Server]) -> None:
