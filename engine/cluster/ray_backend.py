@@ -47,7 +47,7 @@ from shoal.engine.cluster.states import (
 )
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import ServerLost, server_device
-from shoal.engine.hosts.device import give_back_memory, resident
+from shoal.engine.hosts.device import give_back_memory, lost, resident
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.job import Job
@@ -177,7 +177,7 @@ class HostActor(Host):
             yield
         except Exception:
             # Not every call of a GPU is a client's visit, whose failure is a DeviceLost.
-            if not self.lost():
+            if self._opened is None or not lost(self._opened.device):
                 raise
             traceback.print_exc()
             os._exit(1)

@@ -419,10 +419,6 @@ class Host:
         """Counts the hosts that share the memory of this machine."""
         return 1
 
-    def lost(self) -> str | None:
-        """Returns why the GPU of this host no longer answers; None while it does, or where there is none."""
-        return None if self._opened is None else lost(self._opened.device)
-
     def begins(self, client: int) -> None:
         """Notes that the visit of a client begins, or goes on after it was trained in a batch."""
 
