@@ -76,7 +76,8 @@ def on(tmp_path: Path) -> Callable[..., Done]:
     return on
 
 
-@pytest.mark.parametrize("gpus", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", [2, 8])
 def test_a_host_on_each_gpu(tmp_path: Path, alone: Done, on: Callable[..., Done], gpus: int) -> None:
     together = on(gpus)
     assert "Ray hosts on this machine, 1 on each GPU, cuda" in together.said
@@ -91,6 +92,7 @@ def test_a_host_on_each_gpu(tmp_path: Path, alone: Done, on: Callable[..., Done]
     assert gpus == 2 or len(busy) > 1
 
 
+@pytest.mark.slow
 def test_hosts_share_gpus(tmp_path: Path, alone: Done, on: Callable[..., Done]) -> None:
     together = on(2, ("engine.hosts=3",))
     assert "3 on Ray, 2 of 2 GPUs at work, each shared by 2 hosts at most" in together.said
@@ -114,6 +116,7 @@ def test_a_gpu_lost_before_the_run_is_left_out(alone: Done, on: Callable[..., Do
     assert f"host 1 stays idle: engine.device: cuda: GPU 1 of {socket.gethostname()} does not answer" in together.log
 
 
+@pytest.mark.slow
 def test_no_gpu_left_ends_the_run(on: Callable[..., Done]) -> None:
     ended = on(1, lost_after={"0": 700}, status=2)
     (line,) = [text for text in ended.said.splitlines() if text.startswith("shoal: ")]
