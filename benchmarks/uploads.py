@@ -28,8 +28,8 @@ from torch import Tensor
 
 from shoal.algorithms import client as client_models
 from shoal.algorithms.client import Client
-from shoal.algorithms.losses.label_propagation import propagate_labels, row_stochastic, with_training_labels
-from shoal.algorithms.methods.fedgta.fedgta import FedGTA
+from shoal.algorithms.losses.label_propagation import propagate_labels, row_stochastic
+from shoal.algorithms.methods.fedgta.fedgta import FedGTA, with_training_labels
 from shoal.algorithms.methods.fedgta.label_sketch import (
     Sketch,
     SketchForm,
