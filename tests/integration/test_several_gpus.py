@@ -100,7 +100,8 @@ def test_hosts_share_gpus(tmp_path: Path, alone: Done, on: Callable[..., Done]) 
     assert (together.numbers, together.state) == (alone.numbers, alone.state)
 
 
-@pytest.mark.parametrize("operators", [700, pytest.param(900, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("operators", [700, 900])
 def test_cells_of_a_lost_gpu_go_to_others(tmp_path: Path, alone: Done, on: Callable[..., Done], operators: int) -> None:
     together = on(2, lost_after={"1": operators})
     assert (together.numbers, together.state) == (alone.numbers, alone.state)

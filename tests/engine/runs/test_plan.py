@@ -105,7 +105,6 @@ def test_dry_run_and_prepare_check_everything_once(tiny: Path, calls: Counter[st
         ({"model.name": "gcn", "model.readout": "sum"}, "model.readout", "is for graph tasks (task: graph)"),
         ({"model.name": "gcn", "engine.precision": "bfloat16"}, "", "decoupled model"),
         ({"resources.gpus_per_host": 2}, "", "a host computes on one GPU, found 2"),
-        ({"engine.device": "cuda", "engine.backend": "ray"}, "", "cuda needs a share"),
         ({"engine.precision": "tf32"}, "", "tf32 is of GPUs"),
         ({"data.dataset": "corra", "data.path": None}, "data.dataset", "'corra'"),
         ({"data.split": "file", "data.split_file": "/gone.npy"}, "", "/gone.npy: data.split_file"),
