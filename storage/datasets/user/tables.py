@@ -526,8 +526,10 @@ def _places(rows: Rows, name: str, ids: pa.Array) -> np.ndarray:
         places = pc.index_in(texts, options=pc.SetLookupOptions(value_set=ids))
     if places.null_count:
         wrong = pc.is_null(places).index(True).as_py()
+        more = f" (1 of {places.null_count:,} such rows)" if places.null_count > 1 else ""
         raise ShoalError(
-            rows.file, f"{name} of row {rows.first + wrong} is {texts[wrong].as_py()!r}, which is the id of no node"
+            rows.file,
+            f"{name} of row {rows.first + wrong} is {texts[wrong].as_py()!r}, which is the id of no node{more}",
         )
     return places.to_numpy()
 

@@ -243,8 +243,9 @@ def test_all_faults_of_both_tables_are_one_error(tmp_path: Path) -> None:
         load(write(tmp_path, edges, nodes))
     says = (
         "4 faults: (1) edges.csv: did you mean 'relation' by 'type'? rename it, or take it out; "
-        "(2) edges.csv: source of row 1 is 'max', which is the id of no node; (3) edges.csv: target of row 0 is 'eve', "
-        "which is the id of no node; (4) edges.csv: column 'weight' is what an edge weighs and must be numbers; row 1"
+        "(2) edges.csv: source of row 1 is 'max', which is the id of no node (1 of 2 such rows); "
+        "(3) edges.csv: target of row 0 is 'eve', which is the id of no node; "
+        "(4) edges.csv: column 'weight' is what an edge weighs and must be numbers; row 1"
     )
     with refused(tmp_path, says=says):
         load(write(tmp_path, edges))
