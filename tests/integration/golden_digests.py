@@ -1,16 +1,18 @@
 """Short runs of everything that has numbers, and a digest of each: what a change that should alter nothing is held to.
 
-`python tests/integration/golden_digests.py` prints what differs from `golden_digests.json`; with `--write` it replaces
-the record of this kind of processor, in a commit that says why numbers changed. Records of other kinds lose the runs
-that changed: these were not run there.
+`python tests/integration/golden_digests.py [NAMES]` prints what differs from `golden_digests.json`; with `--write` it
+replaces the record of this kind of processor, in a commit that says why numbers changed. Records of other kinds lose
+the runs that changed: these were not run there.
 """
 
+import argparse
 import hashlib
 import json
 import math
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -450,14 +452,21 @@ def write(digests: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     """Compares, or with `--write` replaces, the digests of this machine in the repository."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("names", nargs="*", default=["*"], help="of runs to compare, or patterns as 'fedpg*'; all")
+    parser.add_argument("--write", action="store_true", help="make all runs, and replace the record of this machine")
+    args = parser.parse_args()
+    names = [name for name in matrix() if args.write or any(fnmatchcase(name, pattern) for pattern in args.names)]
+    record = record_here()
+    if record is None and not args.write:
+        sys.exit(f"no record of this machine, {here()}; --write adds one")
+    if not names:
+        sys.exit(f"no run is called {' or '.join(args.names)}; there are {', '.join(matrix())}")
     with tempfile.TemporaryDirectory() as folder:
         graph = write_graph(Path(folder) / "graph")
-        digests = {name: execute(name, graph) for name in matrix()}
-    if "--write" in sys.argv:
+        digests = {name: execute(name, graph) for name in names}
+    if record is None or args.write:
         return write(digests)
-    record = record_here()
-    if record is None:
-        sys.exit(f"no record of this machine, {here()}; --write adds one")
     recorded = record["runs"]
     changed = [name for name in digests if digests[name] != recorded.get(name)]
     print("\n".join(f"{name}: {recorded.get(name)} -> {digests[name]}" for name in changed) or "all digests are equal")
