@@ -1,6 +1,7 @@
 """The game of a run's own uploads: a coalition of a round has the weighted mean of what its members sent in it.
 
-One replay of the run gives the uploads of all rounds; no coalition is trained. In each round all coalitions start from
+One replay of the run gives the uploads of all rounds, which lie in files without a name below the folder of temporary
+files, mapped; no coalition is trained. In each round all coalitions start from
 the model that the run had before it, and a client's value is the sum of its values over rounds (Song et al., Profit
 allocation for federated learning, 2019; Liu et al., GTG-Shapley, 2022). So a client is worth what its uploads did on
 the way of this run, while `shoal.values.game` says what the run would have been without it.
@@ -11,6 +12,8 @@ Axes: P parameters, N clients whose items are scored.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.protocol import Tree
 from shoal.engine.hosts.backend import server_device
 from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.records.tensors import read_tensors, write_tensors
 from shoal.engine.rounds.costs import Meter, unwatched
 from shoal.engine.rounds.exchange import Exchange
 from shoal.engine.screen.interrupt import graceful
@@ -27,6 +31,7 @@ from shoal.engine.screen.progress import say
 from shoal.past.recording import Recorder, Recording
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import cannot_write
 from shoal.values.client_values import Cost
 from shoal.values.estimates import SHAPLEY, Estimate, count_all
 from shoal.values.game import count_items, require_game, require_items, require_same
@@ -146,9 +151,9 @@ class UploadGame:
                 line = self._server.round(unwatched)
                 require_same(past, line, logged, CLOSE)
                 before, model = model, self._model()
-                entries = model.keys()
-                totals = {i: _pick(tree, entries) for i, tree in self._sent.totals.items()}
-                self.rounds.append(made := Round(before, model, totals, self._sent.weights))
+                totals = {i: _pick(tree, model.keys()) for i, tree in self._sent.totals.items()}
+                model, *mapped = _map_trees([model, *totals.values()])
+                self.rounds.append(made := Round(before, model, dict(zip(totals, mapped)), self._sent.weights))
                 if not made.is_mean:
                     why = "the server's model is no weighted mean of uploads; take --method shapley"
                     name = type(method).__name__
@@ -261,6 +266,21 @@ class _OfRound:
 
     def cost(self, coalitions: Iterable[int]) -> float:
         return self.game.cost()
+
+
+def _map_trees(trees: Sequence[Tree]) -> list[Tree]:
+    """Writes trees of tensors to a file without a name, and returns them mapped from there, on the CPU.
+
+    Raises ShoalError: the folder of temporary files has no space for them.
+    """
+    with TemporaryDirectory(prefix="shoal-") as folder:
+        path = Path(folder) / "uploads.safetensors"
+        try:
+            write_tensors(path, {f"{n}/{entry}": t for n, tree in enumerate(trees) for entry, t in tree.items()})
+            tensors = read_tensors(path)
+        except OSError as error:
+            raise cannot_write(path, error) from None
+    return [{entry: tensors[f"{n}/{entry}"] for entry in tree} for n, tree in enumerate(trees)]
 
 
 def _pick(tree: Tree, entries: Collection[str]) -> Tree:

@@ -16,8 +16,11 @@ from support.small_runs import run_small
 from shoal.attacks.seen_uploads import seen_round
 from shoal.past.rewind import PastRun
 from shoal.values.client_values import ClientValues
+from shoal.values.uploads import UploadGame
 from shoal.values.values import value_clients
 
+# Of Linux: what a process maps.
+MAPPINGS = Path("/proc/self/maps")
 FAST = {"train": {"lr": 0.3}}
 
 
@@ -88,6 +91,21 @@ def test_drawn_coalitions_come_near_with_their_intervals(tmp_path: Path) -> None
     assert spearmanr(drawn.values, exact.values).statistic > 0.5
     # Where all of them fit, all are taken.
     assert list(value(run, trainings=40.0).values) == list(exact.values)
+
+
+@pytest.mark.skipif(not MAPPINGS.exists(), reason="the system does not list what a process maps")
+def test_uploads_are_mapped_and_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_small(tmp_path, **FAST)
+    (scratch := tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    game = UploadGame(PastRun(run), "val")
+    lines = [line.split() for line in MAPPINGS.read_text().splitlines() if str(scratch) in line]
+    ends = [[int(end, 16) for end in line[0].split("-")] for line in lines]
+    held = [t for round in game.rounds for tree in (round.after, *round.totals.values()) for t in tree.values()]
+    assert len(held) == 4 * len(game.rounds) + len(game.rounds)
+    assert all(any(start <= t.data_ptr() < end for start, end in ends) for t in held)
+    game.close()
+    assert not list(scratch.iterdir())
 
 
 def test_the_command_keeps_them_for_the_page(tmp_path: Path, printed: Callable[..., str]) -> None:
