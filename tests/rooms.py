@@ -186,6 +186,8 @@ def measure_core() -> list[str]:
 def main() -> None:
     """Prints rooms with their files, arrows, arrows that run up, circles, and the sizes of the core."""
     known = modules()
+    if unlisted := {room_of(path) for path in known.values()} - {*chain(*ORDER.values())}:
+        sys.exit(f"expected every folder in LISTED, from the top down; missing: {', '.join(sorted(unlisted))}")
     found = imports(known)
     between = arrows(found)
     for room in chain(*ORDER.values()):
