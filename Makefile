@@ -5,6 +5,8 @@ BIN := .venv/bin
 WORKERS ?= 2
 # A file each, in their order: sorted by their number of tests, the few that kill runs for minutes would come last.
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Small products gain nothing from a second thread, which would wait for the other worker.
+export OPENBLAS_NUM_THREADS ?= 1
 # Every case above 3 s is listed at the end.
 DURATIONS = --durations=40 --durations-min=3
 

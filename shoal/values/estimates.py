@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 from scipy.stats import t as student
+from threadpoolctl import threadpool_limits
 
 from shoal.storage.errors import ShoalError
 from shoal.values.surrogate import Surrogate, Weights, fit, fit_scale
@@ -190,6 +191,8 @@ class Design:
         size = min(size, self._drawn_sizes[-1])
         return sum(1 << int(p) for p in rng.choice(self._players, size, replace=False))
 
+    # Threads wait for one another at each of many small solves, and their sums have other last bits.
+    @threadpool_limits.wrap(limits=1)
     def estimate(self, always: list[int], right_cN: np.ndarray, drawn: list[int], right_mN: np.ndarray) -> Estimate:
         """Returns values from the coalitions that are counted whole and those that were drawn, with their scores."""
         players = self._players
