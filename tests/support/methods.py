@@ -12,7 +12,7 @@ FGGP = {"hidden": 6, "knn_every": 2}
 NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fggp", "class_means", "fedgcn"}
 MENDED = ("fedsage_plus", "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc")
 LABELLING = ("fedgl", "fedgl_fedgta", "fedgl_moon", "fedgl_feddc")
-NODE_ONLY |= {*MENDED, *LABELLING, "fedtad", "s2fgl"}
+NODE_ONLY |= {*MENDED, *LABELLING, "fedtad", "s2fgl", "fedspray"}
 GRAPH_ONLY = {"fedstar", "fedgpl"}
 # Options and model; a GCN alone where a method is not named.
 NEEDS: dict[str, tuple[Keys, Any]] = {

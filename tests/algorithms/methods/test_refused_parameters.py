@@ -51,6 +51,7 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
         "generator_rounds": [-1], "hide": [0, 1], "most_neighbours": [0], "hidden": [0], "degree": [-1],
         "feature": [-1], "label": [-1], "across": [-1], "peers": [0], "sampled_nodes": [0],
     },
+    "fedspray": {"lam": [-1.0], "threshold": [-0.1, 1.1], "hidden": [0, 4097], "proxy_lr": [0.0]},
     "fedtad": {
         "server_epochs": [-1], "generator_steps": [0], "distil_steps": [0], "generator_lr": [0.0], "distil_lr": [0.0],
         "nodes": [0, 4097], "neighbours": [0], "noise": [0, 4097], "walks": [0, 17], "semantic": [-1.0],
@@ -150,6 +151,8 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("fgssl", DRAWN, "model.fanouts", ""),
     ("s2fgl", SGC, "model.layers", ""),
     ("moon", {"train.batch_size": 4}, "train.batch_size", ""),
+    ("fedspray", {"train.batch_size": 4}, "train.batch_size", ""),
+    ("fedspray", DRAWN, VISIT, "model.fanouts"),
     ("class_means", {"algorithm.hops": 5}, "algorithm.hops", ""),
     ("fml", {"algorithm.copilot": {"name": sorted(HEADLESS)[0]}}, "algorithm.copilot", ""),
     *((name, {"train.batch_size": 2}, "train.batch_size", "") for name in ("fml", "fedkd")),

@@ -52,6 +52,7 @@ METHODS: dict[str, dict[str, Any]] = {
     **{name: {**FEDSAGE_PLUS, "algorithm.name": name} for name in MENDED[1:]},
     "fgssl": {"algorithm.name": "fgssl", "algorithm.anchors": 4},
     "fedtad": {"algorithm.name": "fedtad", "algorithm.nodes": 12, "model.name": "gcn"},
+    "fedspray": {"algorithm": {"name": "fedspray", "threshold": 0.3}, "model.name": "gcn", **MOMENTUM},
     "s2fgl": {"algorithm.name": "s2fgl", "algorithm.spectral": 0.0},
     "fggp, neighbours": {**FGGP, **MOMENTUM, "algorithm.gkic": "knn_only", "algorithm.head_mode": "personal"},
     "fggp, prototypes alone": {"algorithm.name": "fggp", "algorithm.gkic": "off", "algorithm.cluster": "dbscan"},
@@ -117,6 +118,6 @@ NO_DRAWN = (
     *AVERAGING, "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all", "adafgl",
     "adafgl, coupled", "fedgl", "fedgl_fedgta", "fedgl_moon", "fedgl_feddc", "fedgl, coupled",
     "fgssl", "fgssl, coupled", "fedpub",
-    "fedtad", "s2fgl", "fedpub, coupled", "fedsage_plus", "fedsage_plus, few",
+    "fedtad", "s2fgl", "fedspray", "fedpub, coupled", "fedsage_plus", "fedsage_plus, few",
     "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc",
 )  # fmt: skip

@@ -53,6 +53,7 @@ MEANS = {
         "fedgcn",
         "class_means",
         "fedstar",
+        "fedspray",
     ),
 }
 OF_NORMS = {"fedgta", "fedgl_fedgta"}
