@@ -160,6 +160,7 @@ def matrix() -> dict[str, Keys]:
         {"name": "fedspray", "threshold": 0.3},
     ):  # fmt: skip
         runs[f"{options['name']} gcn"] = {"algorithm": options, "model": COUPLED, **MOST}
+    runs["fediih disengcn"] = {"algorithm": {"name": "fediih"}, "model": {"name": "disengcn", "hidden": 8}, **MOST}
     half = {"propagation": {"hops": 2, "dtype": "float16"}, "data": {"dtype": "float16"}}
     for method in ("local", "fedavg", "fedgta"):
         runs[f"{method} stacked"] = {"algorithm": {"name": method}, "engine": {"trainer": "batched"}}

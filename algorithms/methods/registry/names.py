@@ -51,6 +51,7 @@ METHODS = {
     "fedtad": "shoal.algorithms.methods.fedtad.fedtad:FedTAD",
     "s2fgl": "shoal.algorithms.methods.s2fgl.s2fgl:S2FGL",
     "fedspray": "shoal.algorithms.methods.fedspray.fedspray:FedSpray",
+    "fediih": "shoal.algorithms.methods.fediih.fediih:FedIIH",
 }
 # Methods that their papers write otherwise than their classes are called.
 AS_WRITTEN = {

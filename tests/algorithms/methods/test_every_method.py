@@ -12,7 +12,7 @@ import torch
 from support.both_layouts import both_layouts
 from support.errors import refused
 from support.fixtures import Configure, Keys, Start
-from support.methods import CONV, FGGP, GCN, GEN, GRAPH_ONLY, MENDED, NEEDS, NODE_ONLY, SAGE
+from support.methods import CONV, DISENTANGLED, FGGP, GCN, GEN, GRAPH_ONLY, MENDED, NEEDS, NODE_ONLY, SAGE
 from support.same_bits import assert_same_runs, assert_same_trees
 from support.user_graph import write_arrays
 from torch import Tensor
@@ -221,6 +221,7 @@ def test_clients_that_have_nearly_nothing(run: Start, tiny: list[Keys], name: st
     [
         *(("fedpub", {}, model) for model in ("gat", "gin", "gcnii", "transformer")),
         ("fedpub", {}, {**SAGE, "fanouts": [3, 2]}),
+        ("fgssl", {}, DISENTANGLED),
         *(("fggp", {"gkic": "knn_only"}, model) for model in ("gat", "gin", "sage", "gcnii")),
         *(
             (name, {}, model)
@@ -253,6 +254,7 @@ def test_models_that_pass_messages(run: Start, name: str, options: Keys, model: 
         ("adafgl", {**PHASES, "shared_rounds": 1}, GAMLP),
         ("fedpub", {}, {"name": "sgc", "layers": 2}),
         ("fedspray", {"hidden": 6, "threshold": 0.3}, WHOLE),
+        ("fediih", {}, DISENTANGLED),
         ("fedsage_plus", {**SAGE_PLUS, "generator_rounds": 1}, SAGE),
         *((name, COPILOT, WHOLE) for name in ("fml", "fedkd")),
     ],
@@ -281,6 +283,7 @@ def test_sparse_features_give_the_same_numbers(
         *((name, SAGE_PLUS, SAGE, stop) for name in MENDED for stop in (1, 3)),
         *((name, {"threshold": 0.0}, GCN, 4) for name in ("fedgl_fedgta", "fedgl_moon", "fedgl_feddc")),
         ("fedtad", {"nodes": 12}, GCN, 4),
+        ("fediih", {}, DISENTANGLED, 4),
         ("s2fgl", {}, GAMLP, 4),
         ("fedspray", {"hidden": 6, "threshold": 0.3}, GAMLP, 4),
         ("moon", {"mu": 5.0}, GAMLP, 4),
