@@ -1,4 +1,4 @@
-"""How much clients count for each other in a latent factor (FedIIH)."""
+"""Weights that clients have for each other in a latent factor (FedIIH)."""
 
 import math
 
