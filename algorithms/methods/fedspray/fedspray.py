@@ -64,7 +64,7 @@ class FedSpray(Algorithm):
     A client without a training node learns from targets alone, and has weight 0. `lam: 0` trains the GNN as Local.
 
     Written from the abstract and the authors' code; the paper's text was not at hand. That code begins a client's
-    training of a with the averaged parameters of g, which is left out here, and has no class that nobody has.
+    training of a with the averaged parameters of g, and divides by zero for a class that nobody has; ours does neither.
 
     Down: P_s parameters of encoder and classifiers, and S, P_s + C H. Up: P_s parameters, the count of training nodes,
     s_ic of the C_i classes that the client has, and all r_ic, P_s + 1 + C_i H + C scalars.
