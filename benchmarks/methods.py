@@ -44,6 +44,9 @@ from shoal.engine.runs.run import run
 from shoal.storage.errors import ShoalError
 
 COPILOT = {"name": "gcn", "hidden": 64, "head": "linear"}
+GCN = {"name": "gcn", "hidden": 64}
+# Models of methods that are for these alone.
+MODELS = {"fediih": {"name": "disengcn", "hidden": 64}}
 # Rounds of Local that a round may take on a small graph, and on one of the size of Computers or larger.
 GOALS: dict[tuple[str, ...], tuple[float, float]] = {
     ("fedprox", "scaffold", "feddc"): (1.4, 1.2),
@@ -82,7 +85,7 @@ def run_of(method: str, args: argparse.Namespace) -> Path:
         },
         "partition": {"clients": args.clients},
         "propagation": {"hops": 2},
-        "model": {"name": "gcn", "hidden": 64, "head": "linear"},
+        "model": MODELS.get(method, {**GCN, "head": "linear"}),
         "train": {"epochs": 1},
         "algorithm": {"name": method, **options(args.rounds).get(method, {})},
         "evaluation": {"every": args.rounds},
@@ -104,7 +107,7 @@ def plan_of(method: str, graph: str, folder: str, rounds: int) -> RunPlan:
         "data": {"dataset": graph, "store": f"{folder}/{graph}"},
         "partition": {"method": "louvain", "clients": 10},
         "propagation": {"hops": 2},
-        "model": {"name": "gcn", "hidden": 64},
+        "model": MODELS.get(method, GCN),
         "train": {"epochs": 3},
         "algorithm": {"name": method, **options(rounds).get(method, {})},
         "evaluation": {"every": rounds},

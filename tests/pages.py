@@ -76,8 +76,8 @@ other clients judge by $m$ nodes. $q$: propagation steps times moments times cla
 # A test runs each method with `secure`.
 SECURE = """
 `secure` refuses `fedgta`, `fedgl_fedgta`, `fedsage_plus_fedgta`, `fedpub`, `gcfl_plus`, `fpl`, `fedgen`, `fedtgp`,
-`fedpg`, `fedgkc`, `fggp`, `fedsage_plus`, `fedsage_plus_moon`, `fedsage_plus_feddc`, `fedgpl`, `fedtad`, `s2fgl`: they
-send what is no sum. `privacy.unit: client` refuses them, too; `privacy.where: client` takes `fedgta` and
+`fedpg`, `fedgkc`, `fggp`, `fedsage_plus`, `fedsage_plus_moon`, `fedsage_plus_feddc`, `fedgpl`, `fedtad`, `s2fgl`,
+`fediih`: they send what is no sum. `privacy.unit: client` refuses them, too; `privacy.where: client` takes `fedgta` and
 `fedgl_fedgta`.
 """
 

@@ -22,6 +22,7 @@ READ_HOPS = {
 WEIGH_HOPS = ("gamlp", "sign")
 # These pass messages along edges, or read features alone.
 READ_NO_HOPS = {
+    "disengcn": "shoal.algorithms.models.gnn.disengcn:DisenGCN",
     "gat": "shoal.algorithms.models.gnn.gat:GAT",
     "gcn": "shoal.algorithms.models.gnn.gcn:GCN",
     "gcnii": "shoal.algorithms.models.gnn.gcnii:GCNII",

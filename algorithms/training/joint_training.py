@@ -126,12 +126,19 @@ def weighted_sum(*terms: tuple[float, Callable[[], Tensor]]) -> Tensor:
 
 
 @contextmanager
-def own_optimizer(client: Client, trainer: Trainer, name: str, w: nn.Parameter) -> Iterator[torch.optim.Optimizer]:
-    """Makes the optimizer of some parameters; after the block the client's state has them and its moments."""
+def own_moments(client: Client, trainer: Trainer, name: str, w: nn.Parameter) -> Iterator[torch.optim.Optimizer]:
+    """Makes the optimizer of some parameters; after the block the client's state has its moments."""
     optimizer = make_optimizer([w], trainer.options)
     if kept := kept_moments(client.state, moments_key(name)):
         optimizer.state[w] = kept
     yield optimizer
-    client.state[name] = w.detach().clone()
     if trainer.options.opt_state == "keep":
         keep_moments(client.state, moments_key(name), optimizer.state[w])
+
+
+@contextmanager
+def own_optimizer(client: Client, trainer: Trainer, name: str, w: nn.Parameter) -> Iterator[torch.optim.Optimizer]:
+    """Makes the optimizer of some parameters; after the block the client's state has them, too."""
+    with own_moments(client, trainer, name, w) as optimizer:
+        yield optimizer
+        client.state[name] = w.detach().clone()

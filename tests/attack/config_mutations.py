@@ -60,7 +60,10 @@ NAMES = {
         "ogbg-molhiv", "ogbg-molpcba", "induced-edge", "sbm-graphs",
     ],
     "evaluation.metrics": ["accuracy", "roc_auc", "average_precision"],
-    "model.name": ["gcn", "gat", "gcnii", "gin", "sage", "sgc", "mlp", "gamlp", "sign", "s2gc", "gbp", "transformer"],
+    "model.name": [
+        "gcn", "disengcn", "gat", "gcnii", "gin", "sage", "sgc", "mlp", "gamlp", "sign", "s2gc",
+        "gbp", "transformer",
+    ],
     "algorithm.name": [*METHODS],
 }  # fmt: skip
 

@@ -37,6 +37,7 @@ from mutants import mutants_of
 ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path("tests/mutation/equivalent.txt")
 FOLDERS = ("fggp", "gcfl_plus", "fedpg", "adafgl", "fedsage_plus", "fedpub")
+IN_ONE_TEST = ("fedtad", "s2fgl", "fedspray", "fediih")
 OF_PROTOTYPES = ("fedproto", "fedproc", "feddistill", "fedtgp", "class_means", "shared/class_prototypes")
 # Tests below tests/ beside <folder>/test_<file>.py, for all paths that begin so.
 TESTS = {
@@ -54,6 +55,7 @@ TESTS = {
     "algorithms/methods/fedgta/": "algorithms/methods/test_fedgta_rounds.py algorithms/methods/fedgta",
     "algorithms/methods/fedgkc.py": "algorithms/methods/fedgkc",
     **{f"algorithms/methods/{name}/": f"algorithms/methods/{name}" for name in FOLDERS},
+    **{f"algorithms/methods/{name}/": f"algorithms/methods/test_{name}.py" for name in IN_ONE_TEST},
     **{f"algorithms/methods/{name}.py": "algorithms/methods/test_fedproto.py" for name in OF_PROTOTYPES},
     **{f"algorithms/methods/{name}.py": "algorithms/methods/test_fedavg.py" for name in ("fedprox", "fedopt", "moon")},
     **{f"algorithms/methods/{name}.py": "algorithms/methods/test_fml.py" for name in ("fedkd", "shared/copilot")},

@@ -5,6 +5,7 @@ from typing import Any
 from support.fixtures import Keys
 
 GCN = {"name": "gcn", "hidden": 8, "head": "linear"}
+DISENTANGLED = {"name": "disengcn", "hidden": 8}
 CONV = {"name": "gcn", "hidden": 8, "norm": "batch", "head": "conv"}
 SAGE = {"name": "sage", "hidden": 8}
 GEN = {"server_steps": 3, "server_batch": 8}
@@ -12,7 +13,7 @@ FGGP = {"hidden": 6, "knn_every": 2}
 NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fggp", "class_means", "fedgcn"}
 MENDED = ("fedsage_plus", "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc")
 LABELLING = ("fedgl", "fedgl_fedgta", "fedgl_moon", "fedgl_feddc")
-NODE_ONLY |= {*MENDED, *LABELLING, "fedtad", "s2fgl"}
+NODE_ONLY |= {*MENDED, *LABELLING, "fedtad", "s2fgl", "fedspray", "fediih"}
 GRAPH_ONLY = {"fedstar", "fedgpl"}
 # Options and model; a GCN alone where a method is not named.
 NEEDS: dict[str, tuple[Keys, Any]] = {
@@ -24,6 +25,7 @@ NEEDS: dict[str, tuple[Keys, Any]] = {
     "fedtad": ({"nodes": 12, "noise": 3}, GCN),
     "adafgl": ({"shared_rounds": 1, "hidden": 6}, GCN),
     "fggp": (FGGP, CONV),
+    "fediih": ({}, DISENTANGLED),
     "fedstar": ({}, {"name": "star", "hidden": 8}),
     "fedgpl": ({}, {"name": "gcn", "hidden": 8, "prompt": {"name": "vpg"}}),
 }

@@ -50,6 +50,8 @@ METHODS = {
     "class_means": "shoal.algorithms.methods.class_means:ClassMeans",
     "fedtad": "shoal.algorithms.methods.fedtad.fedtad:FedTAD",
     "s2fgl": "shoal.algorithms.methods.s2fgl.s2fgl:S2FGL",
+    "fedspray": "shoal.algorithms.methods.fedspray.fedspray:FedSpray",
+    "fediih": "shoal.algorithms.methods.fediih.fediih:FedIIH",
 }
 # Methods that their papers write otherwise than their classes are called.
 AS_WRITTEN = {

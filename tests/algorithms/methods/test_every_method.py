@@ -12,7 +12,7 @@ import torch
 from support.both_layouts import both_layouts
 from support.errors import refused
 from support.fixtures import Configure, Keys, Start
-from support.methods import CONV, FGGP, GCN, GEN, GRAPH_ONLY, MENDED, NEEDS, NODE_ONLY, SAGE
+from support.methods import CONV, DISENTANGLED, FGGP, GCN, GEN, GRAPH_ONLY, MENDED, NEEDS, NODE_ONLY, SAGE
 from support.same_bits import assert_same_runs, assert_same_trees
 from support.user_graph import write_arrays
 from torch import Tensor
@@ -50,7 +50,18 @@ def keys_of(name: str, options: Keys, model: Any = None) -> dict[str, Any]:
 LABELLED: list[tuple[str, Keys]] = [
     *(
         (name, {})
-        for name in ("class_means", "feddistill", "fpl", "fedproto", "fedtgp", "fml", "fedkd", "fedgta", "s2fgl")
+        for name in (
+            "class_means",
+            "feddistill",
+            "fpl",
+            "fedproto",
+            "fedtgp",
+            "fml",
+            "fedkd",
+            "fedgta",
+            "s2fgl",
+            "fedspray",
+        )
     ),
     ("moon", {"rows": "all"}),
     ("fedtad", {"nodes": 12}),
@@ -120,6 +131,7 @@ def test_a_round_leaves_the_states_that_it_began_from(start: Start, monkeypatch:
         ("fedpg", {"alignment": "prototype"}, {"mu": 0.0}, "local", MIXED),
         ("fedpg", PERSONAL, {"mu": 0.0}, "local", MIXED),
         ("class_means", {}, {"weight": 0.0}, "local", MIXED),
+        ("fedspray", {"hidden": 6}, {"lam": 0.0}, "local", WHOLE),
         ("fml", {**COPILOT, "beta": 0.3}, {"alpha": 1.0}, "local", WHOLE),
         ("fml", {**COPILOT, "beta": 1.0, "rows": "train"}, {"alpha": 1.0}, "local", WHOLE),
     ],
@@ -209,6 +221,7 @@ def test_clients_that_have_nearly_nothing(run: Start, tiny: list[Keys], name: st
     [
         *(("fedpub", {}, model) for model in ("gat", "gin", "gcnii", "transformer")),
         ("fedpub", {}, {**SAGE, "fanouts": [3, 2]}),
+        ("fgssl", {}, DISENTANGLED),
         *(("fggp", {"gkic": "knn_only"}, model) for model in ("gat", "gin", "sage", "gcnii")),
         *(
             (name, {}, model)
@@ -240,6 +253,8 @@ def test_models_that_pass_messages(run: Start, name: str, options: Keys, model: 
     [
         ("adafgl", {**PHASES, "shared_rounds": 1}, GAMLP),
         ("fedpub", {}, {"name": "sgc", "layers": 2}),
+        ("fedspray", {"hidden": 6, "threshold": 0.3}, WHOLE),
+        ("fediih", {}, DISENTANGLED),
         ("fedsage_plus", {**SAGE_PLUS, "generator_rounds": 1}, SAGE),
         *((name, COPILOT, WHOLE) for name in ("fml", "fedkd")),
     ],
@@ -268,7 +283,9 @@ def test_sparse_features_give_the_same_numbers(
         *((name, SAGE_PLUS, SAGE, stop) for name in MENDED for stop in (1, 3)),
         *((name, {"threshold": 0.0}, GCN, 4) for name in ("fedgl_fedgta", "fedgl_moon", "fedgl_feddc")),
         ("fedtad", {"nodes": 12}, GCN, 4),
+        ("fediih", {}, DISENTANGLED, 4),
         ("s2fgl", {}, GAMLP, 4),
+        ("fedspray", {"hidden": 6, "threshold": 0.3}, GAMLP, 4),
         ("moon", {"mu": 5.0}, GAMLP, 4),
         ("moon", {"mu": 5.0, "rows": "all"}, GAMLP, 4),
         ("scaffold", {}, GAMLP, 3),
@@ -306,7 +323,7 @@ def test_which_methods_are_for_which_tasks_and_models(configure: Configure) -> N
     assert set(METHODS) - set(methods_for("node")) == GRAPH_ONLY
     assert set(METHODS) - set(methods_for("graph")) == NODE_ONLY
     assert set(METHODS) - set(methods_for("edge")) == NODE_ONLY | GRAPH_ONLY | {"fedpg"}
-    assert set(mixing_methods()) == HETEROGENEOUS | {"class_means"}
+    assert set(mixing_methods()) == HETEROGENEOUS | {"class_means", "fedspray"}
     for name in mixing_methods():
         models = {"model": [{"name": "mlp"}, {"name": "gcn"}], "heterogeneity.embedding": 8}
         require_mixable(configure({"algorithm.name": name, **models}), load(describe(name, {})))

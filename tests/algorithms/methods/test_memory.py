@@ -146,6 +146,7 @@ HELD: dict[str, tuple[dict[str, Expected], Keys]] = {
     "fedtgp": ({"proto": decays, **TRAINED}, {}),
     "fedtad": ({"w": decays, "w.*": decays, **TRAINED}, {}),
     "s2fgl": ({**MEAN, "proto": decays, "known": decays}, {}),
+    "fedspray": ({**MEAN, "proto": decays, "known": decays}, {}),
     "fedpg": (
         {**TRAINED, "anchor": decays, "fresh": cohort, **dict.fromkeys(("proto", "present", "counts"), last_upload)}, {}
     ),
@@ -157,6 +158,7 @@ HELD: dict[str, tuple[dict[str, Expected], Keys]] = {
     "fedkd": ({"w": decays, "change.*": decays, "current": cohort}, {}),
     "gcfl_plus": ({"models": decays, "cluster": marks, "norms": last_of_series, "known": marks}, {}),
     "adafgl": ({**MEAN, "switched": marks}, {}),
+    "fediih": (dict.fromkeys(("initial", "met"), fixed) | {"met": marks}, {}),
     "fedpub": (dict.fromkeys(("initial", "met", "proxy"), fixed) | {"met": marks}, {}),
     "fedgpl": ({"gnn": decays, "gnn.*": decays, "theta": nothing}, {}),
     "class_means": ({"sum": sum_of_all, "count": sum_of_all, "met": marks, "sent": marks, "version": decays}, {}),

@@ -23,6 +23,8 @@ VALUES: list[tuple[str, dict[str, Any], str, str]] = [
     ("gbp", {"alpha": 0.1}, "alpha", "it has beta, head_dropout, hidden, layers"),
     ("gcnii", {"hops": 2}, "hops", NONE),
     ("transformer", {"head": "conv"}, "head", NONE),
+    ("disengcn", {"head": "conv"}, "head", NONE),
+    ("disengcn", {"routing": 0}, "routing", AT_LEAST),
     ("gcn", {"head_dropout": 0}, "head_dropout", TYPE),
     ("mlp", {"hidden": "64"}, "hidden", TYPE),
     ("mlp", {"hidden": 64.0}, "hidden", TYPE),

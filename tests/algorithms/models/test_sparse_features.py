@@ -19,7 +19,7 @@ from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.shards.view import View
 
 FEATURES, CLASSES, NODES = 40, 4, 30
-COUPLED = ("gat", "gcn", "gcnii", "gin", "sage", "transformer")
+COUPLED = ("gat", "gcn", "gcnii", "gin", "sage", "transformer", "disengcn")
 DECOUPLED: list[tuple[str, dict[str, Any]]] = [
     ("sgc", {}),
     ("sgc", {"layers": 2, "hidden": 8}),

@@ -63,7 +63,7 @@ def test_plain_loop(name: str, batch_size: int | None, view: View, module: nn.Mo
 
 
 @pytest.mark.exhaustive(3)
-@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "gin", "gcnii", "transformer"])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "gin", "gcnii", "transformer", "disengcn"])
 @pytest.mark.parametrize("fanouts", [None, [1, 2]])
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_coupled_models_equal_a_plain_loop(

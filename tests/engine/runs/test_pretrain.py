@@ -93,7 +93,10 @@ def test_no_label_is_read(configured: Configure, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["model.name=sgc"], "model.name: sgc trains no layer that passes messages; take one of gat, gcn, gcnii, gin"),
+        (
+            ["model.name=sgc"],
+            "model.name: sgc trains no layer that passes messages; take one of disengcn, gat",
+        ),
         (["model.name=gcm"], "model.name: there is no 'gcm'; choose one of"),
         (["model.name=gcn", "model.width=3"], "model.width: gcn has no such option; it has"),
         (["model.name=gcn", "--epochs", "0"], "--epochs: expected at least 1, found 0"),

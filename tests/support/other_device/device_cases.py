@@ -52,6 +52,8 @@ METHODS: dict[str, dict[str, Any]] = {
     **{name: {**FEDSAGE_PLUS, "algorithm.name": name} for name in MENDED[1:]},
     "fgssl": {"algorithm.name": "fgssl", "algorithm.anchors": 4},
     "fedtad": {"algorithm.name": "fedtad", "algorithm.nodes": 12, "model.name": "gcn"},
+    "fediih": {"algorithm.name": "fediih", "model.name": "disengcn"},
+    "fedspray": {"algorithm": {"name": "fedspray", "threshold": 0.3}, "model.name": "gcn", **MOMENTUM},
     "s2fgl": {"algorithm.name": "s2fgl", "algorithm.spectral": 0.0},
     "fggp, neighbours": {**FGGP, **MOMENTUM, "algorithm.gkic": "knn_only", "algorithm.head_mode": "personal"},
     "fggp, prototypes alone": {"algorithm.name": "fggp", "algorithm.gkic": "off", "algorithm.cluster": "dbscan"},
@@ -68,13 +70,13 @@ SPLIT = {
     "algorithm.name": "fedgpl",
     "train.batch_size": 2,
 }
-COUPLED = ("gcn", "sage", "gat", "gin", "gcnii", "transformer")
+COUPLED = ("gcn", "sage", "gat", "gin", "gcnii", "transformer", "disengcn")
 MODELS: dict[str, dict[str, Any]] = {
     "sgc": {"model": {"name": "sgc"}},
     "mlp": {"model.name": "mlp"},
     **{name: {"model.name": name} for name in ("sign", "s2gc", "gbp")},
     **{name: {"model.name": name} for name in COUPLED},
-    **{f"{name}, conv head": {"model.name": name, "model.head": "conv"} for name in COUPLED[:-1]},
+    **{f"{name}, conv head": {"model.name": name, "model.head": "conv"} for name in COUPLED[:-2]},
     **{f"{name}, neighbours drawn": {"model.name": name, "model.fanouts": [3, 2]} for name in COUPLED},
     "gcn, batches of drawn neighbours": {"model.name": "gcn", "model.fanouts": [3, 2], "train.batch_size": 4},
 }
@@ -117,6 +119,6 @@ NO_DRAWN = (
     *AVERAGING, "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all", "adafgl",
     "adafgl, coupled", "fedgl", "fedgl_fedgta", "fedgl_moon", "fedgl_feddc", "fedgl, coupled",
     "fgssl", "fgssl, coupled", "fedpub",
-    "fedtad", "s2fgl", "fedpub, coupled", "fedsage_plus", "fedsage_plus, few",
+    "fedtad", "s2fgl", "fedspray", "fediih", "fedpub, coupled", "fedsage_plus", "fedsage_plus, few",
     "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc",
 )  # fmt: skip

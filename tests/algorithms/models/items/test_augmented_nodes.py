@@ -12,7 +12,7 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import operator_over
 from shoal.algorithms.models.items.augmented_nodes import AugmentedFeatures, AugmentedNodes, with_new_neighbours
 
-COUPLED = ("gcn", "sage", "gat", "gin", "gcnii", "transformer")
+COUPLED = ("gcn", "sage", "gat", "gin", "gcnii", "transformer", "disengcn")
 EDGES = [(0, 1), (0, 3), (1, 2), (2, 3), (3, 4)]
 COUNTS = [2, 0, 1, 0, 3, 1]
 
@@ -64,7 +64,7 @@ def test_answers_as_in_the_written_graph(make_view: MakeView, make_client: MakeC
     view = make_view(6, EDGES, label, [0, 2], 2, x[:6])
     written = [*EDGES, *((int(owner), 6 + new) for new, owner in enumerate(owners))]
     whole = make_view(len(x), written, [*label, *[0] * len(owners)], [0, 2], 2, x)
-    options = {"hidden": 8} if name == "transformer" else {"hidden": 8, "head": head}
+    options = {"hidden": 8} if name in ("transformer", "disengcn") else {"hidden": 8, "head": head}
     client = make_client(view, build(name, 3, 2, 0, 0.0, options))
     other = make_client(whole, build(name, 3, 2, 0, 0.0, options))
     other.model.load(client.model.w)

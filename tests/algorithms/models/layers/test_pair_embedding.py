@@ -19,7 +19,7 @@ from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.shards.view import View
 
 FEATURES = 5
-NAMES = ("sgc", "gamlp", "mlp", "sign", "s2gc", "gbp", "gcn", "sage", "gat", "gin", "gcnii", "transformer")
+NAMES = ("sgc", "gamlp", "mlp", "sign", "s2gc", "gbp", "gcn", "sage", "gat", "gin", "gcnii", "transformer", "disengcn")
 every_model = pytest.mark.parametrize("name", NAMES)
 
 

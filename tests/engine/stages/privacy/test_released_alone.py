@@ -53,13 +53,14 @@ MEANS = {
         "fedgcn",
         "class_means",
         "fedstar",
+        "fedspray",
     ),
 }
 OF_NORMS = {"fedgta", "fedgl_fedgta"}
 # What keeps something of every client, or mixes it, and what sends nothing.
 OTHERS = {
     *("local", "global", "fpl", "fedgen", "fedtgp", "fedpg", "fedgkc", "fggp", "gcfl_plus", "fedpub", "fedgpl"),
-    *("fedsage_plus", "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc", "fedtad", "s2fgl"),
+    *("fedsage_plus", "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc", "fedtad", "s2fgl", "fediih"),
 }
 TAKEN = [(method, where) for method in sorted(MEANS | OF_NORMS) for where in ("server", "client")]
 TAKEN = [(method, where) for method, where in TAKEN if where == "client" or method in MEANS]
