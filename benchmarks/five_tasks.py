@@ -170,6 +170,7 @@ def told_of(case: Case, name: str, run: Run, told: dict[str, Any]) -> dict[str, 
         **{"model": ["gin" if "task" in case.sections and case.sections["task"] == "graph" else "gcn"]},
         **{"num_rounds": case.rounds, "num_epochs": case.epochs, "lr": case.lr, "batch_size": case.batch or 128},
         **{"weight_decay": 5e-4, "dropout": 0.5, "hid_dim": 64, "num_layers": 2, "num_clusters": told["classes"]},
+        **{"layers": case.sections["model"].get("layers", 2)},
         **{"ours": ours, "starts": 10 if ours else 1, "every": case.every},
     }
 

@@ -126,18 +126,21 @@ class Embedded:
 
 
 class OurPairs(nn.Module):
-    """Shoal's GCN of two layers, below a linear classifier of the product of both embeddings."""
+    """Shoal's GCN of one or two layers, below a linear classifier of the product of both embeddings."""
 
-    def __init__(self, features: int, hidden: int, dropout: float) -> None:
+    def __init__(self, features: int, hidden: int, dropout: float, layers: int) -> None:
         super().__init__()
-        self.convs = nn.ModuleList([GCNConv(features, hidden), GCNConv(hidden, hidden)])
+        widths = [features, *[hidden] * layers]
+        self.convs = nn.ModuleList([GCNConv(a, b) for a, b in pairwise(widths)])
         self.head, self.dropout = nn.Linear(hidden, 2), dropout
         nn.init.xavier_uniform_(self.head.weight, gain=2**0.5)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, data: Data) -> tuple[Embedded, None]:
-        hidden = F.dropout(F.relu(self.convs[0](data.x, data.edge_index)), self.dropout, self.training)
-        return Embedded(self.convs[1](hidden, data.edge_index), self), None
+        hidden, *convs = data.x, *self.convs
+        for conv in convs[:-1]:
+            hidden = F.dropout(F.relu(conv(hidden, data.edge_index)), self.dropout, self.training)
+        return Embedded(convs[-1](hidden, data.edge_index), self), None
 
     def score(self, z_NH: Tensor, ends_2M: Tensor) -> Tensor:
         joined = F.dropout(z_NH[ends_2M[0]] * z_NH[ends_2M[1]], self.dropout, self.training)
@@ -245,7 +248,7 @@ def make_task(args: Any, client: Any, data: Any, folder: str, device: Any) -> An
     task = load_task(args, client, data, folder, device) if kind is None else kind(args, client, data, folder, device)
     features, hidden = task.num_feats, args.hid_dim
     ours = {
-        "edge": partial(OurPairs, features, hidden, args.dropout),
+        "edge": partial(OurPairs, features, hidden, args.dropout, args.layers),
         "graph": partial(OurGIN, features, hidden, args.classes, args.dropout),
         "regression": partial(OurGIN, features, hidden, args.classes, args.dropout),
         "cluster": partial(OurEmbedding, features, hidden),
