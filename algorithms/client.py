@@ -95,10 +95,12 @@ class FlatModel:
         return room[start : start + len(values)]
 
     def parts(self, w: Tensor) -> Iterator[Tensor]:
-        """Views of a vector `[P]` in the shapes of the parameters, in their order."""
+        """Views of vectors `[…, P]` in the shapes of the parameters, `[…, *shape]`, in their order."""
         # The way back of one split is one operator; that of slices would be two for each parameter.
-        for p, part in zip(self._parameters, w.split([p.numel() for p in self._parameters])):
-            yield part.view(p.shape[::-1]).t() if id(p) in self._by_column else part.view_as(p)
+        rows = w.shape[:-1]
+        for p, part in zip(self._parameters, w.split([p.numel() for p in self._parameters], -1)):
+            by_column = id(p) in self._by_column
+            yield part.view(rows + p.shape[::-1]).mT if by_column else part.view(rows + p.shape)
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:

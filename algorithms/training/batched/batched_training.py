@@ -3,7 +3,7 @@
 Axes: B clients, N rows of the longest of them, F features, C classes, P parameters.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -44,8 +44,13 @@ def logits_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Tensor:
 
 def output_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Output:
     """Computes logits `[N, C]` and embeddings `[N, H]`, in the same way."""
+    return output_of_parts(model, model.parts(w_P), inputs)
+
+
+def output_of_parts(model: FlatModel, parts: Iterable[Tensor], inputs: Inputs) -> Output:
+    """Computes as `output_of` does, of parameters in their shapes."""
     names = (name for name, _ in model.module.named_parameters())
-    out: Output = functional_call(model.module, dict(zip(names, model.parts(w_P))), (inputs,))
+    out: Output = functional_call(model.module, dict(zip(names, parts)), (inputs,))
     return out
 
 
@@ -143,7 +148,10 @@ class BatchedTrainer:
         seed_B: Tensor | None = None
         if dropped and device.type in KEYED:
             seed_B = torch.tensor([g.initial_seed() for g in generators], device="cpu").to(device, non_blocking=True)
-        stack_BP = w_BP.detach().requires_grad_()
+        # Gradients of parts are written once, to their places: that of a whole stack would be put together of copies.
+        parts = [part.detach().requires_grad_() for part in self.model.parts(w_BP.detach())]
+        gradient_BP = torch.empty_like(w_BP)
+        places = list(self.model.parts(gradient_BP))
         # Clients that train one by one load none of it.
         from shoal.algorithms.training.batched.row_steps import RowSteps
 
@@ -166,13 +174,14 @@ class BatchedTrainer:
                     # Padded rows are drawn for, too: nothing reads them.
                     kept_BNH.append(fill_kept_by_key(zeros_BNH, p, seed_B, number).div_(1 - p))
             with self.model.precision():
-                logits_BNC = vmap(partial(self._logits, inputs))(stack_BP, kept_BNH, inputs.tensors).float()
+                logits_BNC = vmap(partial(self._logits, inputs))(parts, kept_BNH, inputs.tensors).float()
             # All clients share one operator, outside `vmap`.
             loss_BN = F.cross_entropy(
                 logits_BNC.flatten(0, 1), label_BN.flatten(), ignore_index=NO_LABEL, reduction="none"
             ).view_as(label_BN)
             loss_B = loss_BN.sum(1) / batch.count_B
-            (gradient_BP,) = torch.autograd.grad(loss_B.sum(), stack_BP)
+            gradients = torch.autograd.grad(loss_B.sum(), parts)
+            torch._foreach_copy_(places, gradients)
             self.stepped = True
             if together is not None:
                 together.apply(gradient_BP, w_BP)
@@ -187,12 +196,12 @@ class BatchedTrainer:
         return loss_B.detach(), optimizer.moments
 
     def _logits(
-        self, inputs: BatchedInputs, w_P: Tensor, kept_NH: Sequence[Tensor], tensors: Sequence[Tensor]
+        self, inputs: BatchedInputs, parts: Sequence[Tensor], kept_NH: Sequence[Tensor], tensors: Sequence[Tensor]
     ) -> Tensor:
         """Computes logits `[N, C]` of one client's training rows."""
         received = iter(kept_NH)
         with masks(lambda x, p: next(received)):
-            return logits_of(self.model, w_P, inputs.of_one(tensors))
+            return output_of_parts(self.model, parts, inputs.of_one(tensors)).logits_NC
 
     def _look(self, inputs: BatchedInputs) -> list[tuple[int, int, float]]:
         """Records rows of an example, width and probability of every dropout of a step, in the order of calls."""
