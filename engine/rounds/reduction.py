@@ -158,6 +158,10 @@ def add_up(weighted_BP: Tensor, places: Sequence[int], among: range) -> dict[ran
     return totals
 
 
+# So many numbers stay in a processor's cache until they are added up; a GPU takes all columns at once.
+NUMBERS = 2**17
+
+
 def _split_at_powers(places: range) -> Iterator[range]:
     """Splits a range into subtrees of the binary tree: 2**n places from a multiple of 2**n on, each as long as it can.
 
@@ -178,13 +182,25 @@ def _add_up_halves(rows: Tensor, at: Sequence[int]) -> Tensor:
         # Only of minus zero no bit of a sum depends.
         places = rows.new_full((size, rows.shape[1]), -0.0)
         rows = places.index_copy_(0, torch.tensor(at, device="cpu").to(rows.device, non_blocking=True), rows)
+    total_P = rows.new_empty(rows.shape[1], dtype=torch.float64)
+    columns = max(1, NUMBERS // len(rows)) if rows.device.type == "cpu" else rows.shape[1]
+    for start in range(0, rows.shape[1], columns):
+        some = slice(start, start + columns)
+        total = _add_up_pairs(rows[:, some]) if size > 1 else rows[:, some].double()
+        while len(total) > 1:
+            total, other = total[::2], total[1::2]
+            total.add_(other)
+        total_P[some] = total[0]
+    return total_P
+
+
+def _add_up_pairs(rows: Tensor) -> Tensor:
+    """Adds up neighbouring rows, float64 `[rows / 2, …]`."""
+    if rows.device.type != "cpu":
+        # Operators with three operands widen them as they read: nothing is written twice.
+        return torch.addcmul(rows[1::2], rows[::2], rows.new_ones((1, 1), dtype=torch.float64))
     total = rows[::2].double()
-    if size > 1:
-        total.add_(rows[1::2])
-    while len(total) > 1:
-        total, other = total[::2], total[1::2]
-        total.add_(other)
-    return total[0].clone()
+    return total.add_(rows[1::2])
 
 
 def join_sums(outcomes: Sequence[Outcome], adder: Adder | None) -> None:
