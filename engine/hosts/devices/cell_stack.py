@@ -237,10 +237,12 @@ class CellStacks:
         keeps, on_device = trainer.options.opt_state == "keep", self._opened.device.type != "cpu"
         states, trained = [cell.states.get(i, NOTHING) for i in prepared.ids], prepared.trained
         names = () if self._rows is None else self._rows.kept_rows(trainer.options)
+        before = states[:trained]
         if (keeps or names) and on_device:
-            states[:trained] = self._copy(cell, trainer, prepared.ids[:trained], states[:trained])
+            states[:trained] = self._copy(cell, trainer, prepared.ids[:trained], before, names)
+            before = [old if type(old) is KeptState else new for old, new in zip(before, states)]
         zeros_P = torch.zeros_like(w_BP[0]) if names else w_P
-        had = {name: _stack([state.get(name, zeros_P) for state in states[:trained]], zeros_P) for name in names}
+        had = {name: _stack([state.get(name, zeros_P) for state in before], zeros_P) for name in names}
         pull = self._pull(had, down, trainer.options)
         losses, moments = [], list[Tree]()
         for start, stop, batch in prepared.batches:
@@ -261,6 +263,7 @@ class CellStacks:
             sums = None if pull is None else pull.total
             w_TP = w_BP[:trained]
             rows, new = self._rows.send_rows(had, down, w_TP, sums, trainer.options, trainer.options.epochs)
+            assert new.keys() == set(names)
             self._keep(states, new)
             sent = {entry: w_BP if t is w_TP else _with_zeros(t, len(w_BP)) for entry, t in rows.items()}
         # NaN is the largest of all.
@@ -286,8 +289,13 @@ class CellStacks:
             for row, t_P in enumerate(t_BP.unbind()):
                 states[row] = {**states[row], name: t_P.clone()}
 
-    def _copy(self, cell: Cell, trainer: BatchedTrainer, ids: Sequence[int], states: Sequence[Tree]) -> list[Tree]:
-        """Copies states of clients that train to rows that may be written to, which stay where there is room."""
+    def _copy(
+        self, cell: Cell, trainer: BatchedTrainer, ids: Sequence[int], states: Sequence[Tree], replaced: Sequence[str]
+    ) -> list[Tree]:
+        """Copies states of clients that train to rows that may be written to, which stay where there is room.
+
+        What has a name among `replaced` may be left out.
+        """
         number, parameters = self._opened.infos[ids[0]].model if ids else 0, len(trainer.model.w)
         rows = self._states.get(number)
         if rows is None:
@@ -297,7 +305,7 @@ class CellStacks:
             rows = StateRows(shapes, self._opened.device)
             self._states[number] = rows
         room = int(2 * STATES_SHARE * self._cache.limit) if self._keeps_states else 0
-        return rows.copy(ids, states, cell.round, room)
+        return rows.copy(ids, states, cell.round, room, replaced)
 
     def _stream(self, number: int, ids: Sequence[int], row: int) -> torch.Generator:
         """Makes the stream of a client's training in a round, by its row."""
