@@ -222,7 +222,7 @@ class FlatModel:
 
     def output_with(self, parts: Sequence[Tensor], inputs: Inputs) -> Output:
         """Computes as the module does, with other tensors in the places of its parameters, also inside `torch.vmap`."""
-        slots, own = self._slots, self._parameters
+        slots, parameters = self._slots, self._parameters
         for held, name, place in slots:
             held[name] = parts[place]
         try:
@@ -230,14 +230,14 @@ class FlatModel:
             return out
         finally:
             for held, name, place in slots:
-                held[name] = own[place]
+                held[name] = parameters[place]
 
     @cached_property
     def _slots(self) -> list[tuple[dict[str, Any], str, int]]:
         """Lists the dictionaries and names by which modules hold parameters, and the places of these."""
         place = {id(p): number for number, p in enumerate(self._parameters)}
         held = [module._parameters for module in self.module.modules()]
-        return [(own, name, place[id(p)]) for own in held for name, p in own.items() if p is not None]
+        return [(named, name, place[id(p)]) for named in held for name, p in named.items() if p is not None]
 
     def precision(self) -> AbstractContextManager[None]:
         """Lets the module multiply as `bfloat16` says, inside the block."""

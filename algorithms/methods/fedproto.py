@@ -5,8 +5,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Output, Received, Requests, Tree, Upload, pure
-from shoal.algorithms.losses.prototype_losses import mean_square
+from shoal.algorithms.base import (
+    Ask,
+    Client,
+    Context,
+    MappedLoss,
+    Output,
+    Received,
+    Requests,
+    RowTerm,
+    Tree,
+    Upload,
+    pure,
+)
+from shoal.algorithms.losses.prototype_losses import mean_square, squares_of_rows
 from shoal.algorithms.losses.prototypes import unpack
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.class_prototypes import (
@@ -22,7 +34,7 @@ from shoal.storage.options.types import NotNegative
 
 
 @dataclass(frozen=True)
-class Aligned(Algorithm):
+class Aligned(MappedLoss):
     """Cross-entropy + lam / H * mean over a client's training rows of |z_v - p_{y_v}|^2 (FedProto).
 
     That is the mean squared error, as in the paper's code; the paper has lam = 1, 0.1 on its hardest data. Rows of a
@@ -39,6 +51,11 @@ class Aligned(Algorithm):
         if not self.lam or received is None:
             return plain
         return plain + mean_square(out.embedding_NH, y, *received, weight=self.lam)
+
+    def row_terms(self, client: Client, received: tuple[Tensor, Tensor] | None) -> Sequence[RowTerm]:
+        if not self.lam or received is None:
+            return ()
+        return (RowTerm(self.lam / received[0].shape[1], squares_of_rows, received),)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload, pure
+from shoal.algorithms.base import (
+    Ask,
+    Client,
+    Context,
+    MappedLoss,
+    Output,
+    Received,
+    Requests,
+    RowTerm,
+    Tree,
+    Upload,
+    pure,
+)
 from shoal.algorithms.losses.finch import class_clusters
-from shoal.algorithms.losses.prototype_losses import contrast, mean_square
+from shoal.algorithms.losses.prototype_losses import contrast, contrast_of_rows, mean_square, squares_of_rows
 from shoal.algorithms.losses.prototypes import bits, class_means, from_bits, row_bytes
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.class_prototypes import training_embeddings, training_means
@@ -27,7 +39,7 @@ class Bank(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FPL(FedAvg):
+class FPL(MappedLoss, FedAvg):
     """FPL (Huang et al., CVPR 2023): FedAvg with the loss cross-entropy + cluster contrast + pull towards the mean.
 
     The server clusters the prototypes p_ic of every class by `losses.finch`; the centres m of all classes are the bank,
@@ -92,6 +104,14 @@ class FPL(FedAvg):
         if self.upcr:
             total = total + mean_square(z_NH, y, received.mean_CH, received.known_C, self.upcr)
         return total
+
+    def row_terms(self, client: Client, received: Bank | None) -> Sequence[RowTerm]:
+        if received is None:
+            return ()
+        bank = received.centre_BH, received.class_B, self.tau
+        means, width = (received.mean_CH, received.known_C), received.mean_CH.shape[1]
+        terms = RowTerm(self.cpcl, contrast_of_rows, bank), RowTerm(self.upcr / width, squares_of_rows, means)
+        return [term for term in terms if term.weight]
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         sent = super().upload(client, received, phase)

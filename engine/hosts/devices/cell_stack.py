@@ -17,15 +17,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Pull, fits_cross_entropy, overrides, pulls_all_the_same
-from shoal.algorithms.client import Client, ClientModel, ClientTable
+from shoal.algorithms.base import (
+    Algorithm,
+    MappedLoss,
+    Pull,
+    RowTerm,
+    fits_cross_entropy,
+    maps_over_clients,
+    overrides,
+    pulls_all_the_same,
+)
+from shoal.algorithms.client import Client, ClientModel, ClientTable, FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.row_method import RowMethod
 from shoal.algorithms.protocol import MODEL, Reduce, Tree
 from shoal.algorithms.rng import generator_on, key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import numbers_of_row, size_groups
-from shoal.algorithms.training.batched.batched_training import Batch, BatchedTrainer
+from shoal.algorithms.training.batched.batched_training import Batch, BatchedTrainer, embeddings
 from shoal.algorithms.training.batched.row_steps import moment_shapes
 from shoal.algorithms.training.local_training import DIVERGED, bounded_loss
 from shoal.engine.hosts.devices.gpu import fetch, send, without_lost
@@ -50,15 +59,16 @@ def needs_no_visits(method: Algorithm) -> bool:
     """
     cls = type(method)
     plain = cls.receive is Algorithm.receive and getattr(cls, "upload", None) is FedAvg.upload
-    plain = plain and pulls_all_the_same(method)
+    plain = plain and pulls_all_the_same(method) and fits_cross_entropy(method)
     weights = getattr(cls, "weight_of", None) is FedAvg.weight_of
-    return (plain or by_rows(method)) and weights and fits_cross_entropy(method) and cls.client_models == "global"
+    return (plain or by_rows(method)) and weights and cls.client_models == "global"
 
 
 def by_rows(method: Algorithm) -> bool:
     """Returns whether a method's hooks take the rows of a stack."""
     hooks = ("receive", "pull", "upload")
-    return isinstance(method, RowMethod) and all(getattr(type(method), h) is getattr(RowMethod, h) for h in hooks)
+    rows = isinstance(method, RowMethod) and all(getattr(type(method), h) is getattr(RowMethod, h) for h in hooks)
+    return rows and maps_over_clients(method)
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,8 @@ class CellStacks:
         """
         self._opened, self._cache, self._keeps_states = opened, cache, keeps_states
         self._rows: RowMethod | None = opened.algorithm if by_rows(opened.algorithm) else None
+        # Terms of its loss read what a client kept, if it is not the first visit.
+        self._mapped = self._rows is not None and isinstance(self._rows, MappedLoss)
         plain = needs_no_visits(opened.algorithm) and not opened.guarded and not opened.stages
         self._possible = plain and all(set(kind.models) == {MODEL} for kind in opened.kinds)
         # Cells of this round and of the one before, by their clients, which need no second look.
@@ -238,6 +250,8 @@ class CellStacks:
         states, trained = [cell.states.get(i, NOTHING) for i in prepared.ids], prepared.trained
         names = () if self._rows is None else self._rows.kept_rows(trainer.options)
         before = states[:trained]
+        has = [[name in state for state in before] for name in names] if self._mapped else []
+        have = list(map(all, zip(*has)))
         if (keeps or names) and on_device:
             states[:trained] = self._copy(cell, trainer, prepared.ids[:trained], before, names)
             before = [old if type(old) is KeptState else new for old, new in zip(before, states)]
@@ -251,8 +265,10 @@ class CellStacks:
                 batch = kept.batch(batch)
             streams = partial(self._stream, cell.round, prepared.ids[start:stop])
             rows_BP = w_BP[start:stop]
+            mine = {name: t_BP[start:stop] for name, t_BP in had.items()}
+            terms = self._terms(trainer.model, batch, mine, down, have[start:stop])
             loss_B, of_batch = trainer.fit_batch(
-                batch, rows_BP, states[start:stop], streams, _rows_of(pull, start, stop), copies=not on_device
+                batch, rows_BP, states[start:stop], streams, _rows_of(pull, start, stop), terms, copies=not on_device
             )
             losses.append(loss_B)
             moments += of_batch
@@ -276,6 +292,19 @@ class CellStacks:
             # Batches are whole, so that a step is an epoch.
             return self._rows.pull_rows(had, down, options, options.epochs)
         return self._opened.algorithm.pull(None, {"w": down["w"]}, options)
+
+    def _terms(self, model: FlatModel, batch: Batch, had: Tree, down: Tree, have: Sequence[bool]) -> Sequence[RowTerm]:
+        """Returns the terms of a batch's loss beside cross-entropy, given who has what a method keeps."""
+        if self._rows is None or not any(have):
+            return ()
+
+        def embed(*several_w: Tensor) -> list[Tensor]:
+            return embeddings(model, [w.to(model.w.dtype) for w in several_w], batch.inputs)
+
+        terms, has_B = self._rows.terms_of_rows(had, down, embed), None
+        if not all(have):
+            has_B = torch.tensor(have, device="cpu").to(self._opened.device, non_blocking=True)
+        return [term._replace(has_B=has_B) for term in terms]
 
     def _keep(self, states: list[Tree], new: Tree) -> None:
         """Writes what the clients that trained keep, `[B, P]` by name, into their states."""
@@ -411,8 +440,10 @@ class Stack:
 
     def _weights(self, entry: str) -> Sequence[float]:
         """Returns the weights of an entry."""
-        weights = self.prepared.weights
-        return weights if self.rows is None else [self.rows.entry_weight(entry, n) for n in weights]
+        weights, rows = self.prepared.weights, self.rows
+        if rows is None or type(rows).entry_weight is RowMethod.entry_weight:
+            return weights
+        return [rows.entry_weight(entry, n) for n in weights]
 
     def _weigh(self, entry: str, t_BP: Tensor) -> Tensor:
         """Multiplies rows by their weights, in place."""

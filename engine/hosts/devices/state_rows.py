@@ -92,13 +92,13 @@ class StateRows:
             states = [here.get(i, state) for i, state in enumerate(states)]
         for name in self._shapes:
             anew = name in replaced
-            given = [
+            copied = [
                 (copy[name], state[name])
                 for copy, state in zip(copies, states)
                 if name in state and not (anew and type(state) is KeptState)
             ]
-            if given:
-                rows, sources = zip(*given)
+            if copied:
+                rows, sources = zip(*copied)
                 torch._foreach_copy_(rows, sources)
             if begun := [copy[name] for copy, state in zip(copies, states) if name not in state]:
                 torch._foreach_zero_(begun)
