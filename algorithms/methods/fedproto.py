@@ -11,11 +11,9 @@ from shoal.algorithms.base import (
     Context,
     MappedLoss,
     Output,
-    Received,
     Requests,
     RowTerm,
     Tree,
-    Upload,
     pure,
 )
 from shoal.algorithms.losses.prototype_losses import mean_square, squares_of_rows
@@ -23,11 +21,10 @@ from shoal.algorithms.losses.prototypes import unpack
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.class_prototypes import (
     ClassRows,
+    SendsMeans,
     known_rows,
-    rows_upload,
     take_rows,
     training_embeddings,
-    training_means,
 )
 from shoal.algorithms.protocol import Reduce
 from shoal.storage.options.types import NotNegative
@@ -59,7 +56,7 @@ class Aligned(MappedLoss):
 
 
 @dataclass(frozen=True)
-class AveragedRows(FedAvg):
+class AveragedRows(SendsMeans, FedAvg):
     """FedAvg, and also prototypes p_c = sum_i n_ic p_ic / sum_i n_ic over the cohort, as FedProto has them.
 
     Down: w, the known p_c, and a bit for every class; in the first round w alone. Up: w_i, n_i, the p_ic of the C_i
@@ -77,15 +74,9 @@ class AveragedRows(FedAvg):
         """Lists the entries of a round's downloads besides w and the prototypes."""
         return {}
 
-    def receive(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:
-        """Loads w; gives the known prototypes, `[C, H]`, and which those are, `[C]`; None while there are none."""
-        super().receive(client, down)
-        return unpack(down, client.info.classes)
-
-    def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        model = super().upload(client, received, phase)
-        rows = rows_upload(*training_means(client, training_embeddings(client)))
-        return Upload({**model.entries, **rows.entries}, {**model.weight, **rows.weight}, rows.upload_bytes)
+    def read(self, down: Tree, classes: int) -> tuple[Tensor, Tensor] | None:
+        """Returns the known prototypes, `[C, H]`, and which those are, `[C]`; None while there are none."""
+        return unpack(down, classes)
 
 
 @dataclass(frozen=True)

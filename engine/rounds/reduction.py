@@ -199,7 +199,7 @@ def _add_up_pairs(rows: Tensor) -> Tensor:
     if rows.device.type != "cpu":
         # Operators with three operands widen them as they read: nothing is written twice.
         return torch.addcmul(rows[1::2], rows[::2], rows.new_ones((1, 1), dtype=torch.float64))
-    total = rows[::2].double()
+    total = rows[::2].to(torch.float64, copy=True)
     return total.add_(rows[1::2])
 
 
@@ -341,14 +341,18 @@ def combine(
         else:
             require_one_shape(entry, [(o.ids[0], o.tensors[entry].shape[1:]) for o in outcomes])
             require_one_type(entry, [(o.ids[0], o.tensors[entry].dtype) for o in outcomes])
-            rows: dict[int, Tensor] = {}
-            for outcome in outcomes:
-                # Each tensor is let go once it is copied: both together would be two copies of all models.
-                rows.update(zip(outcome.ids, (t.clone() for t in outcome.tensors.pop(entry))))
+            # Each tensor is let go once it is copied: both together would be two copies of all models.
             if how is Reduce.MIX:
+                rows: dict[int, Tensor] = {}
+                for outcome in outcomes:
+                    rows.update(zip(outcome.ids, (t.clone() for t in outcome.tensors.pop(entry))))
                 held[entry] = UploadsHere([rows[i] for i in sorted(rows)])
             else:
-                entries[entry] = torch.stack([rows.pop(i) for i in sorted(rows)])
+                first = outcomes[0].tensors[entry]
+                entries[entry] = first.new_empty(len(ids), *first.shape[1:])
+                place = dict(zip(sorted(ids), range(len(ids))))
+                for outcome in outcomes:
+                    entries[entry][[place[i] for i in outcome.ids]] = outcome.tensors.pop(entry)
     return Replies(sorted(ids), entries, weights, lists), held
 
 

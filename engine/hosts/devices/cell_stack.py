@@ -29,6 +29,7 @@ from shoal.algorithms.base import (
 )
 from shoal.algorithms.client import Client, ClientModel, ClientTable, FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.shared.class_prototypes import SendsMeans
 from shoal.algorithms.methods.shared.row_method import RowMethod
 from shoal.algorithms.protocol import MODEL, Reduce, Tree
 from shoal.algorithms.rng import generator_on, key
@@ -37,6 +38,7 @@ from shoal.algorithms.training.batched.batched_inputs import numbers_of_row, siz
 from shoal.algorithms.training.batched.batched_training import Batch, BatchedTrainer, embeddings
 from shoal.algorithms.training.batched.row_steps import moment_shapes
 from shoal.algorithms.training.local_training import DIVERGED, bounded_loss
+from shoal.engine.hosts.devices.class_means import MEANS, ClassMeans, means_by_class, reductions, sends_means
 from shoal.engine.hosts.devices.gpu import fetch, send, without_lost
 from shoal.engine.hosts.devices.state_rows import KeptState, StateRows
 from shoal.engine.hosts.devices.training_rows import Places, TrainingRows
@@ -53,7 +55,9 @@ NOTHING: Tree = {}
 
 
 def needs_no_visits(method: Algorithm) -> bool:
-    """Returns whether clients of a method receive, train and send as FedAvg's do, or by rows: by its functions.
+    """Returns whether clients of a method receive, train and send as FedAvg's do, by rows, or with means of classes.
+
+    It is known by its functions.
 
     Every client of the former may be pulled, all in the same way.
     """
@@ -61,7 +65,8 @@ def needs_no_visits(method: Algorithm) -> bool:
     plain = cls.receive is Algorithm.receive and getattr(cls, "upload", None) is FedAvg.upload
     plain = plain and pulls_all_the_same(method) and fits_cross_entropy(method)
     weights = getattr(cls, "weight_of", None) is FedAvg.weight_of
-    return (plain or by_rows(method)) and weights and cls.client_models == "global"
+    means = sends_means(method) and maps_over_clients(method) and not overrides(method, "pull")
+    return (plain or by_rows(method) or means) and weights and cls.client_models == "global"
 
 
 def by_rows(method: Algorithm) -> bool:
@@ -102,6 +107,8 @@ class CellStacks:
         """
         self._opened, self._cache, self._keeps_states = opened, cache, keeps_states
         self._rows: RowMethod | None = opened.algorithm if by_rows(opened.algorithm) else None
+        algorithm = opened.algorithm
+        self._means = algorithm if isinstance(algorithm, SendsMeans) and sends_means(algorithm) else None
         # Terms of its loss read what a client kept, if it is not the first visit.
         self._mapped = self._rows is not None and isinstance(self._rows, MappedLoss)
         plain = needs_no_visits(opened.algorithm) and not opened.guarded and not opened.stages
@@ -119,8 +126,12 @@ class CellStacks:
             return False
         if cell.score and overrides(self._opened.algorithm, "predict"):
             return False
+        if cell.private or cell.inboxes:
+            return False
+        if self._means is not None:
+            return cell.up == {"w": Reduce.MEAN, **reductions(self._means.stacks_means)}
         means = "w" in cell.up and set(cell.up.values()) == {Reduce.MEAN}
-        return means and not cell.private and not cell.inboxes and (len(cell.up) == 1 or self._rows is not None)
+        return means and (len(cell.up) == 1 or self._rows is not None)
 
     def reads_in_place(self, cell: Cell) -> bool:
         """Returns whether a cell's states are read where they lie; else copies are sent."""
@@ -258,7 +269,9 @@ class CellStacks:
         zeros_P = torch.zeros_like(w_BP[0]) if names else w_P
         had = {name: _stack([state.get(name, zeros_P) for state in before], zeros_P) for name in names}
         pull = self._pull(had, down, trainer.options)
-        losses, moments = [], list[Tree]()
+        losses, moments, means_of = [], list[Tree](), list[tuple[Tensor, Tensor]]()
+        classes = self._opened.infos[cell.ids[0]].classes
+        received = None if self._means is None else self._means.read(down, classes)
         for start, stop, batch in prepared.batches:
             if isinstance(batch, Places):
                 assert kept is not None
@@ -266,12 +279,18 @@ class CellStacks:
             streams = partial(self._stream, cell.round, prepared.ids[start:stop])
             rows_BP = w_BP[start:stop]
             mine = {name: t_BP[start:stop] for name, t_BP in had.items()}
-            terms = self._terms(trainer.model, batch, mine, down, have[start:stop])
+            if self._means is None:
+                terms = self._terms(trainer.model, batch, mine, down, have[start:stop])
+            else:
+                terms = self._opened.algorithm.row_terms(None, received)
             loss_B, of_batch = trainer.fit_batch(
                 batch, rows_BP, states[start:stop], streams, _rows_of(pull, start, stop), terms, copies=not on_device
             )
             losses.append(loss_B)
             moments += of_batch
+            if self._means is not None:
+                (z_BNH,) = embeddings(trainer.model, [rows_BP], batch.inputs)
+                means_of.append(means_by_class(z_BNH, batch.label_BN, classes))
         if keeps and not on_device:
             states[: len(moments)] = [state | of_client for state, of_client in zip(states, moments)]
         sent = {"w": w_BP}
@@ -283,8 +302,12 @@ class CellStacks:
             self._keep(states, new)
             sent = {entry: w_BP if t is w_TP else _with_zeros(t, len(w_BP)) for entry, t in rows.items()}
         # NaN is the largest of all.
-        largest = [torch.linalg.vector_norm(t, math.inf, dim=1) for t in sent.values()]
-        return Stack(cell, prepared, w_BP, torch.cat([*losses, *largest]), states, sent, self._rows)
+        checked, means = list(sent.values()), None
+        if self._means is not None:
+            means = ClassMeans.of(means_of, len(prepared.ids), self._means.stacks_means)
+            checked.append(means.mean_BCH.flatten(1))
+        largest = [torch.linalg.vector_norm(t, math.inf, dim=1) for t in checked]
+        return Stack(cell, prepared, w_BP, torch.cat([*losses, *largest]), states, sent, self._rows, means)
 
     def _pull(self, had: Tree, down: Tree, options: TrainOptions) -> Pull | None:
         """Returns the pull of the clients that train, `[B, P]`, or one of all: that reads nothing of a client."""
@@ -379,6 +402,7 @@ class Stack:
     states: list[Tree]
     sent: Tree
     rows: RowMethod | None = None
+    means: ClassMeans | None = None
     counts: dict[int, np.ndarray | Tensor] = field(default_factory=dict)
     predicted: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
@@ -411,6 +435,8 @@ class Stack:
         """
         prepared, cell = self.prepared, self.cell
         weighted = {entry: self._weigh(entry, t_BP) for entry, t_BP in self.sent.items()}
+        if self.means is not None:
+            weighted |= self.means.weighted()
         place = dict(zip(cell.ids, cell.places))
         places = [place[i] for i in prepared.ids]
         sums = {
@@ -419,7 +445,7 @@ class Stack:
             for span, total in add_up(t_BP, places, cell.places).items()
         }
         numbers = self._fetch(sums)
-        loss_B, largest_EB = numbers[: prepared.trained], numbers[prepared.trained :].reshape(len(self.sent), -1)
+        loss_B, largest_EB = numbers[: prepared.trained], numbers[prepared.trained :].reshape(-1, len(prepared.ids))
         sound_B = np.isfinite(largest_EB).all(0)
         sound_B[: prepared.trained] &= np.isfinite(loss_B) & (loss_B <= DIVERGED * max(cell.first_loss, 1.0))
         sound_B[prepared.trained :] = True
@@ -463,7 +489,10 @@ class Stack:
             passing = [row for row, state in enumerate(self.states) if state and type(state) is not KeptState]
             kept = [t for row in passing for t in self.states[row].values()]
             later = {client: counts for client, counts in self.counts.items() if isinstance(counts, Tensor)}
-            self.numbers, *fetched = fetch([self.numbers, *sums.values(), *later.values(), *kept])
+            means = [] if self.means is None else self.means.to_fetch()
+            self.numbers, *fetched = fetch([self.numbers, *sums.values(), *later.values(), *kept, *means])
+            if self.means is not None:
+                self.means.take(fetched[-len(means) :])
             here = iter(fetched)
             sums.update({part: next(here) for part in sums})
             for client in later:
@@ -479,7 +508,7 @@ class Stack:
         """Makes the error of a client of a loss and the largest numbers of entries, of which one is not sound."""
         try:
             bounded_loss(loss)
-            for entry, largest in zip(self.sent, largest_E.tolist()):
+            for entry, largest in zip([*self.sent, MEANS], largest_E.tolist()):
                 require_numbers(entry, math.isfinite(largest))
             bounded_loss(loss, self.cell.first_loss)
         except ShoalError as error:
@@ -493,14 +522,22 @@ class Stack:
         outcome = Outcome([prepared.ids[row] for row in rows], losses=[losses[row] for row in rows])
         outcome.states = dict(zip(outcome.ids, [self.states[row] for row in rows]))
         outcome.bytes_up = [size] * len(rows)
+        if self.means is not None:
+            sizes = self.means.sizes()
+            outcome.bytes_up = [size + sizes[row] for row in rows]
+            self.means.put(outcome, rows)
         outcome.scores = {i: np.asarray(self.counts[i]) for i in outcome.ids if i in self.counts}
         outcome.predicted = {i: self.predicted[i] for i in outcome.ids if i in self.predicted}
         place = dict(zip(cell.ids, cell.places))
-        for entry in self.sent:
-            weights = dict(zip(prepared.ids, self._weights(entry)))
-            for span in [span for name, span in sums if name == entry]:
-                within = [i for i in outcome.ids if place[i] in span]
-                part = outcome.sums.setdefault(span, PartialSum(within[0], {}, {}))
-                part.total[entry] = sums[entry, span]
-                part.weight[entry] = sum([weights[i] for i in within])
+        row_of = dict(zip(outcome.ids, rows))
+        weights = {entry: dict(zip(prepared.ids, self._weights(entry))) for entry in self.sent}
+        for (entry, span), total in sums.items():
+            within = [i for i in outcome.ids if place[i] in span]
+            part = outcome.sums.setdefault(span, PartialSum(within[0], {}, {}))
+            if self.means is not None and entry == MEANS:
+                part.total[entry] = total.view(self.means.mean_BCH.shape[1:])
+                part.weight[entry] = self.means.weight_of([row_of[i] for i in within])
+            else:
+                of_clients = weights[entry]
+                part.total[entry], part.weight[entry] = total, sum([of_clients[i] for i in within])
         return outcome
