@@ -24,7 +24,6 @@ from shoal.algorithms.methods.shared.class_prototypes import (
     SendsMeans,
     known_rows,
     take_rows,
-    training_embeddings,
 )
 from shoal.algorithms.protocol import Reduce
 from shoal.storage.options.types import NotNegative
@@ -80,7 +79,7 @@ class AveragedRows(SendsMeans, FedAvg):
 
 
 @dataclass(frozen=True)
-class FedProto(Aligned, ClassRows):
+class FedProto(SendsMeans, Aligned, ClassRows):
     """FedProto (Tan et al., AAAI 2022): prototypes p_c = sum_i n_ic p_ic / sum_i n_ic over the cohort.
 
     A client keeps its own model, of any architecture whose embedding has the common width H; for its loss see
@@ -90,8 +89,10 @@ class FedProto(Aligned, ClassRows):
     prototypes, is left out. lam = 0 trains as Local.
     """
 
-    def rows_of(self, client: Client) -> Tensor:
-        return training_embeddings(client)
+    sends_model = False
+
+    def read(self, down: Tree, classes: int) -> tuple[Tensor, Tensor] | None:
+        return unpack(down, classes)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class FPL(SendsMeans, FedAvg):
     """
 
     reads_embedding = True
-    stacks_means = True
+    stacks_means = "present"
 
     cpcl: NotNegative = 1.0
     upcr: NotNegative = 1.0

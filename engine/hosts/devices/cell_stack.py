@@ -31,7 +31,7 @@ from shoal.algorithms.client import Client, ClientModel, ClientTable, FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.class_prototypes import SendsMeans
 from shoal.algorithms.methods.shared.row_method import RowMethod
-from shoal.algorithms.protocol import MODEL, Reduce, Tree
+from shoal.algorithms.protocol import MODEL, Reduce, Tree, parameters_key
 from shoal.algorithms.rng import generator_on, key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import numbers_of_row, size_groups
@@ -66,6 +66,8 @@ def needs_no_visits(method: Algorithm) -> bool:
     plain = plain and pulls_all_the_same(method) and fits_cross_entropy(method)
     weights = getattr(cls, "weight_of", None) is FedAvg.weight_of
     means = sends_means(method) and maps_over_clients(method) and not overrides(method, "pull")
+    if means and isinstance(method, SendsMeans) and not method.sends_model:
+        return cls.client_models != "global"
     return (plain or by_rows(method) or means) and weights and cls.client_models == "global"
 
 
@@ -109,10 +111,17 @@ class CellStacks:
         self._rows: RowMethod | None = opened.algorithm if by_rows(opened.algorithm) else None
         algorithm = opened.algorithm
         self._means = algorithm if isinstance(algorithm, SendsMeans) and sends_means(algorithm) else None
+        # The name of a client's own model in its state.
+        self._own_model: str | None = None
+        if self._means is not None and not self._means.sends_model:
+            self._own_model = parameters_key(MODEL)
+        self._idle = frozenset(np.flatnonzero(ClientTable.of(opened.infos).train == 0).tolist())
         # Terms of its loss read what a client kept, if it is not the first visit.
         self._mapped = self._rows is not None and isinstance(self._rows, MappedLoss)
         plain = needs_no_visits(opened.algorithm) and not opened.guarded and not opened.stages
-        self._possible = plain and all(set(kind.models) == {MODEL} for kind in opened.kinds)
+        # Models that each client draws for itself are drawn in visits.
+        drawn = self._own_model is not None and any(MODEL not in kind.initials for kind in opened.kinds)
+        self._possible = plain and not drawn and all(set(kind.models) == {MODEL} for kind in opened.kinds)
         # Cells of this round and of the one before, by their clients, which need no second look.
         self._round, self._cells, self._before = 0, dict[tuple[int, ...], Prepared](), dict[tuple[int, ...], Prepared]()
         # By model: training rows of every client, and the numbers of one.
@@ -129,7 +138,11 @@ class CellStacks:
         if cell.private or cell.inboxes:
             return False
         if self._means is not None:
-            return cell.up == {"w": Reduce.MEAN, **reductions(self._means.stacks_means)}
+            # Who has no training row has no means, and keeps its model as it is.
+            idle, sends = self._idle.intersection(cell.ids), self._means.sends_model
+            model = {"w": Reduce.MEAN} if sends else {}
+            have_means = not idle or (sends and len(idle) < len(cell.ids))
+            return have_means and cell.up == model | reductions(self._means.stacks_means)
         means = "w" in cell.up and set(cell.up.values()) == {Reduce.MEAN}
         return means and (len(cell.up) == 1 or self._rows is not None)
 
@@ -177,7 +190,7 @@ class CellStacks:
         for number in [number for number in cell.ids if number not in kept.weights]:
             client = self._client(number)
             hops = [client.data.rows(k, client.data.train) for k in client.model.pattern.inputs]
-            kept.add(number, hops, client.data.train_label, self._opened.algorithm.weight_of(client))
+            kept.add(number, hops, client.data.train_label, self._weight_of(client))
         self._opened.begins(cell.ids[-1])
 
     def _client(self, number: int) -> Client:
@@ -207,7 +220,7 @@ class CellStacks:
     def _gather(self, cell: Cell) -> Prepared:
         """Gathers what clients train on, one after another."""
         clients = {i: self._client(i) for i in cell.ids}
-        weights = {i: self._opened.algorithm.weight_of(client) for i, client in clients.items()}
+        weights = {i: self._weight_of(client) for i, client in clients.items()}
         gathered = {i: client.model.gathered("train") for i, client in clients.items() if client.info.train}
         numbers = {i: numbers_of_row(inputs, clients[i].model.coupled) for i, inputs in gathered.items()}
         counts = [numbers[i][0] if i in numbers else 0 for i in cell.ids]
@@ -252,22 +265,31 @@ class CellStacks:
 
     def train(self, cell: Cell, down: Tree) -> "Stack":
         """Trains the clients of a cell from a download; nothing that they are given is written to."""
-        trainer, kept, w_P = self._trainer(cell), self._kept_rows(cell), down["w"]
+        trainer, kept = self._trainer(cell), self._kept_rows(cell)
         assert trainer is not None
         prepared = self._prepare(cell, kept)
-        # Parameters may travel in half the bytes.
-        w_BP = w_P.to(trainer.model.w.dtype).expand(len(prepared.ids), -1).clone()
         keeps, on_device = trainer.options.opt_state == "keep", self._opened.device.type != "cpu"
         states, trained = [cell.states.get(i, NOTHING) for i in prepared.ids], prepared.trained
-        names = () if self._rows is None else self._rows.kept_rows(trainer.options)
+        names = self._kept_names(trainer.options)
         before = states[:trained]
         has = [[name in state for state in before] for name in names] if self._mapped else []
         have = list(map(all, zip(*has)))
         if (keeps or names) and on_device:
             states[:trained] = self._copy(cell, trainer, prepared.ids[:trained], before, names)
-            before = [old if type(old) is KeptState else new for old, new in zip(before, states)]
-        zeros_P = torch.zeros_like(w_BP[0]) if names else w_P
-        had = {name: _stack([state.get(name, zeros_P) for state in before], zeros_P) for name in names}
+            # What lies there is read there; a client that comes for the first time has nothing.
+            before = [
+                old if type(old) is KeptState or not names or names[0] not in old else new
+                for old, new in zip(before, states)
+            ]
+        w_P = first_P = trainer.model.w.detach()
+        if names:
+            first_P = torch.zeros_like(w_P) if self._own_model is None else self._initial(cell)
+        had = {name: _stack([state.get(name, first_P) for state in before], first_P) for name in names}
+        if self._own_model is not None:
+            w_BP = had[self._own_model]
+        else:
+            # Parameters may travel in half the bytes.
+            w_BP = down["w"].to(w_P.dtype).expand(len(prepared.ids), -1).clone()
         pull = self._pull(had, down, trainer.options)
         losses, moments, means_of = [], list[Tree](), list[tuple[Tensor, Tensor]]()
         classes = self._opened.infos[cell.ids[0]].classes
@@ -294,7 +316,10 @@ class CellStacks:
         if keeps and not on_device:
             states[: len(moments)] = [state | of_client for state, of_client in zip(states, moments)]
         sent = {"w": w_BP}
-        if self._rows is not None:
+        if self._own_model is not None:
+            self._keep(states, {self._own_model: w_BP})
+            sent = {}
+        elif self._rows is not None:
             sums = None if pull is None else pull.total
             w_TP = w_BP[:trained]
             rows, new = self._rows.send_rows(had, down, w_TP, sums, trainer.options, trainer.options.epochs)
@@ -309,11 +334,27 @@ class CellStacks:
         largest = [torch.linalg.vector_norm(t, math.inf, dim=1) for t in checked]
         return Stack(cell, prepared, w_BP, torch.cat([*losses, *largest]), states, sent, self._rows, means)
 
+    def _kept_names(self, options: TrainOptions) -> tuple[str, ...]:
+        """Names the vectors `[P]` that clients keep beside moments."""
+        if self._own_model is not None:
+            return (self._own_model,)
+        return () if self._rows is None else self._rows.kept_rows(options)
+
+    def _initial(self, cell: Cell) -> Tensor:
+        """Returns the parameters that clients of a cell begin with."""
+        return self._opened.kinds[self._opened.infos[cell.ids[0]].model].initials[MODEL]
+
+    def _weight_of(self, client: Client) -> float:
+        """Returns the weight of a client's model; one that keeps its own has none."""
+        return 1.0 if self._own_model is not None else self._opened.algorithm.weight_of(client)
+
     def _pull(self, had: Tree, down: Tree, options: TrainOptions) -> Pull | None:
         """Returns the pull of the clients that train, `[B, P]`, or one of all: that reads nothing of a client."""
         if self._rows is not None:
             # Batches are whole, so that a step is an epoch.
             return self._rows.pull_rows(had, down, options, options.epochs)
+        if self._own_model is not None:
+            return None
         return self._opened.algorithm.pull(None, {"w": down["w"]}, options)
 
     def _terms(self, model: FlatModel, batch: Batch, had: Tree, down: Tree, have: Sequence[bool]) -> Sequence[RowTerm]:
@@ -352,8 +393,7 @@ class CellStacks:
         rows = self._states.get(number)
         if rows is None:
             shapes = moment_shapes(trainer.options, parameters) if trainer.options.opt_state == "keep" else {}
-            if self._rows is not None:
-                shapes |= dict.fromkeys(self._rows.kept_rows(trainer.options), (parameters,))
+            shapes |= dict.fromkeys(replaced, (parameters,))
             rows = StateRows(shapes, self._opened.device)
             self._states[number] = rows
         room = int(2 * STATES_SHARE * self._cache.limit) if self._keeps_states else 0

@@ -20,14 +20,17 @@ MEANS, PRESENT = "proto", "present"
 
 
 def sends_means(method: object) -> bool:
-    """Returns whether clients of a method receive and send as `SendsMeans` has it, beside FedAvg's model."""
+    """Returns whether clients of a method receive and send as `SendsMeans` has it, beside FedAvg's model or none."""
     cls: Any = type(method)
-    if not isinstance(method, SendsMeans) or not isinstance(method, FedAvg):
+    if not isinstance(method, SendsMeans):
         return False
+    alone = cls.receive is SendsMeans.receive and cls.upload is SendsMeans.upload
+    if not method.sends_model or not isinstance(method, FedAvg):
+        return alone and not method.sends_model
     # The hooks of `SendsMeans` call those of FedAvg.
     behind = cls.__mro__[cls.__mro__.index(SendsMeans) + 1 :]
-    own = any({"receive", "upload"} & vars(other).keys() for other in behind[: behind.index(FedAvg)])
-    return cls.receive is SendsMeans.receive and cls.upload is SendsMeans.upload and not own
+    between = any({"receive", "upload"} & vars(other).keys() for other in behind[: behind.index(FedAvg)])
+    return alone and not between
 
 
 def means_by_class(z_BNH: Tensor, label_BN: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -50,15 +53,15 @@ class ClassMeans:
     """Means `[B, C, H]` and counts `[B, C]` of a stack, float32.
 
     Attributes:
-        stacks: The server gets those of every client, not their mean.
+        stacks: The server gets those of every client, and this beside, see `SendsMeans`; empty: their mean.
     """
 
     mean_BCH: Tensor
     count_BC: Tensor
-    stacks: bool
+    stacks: str
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[Tensor, Tensor]], clients: int, stacks: bool) -> "ClassMeans":
+    def of(cls, parts: Sequence[tuple[Tensor, Tensor]], clients: int, stacks: str) -> "ClassMeans":
         """Joins those of batches; clients without a training row lie behind."""
         means, counts = (torch.cat(of_batches) for of_batches in zip(*parts))
         if missing := clients - len(means):
@@ -83,7 +86,7 @@ class ClassMeans:
         """Counts the bytes of every client's means in an upload, counts or bits of classes included."""
         classes, width = self.mean_BCH.shape[1:]
         present_B = (self.count_BC > 0).sum(1)
-        return (4 * width * present_B + (-(-classes // 8) if self.stacks else 4 * classes)).tolist()
+        return (4 * width * present_B + (-(-classes // 8) if self.stacks == PRESENT else 4 * classes)).tolist()
 
     def weight_of(self, rows: Sequence[int]) -> Tensor:
         """Adds up the weights of some clients, float64 `[C, 1]`."""
@@ -94,9 +97,11 @@ class ClassMeans:
         if self.stacks and rows:
             chosen = list(rows)
             outcome.tensors[MEANS] = self.mean_BCH[chosen]
-            outcome.tensors[PRESENT] = torch.from_numpy(np.packbits((self.count_BC[chosen] > 0).numpy(), axis=1))
+            count_BC = self.count_BC[chosen]
+            bits = torch.from_numpy(np.packbits((count_BC > 0).numpy(), axis=1))
+            outcome.tensors[self.stacks] = bits if self.stacks == PRESENT else count_BC.int()
 
 
-def reductions(stacks: bool) -> dict[str, Reduce]:
+def reductions(stacks: str) -> dict[str, Reduce]:
     """Returns how the entries of means are reduced."""
-    return {MEANS: Reduce.STACK, PRESENT: Reduce.STACK} if stacks else {MEANS: Reduce.MEAN}
+    return {MEANS: Reduce.STACK, stacks: Reduce.STACK} if stacks else {MEANS: Reduce.MEAN}

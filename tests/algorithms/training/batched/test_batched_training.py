@@ -268,6 +268,7 @@ OF_ROWS: list[dict[str, Any]] = [
     {"algorithm": {"name": "fpl", "tau": 0.2, "upcr": 0.0}},
     {"algorithm.name": "fedproto"},
     {"algorithm.name": "fedproto_averaged"},
+    {"algorithm": {"name": "fedtgp", "server_steps": 5}},
 ]
 
 
