@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ Loss = Callable[[Output, Tensor, Tensor, Received], Tensor]
 Marked = TypeVar("Marked", bound=Callable[..., Tensor])
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 Term = Callable[[], Tensor]
+# Numbers of rows, of their embeddings `[M, H]`, labels `[M]` (negative: padding) and what else they read, with a
+# gradient, and which rows have part, bool.
+OfRows = Callable[..., tuple[Tensor, Tensor]]
 ClientModels = Literal["global", "personal", "heterogeneous"]
 Forms = Mapping[str, Mapping[str, Any]]
 
@@ -222,6 +225,49 @@ class Algorithm:
         return client.model.logits() if part == "all" else client.model.logits_of(part)
 
 
+class RowTerm(NamedTuple):
+    """A weight times the mean of a function over the rows of a client that have part in it, 0 without any.
+
+    Attributes:
+        of_rows: The function, of embeddings, labels, `by_row` if there is such, and `shared`.
+        shared: What all clients have alike.
+        by_row: Numbers of every row, `[N, K]`, of several clients `[B, N, K]`.
+        has_B: Clients that have the term, bool; None: all.
+    """
+
+    weight: float
+    of_rows: OfRows
+    shared: tuple[Tensor | float, ...] = ()
+    by_row: Tensor | None = None
+    has_B: Tensor | None = None
+
+    def means(self, z_BNH: Tensor, y_BN: Tensor) -> Tensor:
+        """Computes the terms of all clients, `[B]`."""
+        further = () if self.by_row is None else (self.by_row.flatten(0, 1),)
+        value_M, part_M = self.of_rows(z_BNH.flatten(0, 1), y_BN.flatten(), *further, *self.shared)
+        part_BN = part_M.view_as(y_BN)
+        if self.has_B is not None:
+            part_BN = part_BN & self.has_B[:, None]
+        value_BN = value_M.view_as(y_BN).where(part_BN, 0)
+        return self.weight * (value_BN.sum(1) / part_BN.sum(1).clamp_min(1))
+
+
+class MappedLoss(Algorithm):
+    """A method whose clients train by `trainer.fit` on cross-entropy and terms of training rows."""
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether `row_terms` gives all that there is beside cross-entropy, with the options that it has."""
+        return True
+
+    def row_terms(self, client: Client, received: Received) -> Sequence[RowTerm]:
+        """Returns the terms of a client before it trains, in the same order for all that have them; or none.
+
+        They differ between clients in nothing but `by_row`.
+        """
+        raise NotImplementedError
+
+
 def overrides(method: Algorithm | type[Algorithm], hook: str) -> bool:
     """Whether a method replaces a hook of `Algorithm`."""
     cls = method if isinstance(method, type) else type(method)
@@ -231,6 +277,20 @@ def overrides(method: Algorithm | type[Algorithm], hook: str) -> bool:
 def fits_cross_entropy(method: Algorithm | type[Algorithm]) -> bool:
     """Whether clients train by `trainer.fit` on cross-entropy, and perhaps a pull, as batches and formulas do."""
     return not (overrides(method, "train") or overrides(method, "loss"))
+
+
+def maps_over_clients(method: Algorithm) -> bool:
+    """Whether clients of a method train alike in batches: on cross-entropy, and perhaps on `row_terms`.
+
+    A class that replaces `train` or `loss` of another one says anew what its terms are.
+    """
+    if fits_cross_entropy(method):
+        return True
+    if not isinstance(method, MappedLoss) or not method.is_mapped:
+        return False
+    first = {hook: next(cls for cls in type(method).__mro__ if hook in vars(cls)) for hook in ("train", "loss")}
+    declares = next(cls for cls in type(method).__mro__ if "row_terms" in vars(cls))
+    return all(cls is Algorithm or issubclass(declares, cls) for cls in first.values())
 
 
 def takes_targets(method: Algorithm | type[Algorithm]) -> bool:

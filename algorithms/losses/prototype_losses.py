@@ -152,14 +152,20 @@ def contrast(
     """
     if len(class_Q) == len(query_QH) and len(class_B) == len(bank_BH) and is_compiled(query_QH, bank_BH):
         return row_loss(contrasts, query_QH, class_Q, bank_BH, class_B, float(temperature), float(margin))
-    cosine_QB = direction(query_QH) @ direction(bank_BH).T
+    value_Q, usable_Q = contrast_of_rows(query_QH, class_Q, bank_BH, class_B, temperature, margin)
+    return value_Q.sum() / usable_Q.sum().clamp_min(1)
+
+
+def contrast_of_rows(
+    query_QH: Tensor, class_Q: Tensor, bank_BH: Tensor, class_B: Tensor, temperature: float, margin: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Computes what `contrast` averages, `[Q]`, and which queries have part in it; zero at others."""
     same_QB = class_Q[:, None] == class_B
     usable_Q = same_QB.any(1) & ~same_QB.all(1)
-    if not bool(usable_Q.any()):
-        return cosine_QB.sum() * 0
-    score_QB = ((cosine_QB - margin * same_QB) / temperature)[usable_Q]
-    positive_Q = score_QB.masked_fill(~same_QB[usable_Q], -torch.inf).logsumexp(1)
-    return (score_QB.logsumexp(1) - positive_Q).mean()
+    # All entries are those of a query without part, whose number then is zero, and so is its gradient.
+    same_QB = same_QB | ~usable_Q[:, None]
+    score_QB = (direction(query_QH) @ direction(bank_BH).T - margin * same_QB) / temperature
+    return score_QB.logsumexp(1) - score_QB.masked_fill(~same_QB, -torch.inf).logsumexp(1), usable_Q
 
 
 def largest_cosine(proto_QH: Tensor, class_Q: Tensor, classes: int, cap: float) -> float:
@@ -236,10 +242,14 @@ def mean_square(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tensor,
     """
     if len(y_N) == len(z_NH) and is_compiled(z_NH, target_CH):
         return row_loss(squares, z_NH, y_N, target_CH, present_C, float(weight))
+    square_N, part_N = squares_of_rows(z_NH, y_N, target_CH, present_C)
+    return weight / z_NH.shape[1] * ((part_N * square_N).sum() / part_N.sum().clamp_min(1))
+
+
+def squares_of_rows(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Computes |z_v - t_{y_v}|^2 of every row, `[N]`, and which rows' classes have a target, bool."""
     class_N = y_N.clamp_min(0)
-    weight_N = (present_C[class_N] & (y_N >= 0)).to(z_NH.dtype)
-    distance_N = (z_NH - target_CH[class_N]).square().sum(1)
-    return weight / z_NH.shape[1] * ((weight_N * distance_N).sum() / weight_N.sum().clamp_min(1))
+    return (z_NH - target_CH[class_N]).square().sum(1), present_C[class_N] & (y_N >= 0)
 
 
 def softplus_of_cosines(z_NH: Tensor, apart_NH: Tensor, temperature: float) -> Tensor:
@@ -249,7 +259,16 @@ def softplus_of_cosines(z_NH: Tensor, apart_NH: Tensor, temperature: float) -> T
     """
     if apart_NH.shape == z_NH.shape and is_compiled(z_NH, apart_NH):
         return row_loss(softplus_along, z_NH, apart_NH, float(temperature))
-    return F.softplus((direction(z_NH) * apart_NH).sum(1) / temperature).mean()
+    return _softplus(z_NH, apart_NH, temperature).mean()
+
+
+def softplus_of_rows(z_NH: Tensor, y_N: Tensor, apart_NH: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Computes what `softplus_of_cosines` averages, `[N]`, and which rows are no padding."""
+    return _softplus(z_NH, apart_NH, temperature), y_N >= 0
+
+
+def _softplus(z_NH: Tensor, apart_NH: Tensor, temperature: float) -> Tensor:
+    return F.softplus((direction(z_NH) * apart_NH).sum(1) / temperature)
 
 
 @dataclass(frozen=True)

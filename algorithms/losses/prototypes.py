@@ -80,13 +80,13 @@ def bits(present: Tensor) -> Tensor:
 
 
 def from_bits(sent: Tensor, *shape: int) -> Tensor:
-    """Unpacks the mask of `bits` to this shape, on the device of the bits."""
+    """Unpacks the mask of `bits` to this shape, or several masks `[…, bytes]`, on the device of the bits."""
+    count, shape = math.prod(shape), (*sent.shape[:-1], *shape)
     if sent.device.type == "cpu":
-        mask = np.unpackbits(sent.numpy(), count=math.prod(shape)).astype(bool)
-        return torch.from_numpy(mask).view(shape)
+        return torch.from_numpy(np.unpackbits(sent.numpy(), axis=-1, count=count).astype(bool)).view(shape)
     # The way to the processor and back would be two waits.
-    entries = (sent[:, None] >> torch.arange(7, -1, -1, dtype=torch.uint8, device=sent.device)) & 1
-    return entries.flatten()[: math.prod(shape)].view(shape).bool()
+    entries = (sent[..., None] >> torch.arange(7, -1, -1, dtype=torch.uint8, device=sent.device)) & 1
+    return entries.flatten(-2)[..., :count].reshape(shape).bool()
 
 
 def pack(proto: Tensor, present: Tensor) -> Tree:

@@ -100,9 +100,9 @@ class FedGLMOON(PseudoLabels, MOON):
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         learns = client.info.train > 0 and (self.mu > 0 or self.pseudo > 0)
-        apart_NH = self._apart(client) if self.mu and learns else None
+        received["apart"] = apart_NH = self._apart(client) if self.mu and learns else None
         terms = [term for term in (self._pseudo_term(client), self._contrast_term(client, apart_NH)) if term]
-        loss = trainer.fit(client, apart_NH, term=sum_of(terms) if terms else None)
+        loss = trainer.fit(client, received, term=sum_of(terms) if terms else None)
         if learns:
             client.state[PREVIOUS] = client.model.w
         return loss

@@ -46,7 +46,7 @@ class FedProc(AveragedRows):
         rest = 1 - (ctx.round - 1) / ctx.rounds if self.schedule == "falling" else 1.0
         return {"share": torch.tensor(self.alpha * rest, dtype=torch.float32)}
 
-    def receive(self, client: Client, down: Tree) -> Contrasted | None:  # type: ignore[override]
+    def receive(self, client: Client, down: Tree) -> Contrasted | None:
         received = super().receive(client, down)
         if received is None or int(received[1].sum()) < 2 or not self.alpha:
             return None

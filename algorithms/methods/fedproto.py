@@ -5,24 +5,32 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Output, Received, Requests, Tree, Upload, pure
-from shoal.algorithms.losses.prototype_losses import mean_square
+from shoal.algorithms.base import (
+    Ask,
+    Client,
+    Context,
+    MappedLoss,
+    Output,
+    Requests,
+    RowTerm,
+    Tree,
+    pure,
+)
+from shoal.algorithms.losses.prototype_losses import mean_square, squares_of_rows
 from shoal.algorithms.losses.prototypes import unpack
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.class_prototypes import (
     ClassRows,
+    SendsMeans,
     known_rows,
-    rows_upload,
     take_rows,
-    training_embeddings,
-    training_means,
 )
 from shoal.algorithms.protocol import Reduce
 from shoal.storage.options.types import NotNegative
 
 
 @dataclass(frozen=True)
-class Aligned(Algorithm):
+class Aligned(MappedLoss):
     """Cross-entropy + lam / H * mean over a client's training rows of |z_v - p_{y_v}|^2 (FedProto).
 
     That is the mean squared error, as in the paper's code; the paper has lam = 1, 0.1 on its hardest data. Rows of a
@@ -40,9 +48,14 @@ class Aligned(Algorithm):
             return plain
         return plain + mean_square(out.embedding_NH, y, *received, weight=self.lam)
 
+    def row_terms(self, client: Client, received: tuple[Tensor, Tensor] | None) -> Sequence[RowTerm]:
+        if not self.lam or received is None:
+            return ()
+        return (RowTerm(self.lam / received[0].shape[1], squares_of_rows, received),)
+
 
 @dataclass(frozen=True)
-class AveragedRows(FedAvg):
+class AveragedRows(SendsMeans, FedAvg):
     """FedAvg, and also prototypes p_c = sum_i n_ic p_ic / sum_i n_ic over the cohort, as FedProto has them.
 
     Down: w, the known p_c, and a bit for every class; in the first round w alone. Up: w_i, n_i, the p_ic of the C_i
@@ -60,19 +73,13 @@ class AveragedRows(FedAvg):
         """Lists the entries of a round's downloads besides w and the prototypes."""
         return {}
 
-    def receive(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:
-        """Loads w; gives the known prototypes, `[C, H]`, and which those are, `[C]`; None while there are none."""
-        super().receive(client, down)
-        return unpack(down, client.info.classes)
-
-    def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        model = super().upload(client, received, phase)
-        rows = rows_upload(*training_means(client, training_embeddings(client)))
-        return Upload({**model.entries, **rows.entries}, {**model.weight, **rows.weight}, rows.upload_bytes)
+    def read(self, down: Tree, classes: int) -> tuple[Tensor, Tensor] | None:
+        """Returns the known prototypes, `[C, H]`, and which those are, `[C]`; None while there are none."""
+        return unpack(down, classes)
 
 
 @dataclass(frozen=True)
-class FedProto(Aligned, ClassRows):
+class FedProto(SendsMeans, Aligned, ClassRows):
     """FedProto (Tan et al., AAAI 2022): prototypes p_c = sum_i n_ic p_ic / sum_i n_ic over the cohort.
 
     A client keeps its own model, of any architecture whose embedding has the common width H; for its loss see
@@ -82,8 +89,10 @@ class FedProto(Aligned, ClassRows):
     prototypes, is left out. lam = 0 trains as Local.
     """
 
-    def rows_of(self, client: Client) -> Tensor:
-        return training_embeddings(client)
+    sends_model = False
+
+    def read(self, down: Tree, classes: int) -> tuple[Tensor, Tensor] | None:
+        return unpack(down, classes)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Tree, Upload
+from shoal.algorithms.base import Ask, Context, Requests, Tree
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from shoal.algorithms.losses.prototype_losses import MarginCrossEntropy, class_margin
-from shoal.algorithms.losses.prototypes import row_bytes
 from shoal.algorithms.methods.fedproto import FedProto
-from shoal.algorithms.methods.shared.class_prototypes import known_rows, training_means
+from shoal.algorithms.methods.shared.class_prototypes import known_rows
 from shoal.algorithms.protocol import Reduce
 from shoal.storage.options.types import AboveZero, NotNegative, Positive
 
@@ -30,6 +29,7 @@ class FedTGP(FedProto):
         margin_cap: tau of the paper, 100 in its code.
     """
 
+    stacks_means = "counts"
     server_steps: Positive = 100
     server_lr: AboveZero = 0.01
     server_weight_decay: float = 5e-4
@@ -50,8 +50,3 @@ class FedTGP(FedProto):
         trained = train_generator(server, generator, loss, *steps, ctx.random("generator"))
         server["proto"], ctx.notes["server loss"] = trained
         ctx.notes["margin"] = margin
-
-    def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        mean_CK, counts_C = training_means(client, self.rows_of(client))
-        sent = {"proto": row_bytes(counts_C > 0, mean_CK.shape[1])}
-        return Upload({"proto": mean_CK, "counts": counts_C}, upload_bytes=sent)

@@ -7,12 +7,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload, pure
+from shoal.algorithms.base import (
+    Ask,
+    Client,
+    Context,
+    Output,
+    Requests,
+    RowTerm,
+    Tree,
+    pure,
+)
 from shoal.algorithms.losses.finch import class_clusters
-from shoal.algorithms.losses.prototype_losses import contrast, mean_square
-from shoal.algorithms.losses.prototypes import bits, class_means, from_bits, row_bytes
+from shoal.algorithms.losses.prototype_losses import contrast, contrast_of_rows, mean_square, squares_of_rows
+from shoal.algorithms.losses.prototypes import from_bits
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.class_prototypes import training_embeddings, training_means
+from shoal.algorithms.methods.shared.class_prototypes import SendsMeans
 from shoal.algorithms.protocol import Reduce
 from shoal.storage.options.types import AboveZero, NotNegative, Positive
 
@@ -27,7 +36,7 @@ class Bank(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FPL(FedAvg):
+class FPL(SendsMeans, FedAvg):
     """FPL (Huang et al., CVPR 2023): FedAvg with the loss cross-entropy + cluster contrast + pull towards the mean.
 
     The server clusters the prototypes p_ic of every class by `losses.finch`; the centres m of all classes are the bank,
@@ -48,6 +57,7 @@ class FPL(FedAvg):
     """
 
     reads_embedding = True
+    stacks_means = "present"
 
     cpcl: NotNegative = 1.0
     upcr: NotNegative = 1.0
@@ -59,7 +69,7 @@ class FPL(FedAvg):
         got = yield Ask("train", up, shared=dict(server))
         if got.weights["w"] > 0:
             server["w"] = got["w"]
-        present_NC = torch.stack([from_bits(sent, ctx.classes) for sent in got["present"]])
+        present_NC = from_bits(got["present"], ctx.classes)
         if not bool(present_NC.any()):
             return
         centre_BH, class_B = class_clusters(
@@ -73,13 +83,14 @@ class FPL(FedAvg):
         server["bank"], server["bank.class"] = centre_BH[order], class_B.int()
         ctx.notes["clusters"] = float(len(class_B))
 
-    def receive(self, client: Client, down: Tree) -> Bank | None:
-        super().receive(client, down)
+    def read(self, down: Tree, classes: int) -> Bank | None:
         if "bank" not in down:
             return None
         centre_BH, class_B = down["bank"], down["bank.class"].long()
-        mean_CH, count_C = class_means(centre_BH, class_B, client.info.classes)
-        return Bank(centre_BH, class_B, mean_CH, count_C > 0)
+        # All have a class; to look whether one has none would be a wait for a GPU.
+        count_C = centre_BH.new_zeros(classes).index_add_(0, class_B, centre_BH.new_ones(len(class_B)))
+        sums_CH = centre_BH.new_zeros(classes, centre_BH.shape[1]).index_add_(0, class_B, centre_BH)
+        return Bank(centre_BH, class_B, sums_CH / count_C.clamp_min(1)[:, None], count_C > 0)
 
     @pure
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Bank | None) -> Tensor:
@@ -93,9 +104,10 @@ class FPL(FedAvg):
             total = total + mean_square(z_NH, y, received.mean_CH, received.known_C, self.upcr)
         return total
 
-    def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        sent = super().upload(client, received, phase)
-        mean_CH, count_C = training_means(client, training_embeddings(client))
-        present_C = count_C > 0
-        entries = {**sent.entries, "proto": mean_CH, "present": bits(present_C)}
-        return Upload(entries, sent.weight, {"proto": row_bytes(present_C, mean_CH.shape[1])})
+    def row_terms(self, client: Client, received: Bank | None) -> Sequence[RowTerm]:
+        if received is None:
+            return ()
+        bank = received.centre_BH, received.class_B, self.tau
+        means, width = (received.mean_CH, received.known_C), received.mean_CH.shape[1]
+        terms = RowTerm(self.cpcl, contrast_of_rows, bank), RowTerm(self.upcr / width, squares_of_rows, means)
+        return [term for term in terms if term.weight]

@@ -1,15 +1,30 @@
 """MOON: embeddings are drawn towards those of the received model and away from those of the client's last one."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Output, Received, Term, Trainer, Tree, pure
-from shoal.algorithms.losses.prototype_losses import softplus_of_cosines
+from shoal.algorithms.base import (
+    Client,
+    Context,
+    MappedLoss,
+    Output,
+    Pull,
+    Received,
+    RowTerm,
+    Term,
+    Trainer,
+    Tree,
+    pure,
+)
+from shoal.algorithms.losses.prototype_losses import softplus_of_cosines, softplus_of_rows
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.requirements import require_nodes
+from shoal.algorithms.methods.shared.row_method import RowMethod
+from shoal.algorithms.train_options import TrainOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import AboveZero, NotNegative
 
@@ -18,7 +33,7 @@ PREVIOUS = "previous"
 
 
 @dataclass(frozen=True)
-class MOON(FedAvg):
+class MOON(MappedLoss, RowMethod, FedAvg):
     """MOON (Li, He and Song, CVPR 2021): FedAvg with the loss cross-entropy + mu * mean over `rows` of
 
         -log(e^(cos(z, z_sent) / tau) / (e^(cos(z, z_sent) / tau) + e^(cos(z, z_previous) / tau)))
@@ -50,12 +65,36 @@ class MOON(FedAvg):
         return super().setup(ctx)
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        if not self.mu or not client.info.train:
-            return trainer.fit(client, None)
-        apart_NH = self._apart(client)
-        loss = trainer.fit(client, apart_NH, term=self._contrast_term(client, apart_NH))
-        client.state[PREVIOUS] = client.model.w
-        return loss
+        received["apart"] = self._apart(client) if self.mu and client.info.train else None
+        return trainer.fit(client, received, term=self._contrast_term(client, received["apart"]))
+
+    def kept_rows(self, options: TrainOptions) -> tuple[str, ...]:
+        return (PREVIOUS,) if self.mu else ()
+
+    def pull_rows(self, kept: Tree, down: Tree, options: TrainOptions, steps: int) -> Pull | None:
+        return None
+
+    def send_rows(
+        self, kept: Tree, down: Tree, w: Tensor, total: Tensor | None, options: TrainOptions, steps: int
+    ) -> tuple[Tree, Tree]:
+        return {"w": w}, dict.fromkeys(kept, w)
+
+    @property
+    def is_mapped(self) -> bool:
+        return self.rows == "train"
+
+    def row_terms(self, client: Client, received: Received) -> Sequence[RowTerm]:
+        apart_NH = self._apart(client) if self.mu else None
+        return () if apart_NH is None else self._terms(apart_NH)
+
+    def terms_of_rows(self, kept: Tree, down: Tree, embed: Callable[..., Sequence[Tensor]]) -> Sequence[RowTerm]:
+        if not self.mu:
+            return ()
+        previous, sent = embed(kept[PREVIOUS], down["w"])
+        return self._terms(unit(previous) - unit(sent))
+
+    def _terms(self, apart: Tensor) -> Sequence[RowTerm]:
+        return (RowTerm(self.mu, softplus_of_rows, (self.tau,), apart),)
 
     def _apart(self, client: Client) -> Tensor | None:
         """Computes how far directions of embeddings by the last training's model lie from those by the sent one."""
@@ -69,9 +108,9 @@ class MOON(FedAvg):
         return previous_NH - sent_NH
 
     @pure
-    def loss(self, out: Output, y: Tensor, w: Tensor, received: Tensor | None) -> Tensor:
-        plain = super().loss(out, y, w, received)
-        return plain if received is None or self.rows == "all" else plain + self._contrast(out, received)
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
+        plain, apart_NH = super().loss(out, y, w, received), received["apart"]
+        return plain if apart_NH is None or self.rows == "all" else plain + self._contrast(out, apart_NH)
 
     def _contrast_term(self, client: Client, apart_NH: Tensor | None) -> Term | None:
         """Computes the contrast of all rows, which no batch holds."""

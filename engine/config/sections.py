@@ -254,12 +254,13 @@ class EngineConfig:
         threads: Threads of a process: 1. Several made rounds slower, and are refused; hosts use the other cores.
         trainer: `autograd` trains the clients of a cell one after another, `analytic` those of one in a compiled call,
             or by the formulas of the gradients, `batched` all clients in one batch; the same numbers to rounding. The
-            last two are for methods of plain cross-entropy. `analytic` is for mlp, sgc and gamlp, and on processors for
-            models of sparse hops and of graphs, also on a loss that is marked as pure, without fanouts, adapters,
-            recursive attention, `norm: batch` and `jumping: max`. `batched` is for whole batches of decoupled models,
-            and of gcn, gin, sage and gcnii on whole graphs. `auto` takes `batched` on GPUs, and on processors for
-            rounds of 64 clients and more with at most 128 features and 16,384 numbers a step, but for small sgc and mlp
-            of one or two layers; else `analytic` where it can, else `autograd`.
+            last two are for methods of plain cross-entropy, `batched` with means over training rows. `analytic` is for
+            mlp, sgc and gamlp, and on processors for models of sparse hops and of graphs, also on a loss that is marked
+            as pure, without fanouts, adapters, recursive attention, `norm: batch` and `jumping: max`. `batched` is for
+            whole batches of decoupled models, and of gcn, gin, sage and gcnii on whole graphs. `auto` takes `batched`
+            on GPUs, and, without such means, on processors for rounds of 64 clients and more with at most 128 features
+            and 16,384 numbers a step, but for small sgc and mlp of one or two layers; else `analytic` where it can,
+            else `autograd`.
         device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits, and what clients
             draw (dropout, noise, views).
         precision: Precision of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models, parameters, sums

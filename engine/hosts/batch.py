@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from shoal.algorithms.base import Algorithm, Received
+from shoal.algorithms.base import Algorithm, MappedLoss, Received, RowTerm
 from shoal.algorithms.client import Client
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.training.batched.batched_inputs import numbers_of_row, size_groups
@@ -65,20 +65,21 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     `receive` begins the visit of a client.
     """
     trained: Batched[VisitT] = Batched()
-    # These clients wait for a batch: visits, parameters `[P]`, what their model reads to train.
-    waiting: list[tuple[VisitT, torch.Tensor, Inputs]] = []
+    # These clients wait for a batch: visits, parameters `[P]`, terms of their loss, what their model reads to train.
+    waiting: list[tuple[VisitT, torch.Tensor, Sequence[RowTerm], Inputs]] = []
     for client_id in ids:
         try:
             visit = receive(client_id)
             rows = visit.client.model.gathered("train")
+            terms = _terms_of(visit)
         except Exception as error:
             trained.clients[client_id] = error
             continue
         if visit.client.info.train:
-            waiting.append((visit, visit.client.model.snapshot(), rows))
+            waiting.append((visit, visit.client.model.snapshot(), terms, rows))
     groups = []
     if waiting:
-        visit, w, _ = waiting[0]
+        visit, w, *_ = waiting[0]
         rows_of, numbers = zip(*(numbers_of_row(inputs, visit.client.model.coupled) for *_, inputs in waiting))
         # A client takes parameters, their gradients and two moments, beside the rows.
         groups = [[waiting[i] for i in group] for group in size_groups(rows_of, 4 * numbers[0], 4 * 4 * len(w))]
@@ -93,15 +94,21 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     return trained
 
 
+def _terms_of(visit: Begun) -> Sequence[RowTerm]:
+    """Returns the terms of the loss of a client that trains, beside cross-entropy."""
+    method, client = visit.algorithm, visit.client
+    return method.row_terms(client, visit.received) if isinstance(method, MappedLoss) and client.info.train else ()
+
+
 def _train_batch(
-    trainer: BatchedTrainer, group: Sequence[tuple[VisitT, torch.Tensor, Inputs]]
+    trainer: BatchedTrainer, group: Sequence[tuple[VisitT, torch.Tensor, Sequence[RowTerm], Inputs]]
 ) -> dict[int, Trained[VisitT] | Exception]:
     """Trains one batch; raises torch.OutOfMemoryError where nothing has changed, and fewer clients may fit."""
-    visits, w_P, inputs = zip(*group)
+    visits, w_P, terms, inputs = zip(*group)
     w_BP, ids = torch.stack(w_P), [visit.client.info.client for visit in visits]
     try:
         pulls = [pull_of(visit.algorithm, visit.client, visit.received, trainer.options) for visit in visits]
-        loss_B = trainer.fit([visit.client for visit in visits], w_BP, inputs, pulls)
+        loss_B = trainer.fit([visit.client for visit in visits], w_BP, inputs, pulls, terms)
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) and not trainer.stepped:
             raise

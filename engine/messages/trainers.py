@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Algorithm, fits_cross_entropy
 from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import needed_for_analytic
@@ -48,8 +48,11 @@ def trainers_of(
         return [path] * len(models)
     paths = []
     for number, model in enumerate(models):
+        # On processors compiled calls train on a method's own loss.
         batches = device != "cpu" or (
-            clients is not None and _many_and_small(clients, number, len(models), model, train)
+            fits_cross_entropy(algorithm)
+            and clients is not None
+            and _many_and_small(clients, number, len(models), model, train)
         )
         wanted = [BATCHED] if device != "cpu" else [*([BATCHED] if batches else []), ANALYTIC]
         possible = (way for way in wanted if _find_missing(way, algorithm, model, train) is None)

@@ -158,6 +158,10 @@ def add_up(weighted_BP: Tensor, places: Sequence[int], among: range) -> dict[ran
     return totals
 
 
+# So many numbers stay in a processor's cache until they are added up; a GPU takes all columns at once.
+NUMBERS = 2**17
+
+
 def _split_at_powers(places: range) -> Iterator[range]:
     """Splits a range into subtrees of the binary tree: 2**n places from a multiple of 2**n on, each as long as it can.
 
@@ -178,13 +182,25 @@ def _add_up_halves(rows: Tensor, at: Sequence[int]) -> Tensor:
         # Only of minus zero no bit of a sum depends.
         places = rows.new_full((size, rows.shape[1]), -0.0)
         rows = places.index_copy_(0, torch.tensor(at, device="cpu").to(rows.device, non_blocking=True), rows)
-    total = rows[::2].double()
-    if size > 1:
-        total.add_(rows[1::2])
-    while len(total) > 1:
-        total, other = total[::2], total[1::2]
-        total.add_(other)
-    return total[0].clone()
+    total_P = rows.new_empty(rows.shape[1], dtype=torch.float64)
+    columns = max(1, NUMBERS // len(rows)) if rows.device.type == "cpu" else rows.shape[1]
+    for start in range(0, rows.shape[1], columns):
+        some = slice(start, start + columns)
+        total = _add_up_pairs(rows[:, some]) if size > 1 else rows[:, some].double()
+        while len(total) > 1:
+            total, other = total[::2], total[1::2]
+            total.add_(other)
+        total_P[some] = total[0]
+    return total_P
+
+
+def _add_up_pairs(rows: Tensor) -> Tensor:
+    """Adds up neighbouring rows, float64 `[rows / 2, …]`."""
+    if rows.device.type != "cpu":
+        # Operators with three operands widen them as they read: nothing is written twice.
+        return torch.addcmul(rows[1::2], rows[::2], rows.new_ones((1, 1), dtype=torch.float64))
+    total = rows[::2].to(torch.float64, copy=True)
+    return total.add_(rows[1::2])
 
 
 def join_sums(outcomes: Sequence[Outcome], adder: Adder | None) -> None:
@@ -325,14 +341,18 @@ def combine(
         else:
             require_one_shape(entry, [(o.ids[0], o.tensors[entry].shape[1:]) for o in outcomes])
             require_one_type(entry, [(o.ids[0], o.tensors[entry].dtype) for o in outcomes])
-            rows: dict[int, Tensor] = {}
-            for outcome in outcomes:
-                # Each tensor is let go once it is copied: both together would be two copies of all models.
-                rows.update(zip(outcome.ids, (t.clone() for t in outcome.tensors.pop(entry))))
+            # Each tensor is let go once it is copied: both together would be two copies of all models.
             if how is Reduce.MIX:
+                rows: dict[int, Tensor] = {}
+                for outcome in outcomes:
+                    rows.update(zip(outcome.ids, (t.clone() for t in outcome.tensors.pop(entry))))
                 held[entry] = UploadsHere([rows[i] for i in sorted(rows)])
             else:
-                entries[entry] = torch.stack([rows.pop(i) for i in sorted(rows)])
+                first = outcomes[0].tensors[entry]
+                entries[entry] = first.new_empty(len(ids), *first.shape[1:])
+                place = dict(zip(sorted(ids), range(len(ids))))
+                for outcome in outcomes:
+                    entries[entry][[place[i] for i in outcome.ids]] = outcome.tensors.pop(entry)
     return Replies(sorted(ids), entries, weights, lists), held
 
 

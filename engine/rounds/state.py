@@ -90,8 +90,10 @@ class FederationState:
 
     def keep(self, states: Mapping[int, Tree], kept: Mapping[int, Kept]) -> None:
         """Takes new states of clients, here or elsewhere."""
-        for client in states.keys() | kept.keys():
+        clients = states.keys() | kept.keys()
+        for client in clients:
             self.clients.pop(client, None)
+        for client in clients if self.kept else ():
             self.kept.pop(client, None)
         self.clients.update(states)
         self.kept.update(kept)

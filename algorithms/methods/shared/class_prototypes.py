@@ -1,12 +1,13 @@
 """Base class of methods whose clients share one row for each class instead of parameters."""
 
 from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Received, Requests, Tree, Upload
-from shoal.algorithms.losses.prototypes import class_means, pack, row_bytes, unpack
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, MappedLoss, Received, Requests, Tree, Upload
+from shoal.algorithms.losses.prototypes import bits, class_means, pack, row_bytes, unpack
 from shoal.algorithms.protocol import Reduce, Replies
 from shoal.storage.graph.sparse_matrix import StoredFeatures
 
@@ -35,6 +36,43 @@ class ClassRows(Algorithm):
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return rows_upload(*training_means(client, self.rows_of(client)))
+
+
+class SendsMeans(MappedLoss):
+    """Clients receive and send a model as those of the next class do, or keep their own, and send means of embeddings.
+
+    Means are p_ic `[C, H]` over client i's n_ic training rows of class c, in evaluation mode, of which those that exist
+    count as sent.
+
+    Attributes:
+        sends_model: Whether there is a model beside the means.
+        stacks_means: The server gets those of every client, with a bit for every class (`present`) or with `counts`;
+            empty: it gets their mean by n_ic, with the counts.
+    """
+
+    sends_model: ClassVar[bool] = True
+    stacks_means: ClassVar[Literal["", "present", "counts"]] = ""
+
+    def read(self, down: Tree, classes: int) -> Received:
+        """Returns what the loss reads of a download, the same for all clients."""
+        raise NotImplementedError
+
+    def receive(self, client: Client, down: Tree) -> Received:
+        if self.sends_model:
+            super().receive(client, down)
+        return self.read(down, client.info.classes)
+
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        model = super().upload(client, received, phase) if self.sends_model else Upload({})
+        mean_CH, count_C = training_means(client, training_embeddings(client))
+        if self.stacks_means:
+            present_C = count_C > 0
+            beside = bits(present_C) if self.stacks_means == "present" else count_C
+            sizes = {"proto": row_bytes(present_C, mean_CH.shape[1])}
+            means = Upload({"proto": mean_CH, self.stacks_means: beside}, {}, sizes)
+        else:
+            means = rows_upload(mean_CH, count_C)
+        return Upload({**model.entries, **means.entries}, {**model.weight, **means.weight}, means.upload_bytes)
 
 
 def known_rows(server: Tree) -> Tree:

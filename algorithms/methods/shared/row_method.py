@@ -3,12 +3,12 @@
 Axes: B clients, P parameters.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Client, Pull, Received, Tree, Upload
+from shoal.algorithms.base import Algorithm, Client, Pull, Received, RowTerm, Tree, Upload
 from shoal.algorithms.methods.shared.mean_gradient import steps_of
 from shoal.algorithms.train_options import TrainOptions
 
@@ -39,6 +39,15 @@ class RowMethod(Algorithm):
             total: The `Pull.total` after training, which may be written to.
         """
         raise NotImplementedError
+
+    def terms_of_rows(self, kept: Tree, down: Tree, embed: Callable[..., Sequence[Tensor]]) -> Sequence[RowTerm]:
+        """Returns what `MappedLoss.row_terms` does, of the clients of a batch that have kept something.
+
+        Args:
+            embed: Embeds training rows in evaluation mode, `[B, N, H]`, by each of the parameters that it is given, of
+                every client `[B, P]`, or of all `[P]`.
+        """
+        return ()
 
     def send_untrained(self, state: Tree, w: Tensor) -> Tree:
         """Returns what a client without a training row sends beside `w`, with weight zero."""

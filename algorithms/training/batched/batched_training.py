@@ -5,14 +5,14 @@ Axes: B clients, N rows of the longest of them, F features, C classes, P paramet
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
-from shoal.algorithms.base import Algorithm, Pull, fits_cross_entropy
+from shoal.algorithms.base import Algorithm, Pull, RowTerm, maps_over_clients
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.dropout import KEYED, fill_kept, fill_kept_by_key, masks
@@ -32,8 +32,8 @@ def needed_to_batch(method: Algorithm, model: FlatModel, options: TrainOptions) 
         return "a decoupled model (one that reads hops, such as sgc), or gcn, gin, sage or gcnii on the whole graph"
     if options.batch_size is not None:
         return "whole batches (train.batch_size: null)"
-    if not fits_cross_entropy(method):
-        return f"a method of plain cross-entropy, which {type(method).__name__} is not"
+    if not maps_over_clients(method):
+        return f"a method of cross-entropy and means over training rows, which {type(method).__name__} is not"
     return None
 
 
@@ -44,22 +44,35 @@ def logits_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Tensor:
 
 def output_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Output:
     """Computes logits `[N, C]` and embeddings `[N, H]`, in the same way."""
-    names = (name for name, _ in model.module.named_parameters())
-    out: Output = functional_call(model.module, dict(zip(names, model.parts(w_P))), (inputs,))
-    return out
+    return model.output_with([*model.parts(w_P)], inputs)
 
 
 def outputs(model: FlatModel, w_BP: Tensor, inputs: BatchedInputs) -> Output:
     """Computes logits `[B, N, C]` and embeddings `[B, N, H]` of all clients in evaluation mode, without gradients."""
-    model.module.eval()
+    model.set_training(False)
     with torch.no_grad(), model.precision():
         out: Output = vmap(lambda w_P, tensors: output_of(model, w_P, inputs.of_one(tensors)))(w_BP, inputs.tensors)
     return out
 
 
+def embeddings(model: FlatModel, several_w: Sequence[Tensor], inputs: BatchedInputs) -> list[Tensor]:
+    """Embeds what clients train on in evaluation mode, float32 `[B, N, H]`, by each of several parameters.
+
+    These are those of every client, `[B, P]`, or of all, `[P]`.
+    """
+    model.set_training(False)
+    of_clients = tuple(0 if w.dim() > 1 else None for w in several_w)
+
+    def of_one(w_P: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Any]:
+        return [output_of(model, w, inputs.of_one(tensors)).embedding for w in w_P]
+
+    with torch.no_grad(), model.precision():
+        return [z.float() for z in vmap(of_one, (of_clients, 0))(tuple(several_w), inputs.tensors)]
+
+
 def evaluate_models(model: FlatModel, w_BP: Tensor, hops: Sequence[Tensor]) -> Tensor:
     """Evaluates all clients' models without gradients on hops `[B, N, F]`, float32: logits `[B, N, C]`."""
-    model.module.eval()
+    model.set_training(False)
     with torch.no_grad(), model.precision():
         return vmap(lambda w_P, *parts: logits_of(model, w_P, parts))(w_BP, *hops).float()
 
@@ -102,18 +115,20 @@ class BatchedTrainer:
         w_BP: Tensor,
         gathered: Sequence[Inputs] | None = None,
         pulls: Sequence[Pull | None] = (),
+        terms: Sequence[Sequence[RowTerm]] = (),
     ) -> Tensor:
         """Trains the rows of `w_BP` in place; returns the mean loss `[B]` of clients' last epochs, before the step.
 
         All clients have training rows. The optimizers' moments are read from and written to `client.state`. `gathered`
-        has what their models gathered for their training rows, where that is at hand, and `pulls` what
-        `Algorithm.pull` gave for each.
+        has what their models gathered for their training rows, where that is at hand, `pulls` what `Algorithm.pull`
+        gave for each, and `terms` what `MappedLoss.row_terms` did.
         """
         if gathered is None:
             gathered = [client.model.gathered("train") for client in clients]
         batch = Batch.of(gathered, [client.data.train_label for client in clients])
         states = [client.state for client in clients]
-        loss_B, moments = self.fit_batch(batch, w_BP, states, lambda i: clients[i].rng("train"), pulls)
+        joined = join_terms(terms, batch.label_BN.shape[1])
+        loss_B, moments = self.fit_batch(batch, w_BP, states, lambda i: clients[i].rng("train"), pulls, joined)
         if self.options.opt_state == "keep":
             for client, of_client in zip(clients, moments):
                 client.state.update(of_client)
@@ -126,16 +141,19 @@ class BatchedTrainer:
         states: Sequence[Tree],
         rng: Callable[[int], torch.Generator],
         pulls: Sequence[Pull | None] | Pull = (),
+        terms: Sequence[RowTerm] = (),
         copies: bool = False,
     ) -> tuple[Tensor, Sequence[Tree]]:
         """Trains as `fit` does; returns losses `[B]` and the moments of clients, by their names in a state.
+
+        `terms` are those of all clients.
 
         Moments in clients' `states` are written to, or with `copies` left as they are. `rng` makes the stream of a row,
         where anything is drawn. One `Pull` in place of many is that of all, and has no `total`.
         """
         self.stepped = False
         device, inputs, label_BN = w_BP.device, batch.inputs, batch.label_BN
-        self.model.module.train()
+        self.model.set_training(True)
         if self._drops is None:
             self._drops = self._look(inputs)
         dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
@@ -143,7 +161,10 @@ class BatchedTrainer:
         seed_B: Tensor | None = None
         if dropped and device.type in KEYED:
             seed_B = torch.tensor([g.initial_seed() for g in generators], device="cpu").to(device, non_blocking=True)
-        stack_BP = w_BP.detach().requires_grad_()
+        # Gradients of parts are written once, to their places: that of a whole stack would be put together of copies.
+        parts = [part.detach().requires_grad_() for part in self.model.parts(w_BP.detach())]
+        gradient_BP = torch.empty_like(w_BP)
+        places = list(self.model.parts(gradient_BP))
         # Clients that train one by one load none of it.
         from shoal.algorithms.training.batched.row_steps import RowSteps
 
@@ -166,13 +187,17 @@ class BatchedTrainer:
                     # Padded rows are drawn for, too: nothing reads them.
                     kept_BNH.append(fill_kept_by_key(zeros_BNH, p, seed_B, number).div_(1 - p))
             with self.model.precision():
-                logits_BNC = vmap(partial(self._logits, inputs))(stack_BP, kept_BNH, inputs.tensors).float()
+                out = vmap(partial(self._output, inputs, bool(terms)))(parts, kept_BNH, inputs.tensors)
+            logits_BNC = (out[0] if terms else out).float()
             # All clients share one operator, outside `vmap`.
             loss_BN = F.cross_entropy(
                 logits_BNC.flatten(0, 1), label_BN.flatten(), ignore_index=NO_LABEL, reduction="none"
             ).view_as(label_BN)
             loss_B = loss_BN.sum(1) / batch.count_B
-            (gradient_BP,) = torch.autograd.grad(loss_B.sum(), stack_BP)
+            for term in terms:
+                loss_B = loss_B + term.means(out[1].float(), label_BN)
+            gradients = torch.autograd.grad(loss_B.sum(), parts)
+            torch._foreach_copy_(places, gradients)
             self.stepped = True
             if together is not None:
                 together.apply(gradient_BP, w_BP)
@@ -186,13 +211,20 @@ class BatchedTrainer:
                 pull.total.add_(total)
         return loss_B.detach(), optimizer.moments
 
-    def _logits(
-        self, inputs: BatchedInputs, w_P: Tensor, kept_NH: Sequence[Tensor], tensors: Sequence[Tensor]
-    ) -> Tensor:
-        """Computes logits `[N, C]` of one client's training rows."""
+    def _output(
+        self,
+        inputs: BatchedInputs,
+        embeds: bool,
+        parts: Sequence[Tensor],
+        kept_NH: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+    ) -> Any:
+        """Computes logits `[N, C]` of one client's training rows, or these and embeddings `[N, H]`."""
         received = iter(kept_NH)
         with masks(lambda x, p: next(received)):
-            return logits_of(self.model, w_P, inputs.of_one(tensors))
+            out = self.model.output_with(parts, inputs.of_one(tensors))
+        # Batches have dense features.
+        return (out.logits_NC, out.embedding) if embeds else out.logits_NC
 
     def _look(self, inputs: BatchedInputs) -> list[tuple[int, int, float]]:
         """Records rows of an example, width and probability of every dropout of a step, in the order of calls."""
@@ -205,6 +237,31 @@ class BatchedTrainer:
         with torch.no_grad(), masks(look):
             self.model.module(inputs.example())
         return dropouts
+
+
+def join_terms(several: Sequence[Sequence[RowTerm]], rows: int) -> list[RowTerm]:
+    """Joins the terms of clients of one batch, of which each has some or none; the longest has so many rows."""
+    first = next(filter(None, several), ())
+    joined = []
+    for place, term in enumerate(first):
+        has_B = None
+        if not all(several):
+            has = torch.tensor([bool(terms) for terms in several], device="cpu")
+            has_B = has.to(_device_of(term), non_blocking=True)
+        by_row = None
+        if term.by_row is not None:
+            by_row = term.by_row.new_zeros(len(several), rows, term.by_row.shape[1])
+            for of_client, terms in zip(by_row, several):
+                if terms:
+                    mine = terms[place].by_row
+                    assert mine is not None
+                    of_client[: len(mine)] = mine
+        joined.append(term._replace(by_row=by_row, has_B=has_B))
+    return joined
+
+
+def _device_of(term: RowTerm) -> torch.device:
+    return next(t.device for t in (term.by_row, *term.shared) if isinstance(t, Tensor))
 
 
 def _stack(pulls: Sequence[Pull | None]) -> Pull | None:

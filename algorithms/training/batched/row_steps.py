@@ -34,7 +34,8 @@ class RowSteps:
             for name, key in self._keys.items()
         }
         if options.optimizer == "adam":
-            self._steps = self._begun(STEP, torch.Size(), [state.get(moments_key(MODEL, STEP)) for state in states])
+            counted = moments_key(MODEL, STEP)
+            self._steps = self._begun(STEP, torch.Size(), [state.get(counted) for state in states])
             # One operator counts the steps of all: on a device it takes a list, on a processor that is a loop.
             self._step_B = torch.stack(self._steps) if w_BP.device.type == "cpu" else None
             if self._step_B is not None:

@@ -17,17 +17,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Pull, fits_cross_entropy, overrides, pulls_all_the_same
-from shoal.algorithms.client import Client, ClientModel, ClientTable
+from shoal.algorithms.base import (
+    Algorithm,
+    MappedLoss,
+    Pull,
+    RowTerm,
+    fits_cross_entropy,
+    maps_over_clients,
+    overrides,
+    pulls_all_the_same,
+)
+from shoal.algorithms.client import Client, ClientModel, ClientTable, FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.shared.class_prototypes import SendsMeans
 from shoal.algorithms.methods.shared.row_method import RowMethod
-from shoal.algorithms.protocol import MODEL, Reduce, Tree
+from shoal.algorithms.protocol import MODEL, Reduce, Tree, parameters_key
 from shoal.algorithms.rng import generator_on, key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import numbers_of_row, size_groups
-from shoal.algorithms.training.batched.batched_training import Batch, BatchedTrainer
+from shoal.algorithms.training.batched.batched_training import Batch, BatchedTrainer, embeddings
 from shoal.algorithms.training.batched.row_steps import moment_shapes
 from shoal.algorithms.training.local_training import DIVERGED, bounded_loss
+from shoal.engine.hosts.devices.class_means import MEANS, ClassMeans, means_by_class, reductions, sends_means
 from shoal.engine.hosts.devices.gpu import fetch, send, without_lost
 from shoal.engine.hosts.devices.state_rows import KeptState, StateRows
 from shoal.engine.hosts.devices.training_rows import Places, TrainingRows
@@ -44,21 +55,27 @@ NOTHING: Tree = {}
 
 
 def needs_no_visits(method: Algorithm) -> bool:
-    """Returns whether clients of a method receive, train and send as FedAvg's do, or by rows: by its functions.
+    """Returns whether clients of a method receive, train and send as FedAvg's do, by rows, or with means of classes.
+
+    It is known by its functions.
 
     Every client of the former may be pulled, all in the same way.
     """
     cls = type(method)
     plain = cls.receive is Algorithm.receive and getattr(cls, "upload", None) is FedAvg.upload
-    plain = plain and pulls_all_the_same(method)
+    plain = plain and pulls_all_the_same(method) and fits_cross_entropy(method)
     weights = getattr(cls, "weight_of", None) is FedAvg.weight_of
-    return (plain or by_rows(method)) and weights and fits_cross_entropy(method) and cls.client_models == "global"
+    means = sends_means(method) and maps_over_clients(method) and not overrides(method, "pull")
+    if means and isinstance(method, SendsMeans) and not method.sends_model:
+        return cls.client_models != "global"
+    return (plain or by_rows(method) or means) and weights and cls.client_models == "global"
 
 
 def by_rows(method: Algorithm) -> bool:
     """Returns whether a method's hooks take the rows of a stack."""
     hooks = ("receive", "pull", "upload")
-    return isinstance(method, RowMethod) and all(getattr(type(method), h) is getattr(RowMethod, h) for h in hooks)
+    rows = isinstance(method, RowMethod) and all(getattr(type(method), h) is getattr(RowMethod, h) for h in hooks)
+    return rows and maps_over_clients(method)
 
 
 @dataclass(frozen=True)
@@ -92,8 +109,19 @@ class CellStacks:
         """
         self._opened, self._cache, self._keeps_states = opened, cache, keeps_states
         self._rows: RowMethod | None = opened.algorithm if by_rows(opened.algorithm) else None
+        algorithm = opened.algorithm
+        self._means = algorithm if isinstance(algorithm, SendsMeans) and sends_means(algorithm) else None
+        # The name of a client's own model in its state.
+        self._own_model: str | None = None
+        if self._means is not None and not self._means.sends_model:
+            self._own_model = parameters_key(MODEL)
+        self._idle = frozenset(np.flatnonzero(ClientTable.of(opened.infos).train == 0).tolist())
+        # Terms of its loss read what a client kept, if it is not the first visit.
+        self._mapped = self._rows is not None and isinstance(self._rows, MappedLoss)
         plain = needs_no_visits(opened.algorithm) and not opened.guarded and not opened.stages
-        self._possible = plain and all(set(kind.models) == {MODEL} for kind in opened.kinds)
+        # Models that each client draws for itself are drawn in visits.
+        drawn = self._own_model is not None and any(MODEL not in kind.initials for kind in opened.kinds)
+        self._possible = plain and not drawn and all(set(kind.models) == {MODEL} for kind in opened.kinds)
         # Cells of this round and of the one before, by their clients, which need no second look.
         self._round, self._cells, self._before = 0, dict[tuple[int, ...], Prepared](), dict[tuple[int, ...], Prepared]()
         # By model: training rows of every client, and the numbers of one.
@@ -107,8 +135,16 @@ class CellStacks:
             return False
         if cell.score and overrides(self._opened.algorithm, "predict"):
             return False
+        if cell.private or cell.inboxes:
+            return False
+        if self._means is not None:
+            # Who has no training row has no means, and keeps its model as it is.
+            idle, sends = self._idle.intersection(cell.ids), self._means.sends_model
+            model = {"w": Reduce.MEAN} if sends else {}
+            have_means = not idle or (sends and len(idle) < len(cell.ids))
+            return have_means and cell.up == model | reductions(self._means.stacks_means)
         means = "w" in cell.up and set(cell.up.values()) == {Reduce.MEAN}
-        return means and not cell.private and not cell.inboxes and (len(cell.up) == 1 or self._rows is not None)
+        return means and (len(cell.up) == 1 or self._rows is not None)
 
     def reads_in_place(self, cell: Cell) -> bool:
         """Returns whether a cell's states are read where they lie; else copies are sent."""
@@ -154,7 +190,7 @@ class CellStacks:
         for number in [number for number in cell.ids if number not in kept.weights]:
             client = self._client(number)
             hops = [client.data.rows(k, client.data.train) for k in client.model.pattern.inputs]
-            kept.add(number, hops, client.data.train_label, self._opened.algorithm.weight_of(client))
+            kept.add(number, hops, client.data.train_label, self._weight_of(client))
         self._opened.begins(cell.ids[-1])
 
     def _client(self, number: int) -> Client:
@@ -184,7 +220,7 @@ class CellStacks:
     def _gather(self, cell: Cell) -> Prepared:
         """Gathers what clients train on, one after another."""
         clients = {i: self._client(i) for i in cell.ids}
-        weights = {i: self._opened.algorithm.weight_of(client) for i, client in clients.items()}
+        weights = {i: self._weight_of(client) for i, client in clients.items()}
         gathered = {i: client.model.gathered("train") for i, client in clients.items() if client.info.train}
         numbers = {i: numbers_of_row(inputs, clients[i].model.coupled) for i, inputs in gathered.items()}
         counts = [numbers[i][0] if i in numbers else 0 for i in cell.ids]
@@ -229,50 +265,110 @@ class CellStacks:
 
     def train(self, cell: Cell, down: Tree) -> "Stack":
         """Trains the clients of a cell from a download; nothing that they are given is written to."""
-        trainer, kept, w_P = self._trainer(cell), self._kept_rows(cell), down["w"]
+        trainer, kept = self._trainer(cell), self._kept_rows(cell)
         assert trainer is not None
         prepared = self._prepare(cell, kept)
-        # Parameters may travel in half the bytes.
-        w_BP = w_P.to(trainer.model.w.dtype).expand(len(prepared.ids), -1).clone()
         keeps, on_device = trainer.options.opt_state == "keep", self._opened.device.type != "cpu"
         states, trained = [cell.states.get(i, NOTHING) for i in prepared.ids], prepared.trained
-        names = () if self._rows is None else self._rows.kept_rows(trainer.options)
+        names = self._kept_names(trainer.options)
+        before = states[:trained]
+        has = [[name in state for state in before] for name in names] if self._mapped else []
+        have = list(map(all, zip(*has)))
         if (keeps or names) and on_device:
-            states[:trained] = self._copy(cell, trainer, prepared.ids[:trained], states[:trained])
-        zeros_P = torch.zeros_like(w_BP[0]) if names else w_P
-        had = {name: _stack([state.get(name, zeros_P) for state in states[:trained]], zeros_P) for name in names}
+            states[:trained] = self._copy(cell, trainer, prepared.ids[:trained], before, names)
+            # What lies there is read there; a client that comes for the first time has nothing.
+            before = [
+                old if type(old) is KeptState or not names or names[0] not in old else new
+                for old, new in zip(before, states)
+            ]
+        w_P = first_P = trainer.model.w.detach()
+        if names:
+            first_P = torch.zeros_like(w_P) if self._own_model is None else self._initial(cell)
+        had = {name: _stack([state.get(name, first_P) for state in before], first_P) for name in names}
+        if self._own_model is not None:
+            w_BP = had[self._own_model]
+        else:
+            # Parameters may travel in half the bytes.
+            w_BP = down["w"].to(w_P.dtype).expand(len(prepared.ids), -1).clone()
         pull = self._pull(had, down, trainer.options)
-        losses, moments = [], list[Tree]()
+        losses, moments, means_of = [], list[Tree](), list[tuple[Tensor, Tensor]]()
+        classes = self._opened.infos[cell.ids[0]].classes
+        received = None if self._means is None else self._means.read(down, classes)
         for start, stop, batch in prepared.batches:
             if isinstance(batch, Places):
                 assert kept is not None
                 batch = kept.batch(batch)
             streams = partial(self._stream, cell.round, prepared.ids[start:stop])
             rows_BP = w_BP[start:stop]
+            mine = {name: t_BP[start:stop] for name, t_BP in had.items()}
+            if self._means is None:
+                terms = self._terms(trainer.model, batch, mine, down, have[start:stop])
+            else:
+                terms = self._opened.algorithm.row_terms(None, received)
             loss_B, of_batch = trainer.fit_batch(
-                batch, rows_BP, states[start:stop], streams, _rows_of(pull, start, stop), copies=not on_device
+                batch, rows_BP, states[start:stop], streams, _rows_of(pull, start, stop), terms, copies=not on_device
             )
             losses.append(loss_B)
             moments += of_batch
+            if self._means is not None:
+                (z_BNH,) = embeddings(trainer.model, [rows_BP], batch.inputs)
+                means_of.append(means_by_class(z_BNH, batch.label_BN, classes))
         if keeps and not on_device:
             states[: len(moments)] = [state | of_client for state, of_client in zip(states, moments)]
         sent = {"w": w_BP}
-        if self._rows is not None:
+        if self._own_model is not None:
+            self._keep(states, {self._own_model: w_BP})
+            sent = {}
+        elif self._rows is not None:
             sums = None if pull is None else pull.total
             w_TP = w_BP[:trained]
             rows, new = self._rows.send_rows(had, down, w_TP, sums, trainer.options, trainer.options.epochs)
+            assert new.keys() == set(names)
             self._keep(states, new)
             sent = {entry: w_BP if t is w_TP else _with_zeros(t, len(w_BP)) for entry, t in rows.items()}
         # NaN is the largest of all.
-        largest = [torch.linalg.vector_norm(t, math.inf, dim=1) for t in sent.values()]
-        return Stack(cell, prepared, w_BP, torch.cat([*losses, *largest]), states, sent, self._rows)
+        checked, means = list(sent.values()), None
+        if self._means is not None:
+            means = ClassMeans.of(means_of, len(prepared.ids), self._means.stacks_means)
+            checked.append(means.mean_BCH.flatten(1))
+        largest = [torch.linalg.vector_norm(t, math.inf, dim=1) for t in checked]
+        return Stack(cell, prepared, w_BP, torch.cat([*losses, *largest]), states, sent, self._rows, means)
+
+    def _kept_names(self, options: TrainOptions) -> tuple[str, ...]:
+        """Names the vectors `[P]` that clients keep beside moments."""
+        if self._own_model is not None:
+            return (self._own_model,)
+        return () if self._rows is None else self._rows.kept_rows(options)
+
+    def _initial(self, cell: Cell) -> Tensor:
+        """Returns the parameters that clients of a cell begin with."""
+        return self._opened.kinds[self._opened.infos[cell.ids[0]].model].initials[MODEL]
+
+    def _weight_of(self, client: Client) -> float:
+        """Returns the weight of a client's model; one that keeps its own has none."""
+        return 1.0 if self._own_model is not None else self._opened.algorithm.weight_of(client)
 
     def _pull(self, had: Tree, down: Tree, options: TrainOptions) -> Pull | None:
         """Returns the pull of the clients that train, `[B, P]`, or one of all: that reads nothing of a client."""
         if self._rows is not None:
             # Batches are whole, so that a step is an epoch.
             return self._rows.pull_rows(had, down, options, options.epochs)
+        if self._own_model is not None:
+            return None
         return self._opened.algorithm.pull(None, {"w": down["w"]}, options)
+
+    def _terms(self, model: FlatModel, batch: Batch, had: Tree, down: Tree, have: Sequence[bool]) -> Sequence[RowTerm]:
+        """Returns the terms of a batch's loss beside cross-entropy, given who has what a method keeps."""
+        if self._rows is None or not any(have):
+            return ()
+
+        def embed(*several_w: Tensor) -> list[Tensor]:
+            return embeddings(model, [w.to(model.w.dtype) for w in several_w], batch.inputs)
+
+        terms, has_B = self._rows.terms_of_rows(had, down, embed), None
+        if not all(have):
+            has_B = torch.tensor(have, device="cpu").to(self._opened.device, non_blocking=True)
+        return [term._replace(has_B=has_B) for term in terms]
 
     def _keep(self, states: list[Tree], new: Tree) -> None:
         """Writes what the clients that trained keep, `[B, P]` by name, into their states."""
@@ -286,18 +382,22 @@ class CellStacks:
             for row, t_P in enumerate(t_BP.unbind()):
                 states[row] = {**states[row], name: t_P.clone()}
 
-    def _copy(self, cell: Cell, trainer: BatchedTrainer, ids: Sequence[int], states: Sequence[Tree]) -> list[Tree]:
-        """Copies states of clients that train to rows that may be written to, which stay where there is room."""
+    def _copy(
+        self, cell: Cell, trainer: BatchedTrainer, ids: Sequence[int], states: Sequence[Tree], replaced: Sequence[str]
+    ) -> list[Tree]:
+        """Copies states of clients that train to rows that may be written to, which stay where there is room.
+
+        What has a name among `replaced` may be left out.
+        """
         number, parameters = self._opened.infos[ids[0]].model if ids else 0, len(trainer.model.w)
         rows = self._states.get(number)
         if rows is None:
             shapes = moment_shapes(trainer.options, parameters) if trainer.options.opt_state == "keep" else {}
-            if self._rows is not None:
-                shapes |= dict.fromkeys(self._rows.kept_rows(trainer.options), (parameters,))
+            shapes |= dict.fromkeys(replaced, (parameters,))
             rows = StateRows(shapes, self._opened.device)
             self._states[number] = rows
         room = int(2 * STATES_SHARE * self._cache.limit) if self._keeps_states else 0
-        return rows.copy(ids, states, cell.round, room)
+        return rows.copy(ids, states, cell.round, room, replaced)
 
     def _stream(self, number: int, ids: Sequence[int], row: int) -> torch.Generator:
         """Makes the stream of a client's training in a round, by its row."""
@@ -342,6 +442,7 @@ class Stack:
     states: list[Tree]
     sent: Tree
     rows: RowMethod | None = None
+    means: ClassMeans | None = None
     counts: dict[int, np.ndarray | Tensor] = field(default_factory=dict)
     predicted: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
@@ -374,6 +475,8 @@ class Stack:
         """
         prepared, cell = self.prepared, self.cell
         weighted = {entry: self._weigh(entry, t_BP) for entry, t_BP in self.sent.items()}
+        if self.means is not None:
+            weighted |= self.means.weighted()
         place = dict(zip(cell.ids, cell.places))
         places = [place[i] for i in prepared.ids]
         sums = {
@@ -382,7 +485,7 @@ class Stack:
             for span, total in add_up(t_BP, places, cell.places).items()
         }
         numbers = self._fetch(sums)
-        loss_B, largest_EB = numbers[: prepared.trained], numbers[prepared.trained :].reshape(len(self.sent), -1)
+        loss_B, largest_EB = numbers[: prepared.trained], numbers[prepared.trained :].reshape(-1, len(prepared.ids))
         sound_B = np.isfinite(largest_EB).all(0)
         sound_B[: prepared.trained] &= np.isfinite(loss_B) & (loss_B <= DIVERGED * max(cell.first_loss, 1.0))
         sound_B[prepared.trained :] = True
@@ -403,8 +506,10 @@ class Stack:
 
     def _weights(self, entry: str) -> Sequence[float]:
         """Returns the weights of an entry."""
-        weights = self.prepared.weights
-        return weights if self.rows is None else [self.rows.entry_weight(entry, n) for n in weights]
+        weights, rows = self.prepared.weights, self.rows
+        if rows is None or type(rows).entry_weight is RowMethod.entry_weight:
+            return weights
+        return [rows.entry_weight(entry, n) for n in weights]
 
     def _weigh(self, entry: str, t_BP: Tensor) -> Tensor:
         """Multiplies rows by their weights, in place."""
@@ -424,7 +529,10 @@ class Stack:
             passing = [row for row, state in enumerate(self.states) if state and type(state) is not KeptState]
             kept = [t for row in passing for t in self.states[row].values()]
             later = {client: counts for client, counts in self.counts.items() if isinstance(counts, Tensor)}
-            self.numbers, *fetched = fetch([self.numbers, *sums.values(), *later.values(), *kept])
+            means = [] if self.means is None else self.means.to_fetch()
+            self.numbers, *fetched = fetch([self.numbers, *sums.values(), *later.values(), *kept, *means])
+            if self.means is not None:
+                self.means.take(fetched[-len(means) :])
             here = iter(fetched)
             sums.update({part: next(here) for part in sums})
             for client in later:
@@ -440,7 +548,7 @@ class Stack:
         """Makes the error of a client of a loss and the largest numbers of entries, of which one is not sound."""
         try:
             bounded_loss(loss)
-            for entry, largest in zip(self.sent, largest_E.tolist()):
+            for entry, largest in zip([*self.sent, MEANS], largest_E.tolist()):
                 require_numbers(entry, math.isfinite(largest))
             bounded_loss(loss, self.cell.first_loss)
         except ShoalError as error:
@@ -454,14 +562,22 @@ class Stack:
         outcome = Outcome([prepared.ids[row] for row in rows], losses=[losses[row] for row in rows])
         outcome.states = dict(zip(outcome.ids, [self.states[row] for row in rows]))
         outcome.bytes_up = [size] * len(rows)
+        if self.means is not None:
+            sizes = self.means.sizes()
+            outcome.bytes_up = [size + sizes[row] for row in rows]
+            self.means.put(outcome, rows)
         outcome.scores = {i: np.asarray(self.counts[i]) for i in outcome.ids if i in self.counts}
         outcome.predicted = {i: self.predicted[i] for i in outcome.ids if i in self.predicted}
         place = dict(zip(cell.ids, cell.places))
-        for entry in self.sent:
-            weights = dict(zip(prepared.ids, self._weights(entry)))
-            for span in [span for name, span in sums if name == entry]:
-                within = [i for i in outcome.ids if place[i] in span]
-                part = outcome.sums.setdefault(span, PartialSum(within[0], {}, {}))
-                part.total[entry] = sums[entry, span]
-                part.weight[entry] = sum([weights[i] for i in within])
+        row_of = dict(zip(outcome.ids, rows))
+        weights = {entry: dict(zip(prepared.ids, self._weights(entry))) for entry in self.sent}
+        for (entry, span), total in sums.items():
+            within = [i for i in outcome.ids if place[i] in span]
+            part = outcome.sums.setdefault(span, PartialSum(within[0], {}, {}))
+            if self.means is not None and entry == MEANS:
+                part.total[entry] = total.view(self.means.mean_BCH.shape[1:])
+                part.weight[entry] = self.means.weight_of([row_of[i] for i in within])
+            else:
+                of_clients = weights[entry]
+                part.total[entry], part.weight[entry] = total, sum([of_clients[i] for i in within])
         return outcome

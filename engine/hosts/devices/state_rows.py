@@ -3,7 +3,7 @@
 So a round that fails has left what it began with. One operator a name copies the rows of all clients of a cell.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -48,10 +48,13 @@ class StateRows:
         self._size = max(1, 2 * sum(4 * torch.Size(shape).numel() for shape in shapes.values()))
         self._slots: dict[int, _Slot] = {}
 
-    def copy(self, clients: Sequence[int], states: Sequence[Tree], number: int, room: int) -> list[Tree]:
+    def copy(
+        self, clients: Sequence[int], states: Sequence[Tree], number: int, room: int, replaced: Collection[str] = ()
+    ) -> list[Tree]:
         """Copies states to rows that round `number` may write to, zeros where a client kept nothing.
 
-        Rows of clients may take `room` bytes; what is not `KeptState` has memory of its own.
+        Rows of clients may take `room` bytes; what is not `KeptState` has memory of its own. What has a name among
+        `replaced` is not copied from a `KeptState`: it will be written anew.
 
         Raises:
             RuntimeError: A tensor has another name or shape, or there is no memory.
@@ -64,7 +67,7 @@ class StateRows:
         targets = [None if slot is None else slot.take(state, number) for slot, state in zip(slots, states)]
         passing = iter(self._make_rows(targets.count(None)))
         copies: list[Tree] = [next(passing) if rows is None else rows for rows in targets]
-        self._fill(copies, states)
+        self._fill(copies, states, replaced)
         return copies
 
     def _make_rows(self, clients: int) -> list[Tree]:
@@ -74,7 +77,7 @@ class StateRows:
         arrays = [torch.empty(clients, *shape, device=self._device) for shape in self._shapes.values()]
         return [dict(zip(self._shapes, rows)) for rows in zip(*(array.unbind() for array in arrays))]
 
-    def _fill(self, copies: Sequence[Tree], states: Sequence[Tree]) -> None:
+    def _fill(self, copies: Sequence[Tree], states: Sequence[Tree], replaced: Collection[str]) -> None:
         """Writes states into their copies; those of the processor are sent in one copy."""
         others = {i: state for i, state in enumerate(states) if state and type(state) is not KeptState}
         if others:
@@ -88,8 +91,14 @@ class StateRows:
             here = {i: {name: next(sent) for name in state} for i, state in others.items()}
             states = [here.get(i, state) for i, state in enumerate(states)]
         for name in self._shapes:
-            if kept := [(copy[name], state[name]) for copy, state in zip(copies, states) if name in state]:
-                rows, sources = zip(*kept)
+            anew = name in replaced
+            copied = [
+                (copy[name], state[name])
+                for copy, state in zip(copies, states)
+                if name in state and not (anew and type(state) is KeptState)
+            ]
+            if copied:
+                rows, sources = zip(*copied)
                 torch._foreach_copy_(rows, sources)
             if begun := [copy[name] for copy, state in zip(copies, states) if name not in state]:
                 torch._foreach_zero_(begun)

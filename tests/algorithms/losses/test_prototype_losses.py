@@ -17,6 +17,7 @@ from shoal.algorithms.losses.prototype_losses import (
     columns_of,
     contrast,
     contrast_by_class,
+    contrast_of_rows,
     cosine_margin,
     distances,
     mean_square,
@@ -156,6 +157,20 @@ def test_contrast_equals_a_naive_loop(temperature: float, margin: float) -> None
     assert float(found) == pytest.approx(np.mean(values), rel=1e-5)
     inputs = [t.double().requires_grad_() for t in (query, bank)]
     assert torch.autograd.gradcheck(lambda q, b: contrast(q, of_query, b, of_bank, temperature, margin), inputs)
+
+
+def test_rows_without_part_have_no_gradient() -> None:
+    """Of a class that the bank lacks, and padding, whose embedding is zero."""
+    query, bank, of_bank = torch.cat([drawn(2), torch.zeros(1, 5)]), drawn(3, seed=1), torch.tensor([0, 0, 2])
+    query.requires_grad_()
+    value_Q, part_Q = contrast_of_rows(query, torch.tensor([0, 5, -100]), bank, of_bank, 0.02)
+    assert part_Q.tolist() == [True, False, False]
+    alone = contrast(query[:1].detach(), torch.tensor([0]), bank, of_bank, 0.02)
+    torch.testing.assert_close(value_Q.detach(), torch.tensor([float(alone), 0.0, 0.0]))
+    value_Q.sum().backward()
+    assert query.grad is not None
+    assert query.grad[0].any()
+    assert not query.grad[1:].any()
 
 
 def test_nothing_to_contrast() -> None:

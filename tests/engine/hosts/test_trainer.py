@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Client, Output, Received, Trainer
 from shoal.algorithms.client import ClientInfo, FlatModel
+from shoal.algorithms.methods.moon import MOON
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.messages.trainers import Clients, trainers_of
@@ -66,6 +67,9 @@ def test_auto_on_processor_batches_many_small_clients(clients: int, rows: int, f
     # Half of them train each of two models.
     assert trainers_of("auto", "cpu", Algorithm(), models, WHOLE, sizes) == ["analytic"] * 2
     assert trainers_of("auto", "cpu", OwnLoss(), models[:1], WHOLE, sizes) == ["autograd"]
+    # Its loss is compiled there.
+    assert trainers_of("auto", "cpu", MOON(), models[:1], WHOLE, sizes) == ["analytic"]
+    assert trainers_of("auto", "cuda", MOON(), models[:1], WHOLE, sizes) == ["batched"]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +96,11 @@ def test_auto_on_processor_batches_no_heads_that_one_call_trains(
     ("path", "device", "method", "one", "train", "says"),
     [
         *(
-            (path, device, own(), model("sgc"), WHOLE, f"a method of plain cross-entropy, which {own.__name__} is not")
-            for path, device in (("batched", "cuda"), ("analytic", "cpu"))
+            (path, device, own(), model("sgc"), WHOLE, f"a method of {what}, which {own.__name__} is not")
+            for path, device, what in (
+                ("batched", "cuda", "cross-entropy and means over training rows"),
+                ("analytic", "cpu", "plain cross-entropy"),
+            )
             for own in (OwnLoss, OwnLoop)
         ),
         ("batched", "cuda", Algorithm(), model("sgc"), PARTS, "whole batches"),

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.errors import refused
+from support.other_device.device import load
 from support.small_cells import cell_of
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Reduce, Replies, Upload
 from shoal.engine.config.round_sections import ParticipationOptions
 from shoal.engine.messages.cell import Cell, Outcome, PartialSum, one_by_one
+from shoal.engine.rounds import reduction
 from shoal.engine.rounds.reduction import Sums, Uploads, add_up, combine, join_sums, reduce_cell, upload_bytes
 from shoal.engine.rounds.sampling import draw_cohort, form_cells
 
@@ -203,21 +205,29 @@ def test_cells_of_a_call_are_joined_without_a_change_of_bits(missing: set[int]) 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(0, 12), st.randoms(use_true_random=False))
 def test_a_stack_is_added_up_as_its_rows_one_by_one(start: int, most: int, behind: int, draw: Any) -> None:
-    """In any order of rows, with gaps and with empty places behind: the ranges and bits of a cell's sums."""
+    """In any order of rows, with gaps and with empty places behind: the ranges and bits of a cell's sums.
+
+    On a device, and on the processor by some columns at a time.
+    """
     cell = cell_of(list(range(most)), {"s": Reduce.MEAN}, places=range(start, start + most + behind))
     rows = draw.sample(cell.ids, draw.randint(1, most))
     weighted = torch.where(
         random(most, 5) > 1, -0.0, random(most, 5, seed=1) * 10.0 ** random(most, 1, seed=2).mul(3).round()
     )
-    found = add_up(weighted[rows], [cell.places[i] for i in rows], cell.places)
+    places = [cell.places[i] for i in rows]
+    there = add_up(weighted[rows].to(load()), places, cell.places)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reduction, "NUMBERS", draw.choice([1, 2 * most, 5 * most]))
+        here = add_up(weighted[rows], places, cell.places)
     outcome = Outcome(ids=sorted(rows))
     reduce_cell([Upload({"s": weighted[i]}) for i in outcome.ids], cell, outcome)
-    assert found.keys() == outcome.sums.keys()
-    for places, total in found.items():
-        expected = outcome.sums[places].total["s"].double()
-        assert torch.equal(total, expected)
-        assert torch.equal(total.signbit(), expected.signbit())
-        assert total.untyped_storage().nbytes() == total.nbytes
+    for found in (here, there):
+        assert found.keys() == outcome.sums.keys()
+        for span, total in found.items():
+            expected = outcome.sums[span].total["s"].double()
+            assert torch.equal(total.cpu(), expected)
+            assert torch.equal(total.cpu().signbit(), expected.signbit())
+            assert total.untyped_storage().nbytes() == total.nbytes
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 16, "auto"])

@@ -36,6 +36,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fpl, as published": {"algorithm.name": "fpl", "algorithm.cluster_from": 1},
     "fedgta, batched": {"algorithm.name": "fedgta", "engine.trainer": "batched", "model.name": "mlp"},
     "fedgta, cross edges": {**CROSS, "algorithm.name": "fedgta", "algorithm.cross_edges": True},
+    "moon, batched": {"algorithm.name": "moon", "engine.trainer": "batched"},
+    "fpl, batched": {"algorithm": {"name": "fpl", "tau": 0.2}, "engine.trainer": "batched"},
+    "fedproto, batched": {"algorithm.name": "fedproto", "engine.trainer": "batched", "model.name": "gcn"},
     "local": {"algorithm.name": "local", "model.init": "own"},
     "fml": {"algorithm.name": "fml", **MOMENTUM},
     "fml, alone": {"algorithm.name": "fml", "algorithm.alpha": 1.0, "model.name": "gcn", **MOMENTUM},
@@ -114,6 +117,7 @@ MIXED = {
 }
 # One model for all, or no steps on drawn neighbours.
 NO_DRAWN = (
+    "moon, batched", "fpl, batched", "fedproto, batched",
     "fedgta", "fedgta, batched", "fedgta, cross edges", "fml", "fedkd", "fedgkc", "fedgkc, coupled",
     "fedopt, momentum", "fpl, as published",
     *AVERAGING, "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all", "adafgl",

@@ -1,6 +1,7 @@
 """Training in batches beside the loop: the same numbers to rounding, for clients of different sizes."""
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,10 @@ from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientModel, FlatModel
+from shoal.algorithms.methods.fedgl import FedGLMOON
+from shoal.algorithms.methods.fedproto import FedProto
+from shoal.algorithms.methods.fpl import FPL
+from shoal.algorithms.methods.moon import MOON
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.head import Output
@@ -188,6 +193,16 @@ class Own(Algorithm):
         return out.logits_NC.sum()
 
 
+class OwnTerm(FPL):
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Any) -> Tensor:
+        return super().loss(out, y, w, received) + w.square().sum()
+
+
+class SameTerm(FPL):
+    def receive(self, client: Client, down: Tree) -> Any:
+        return super().receive(client, down)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "method", "train", "missing"),
     [
@@ -198,11 +213,18 @@ class Own(Algorithm):
         ("gat", {}, Algorithm, {}, "a decoupled model"),
         ("transformer", {}, Algorithm, {}, "a decoupled model"),
         ("mlp", {}, Algorithm, {"batch_size": 4}, "whole batches (train.batch_size: null)"),
-        ("mlp", {}, Own, {}, "a method of plain cross-entropy, which Own is not"),
+        ("mlp", {}, Own, {}, "a method of cross-entropy and means over training rows, which Own is not"),
+        ("mlp", {}, MOON, {}, None),
+        ("mlp", {}, FPL, {}, None),
+        ("gcn", {}, FedProto, {}, None),
+        ("mlp", {}, partial(MOON, rows="all"), {}, "a method of cross-entropy and means"),
+        ("mlp", {}, OwnTerm, {}, "a method of cross-entropy and means"),
+        ("mlp", {}, FedGLMOON, {}, "a method of cross-entropy and means"),
+        ("mlp", {}, SameTerm, {}, None),
     ],
 )
 def test_needed_to_batch_names_what_is_missing(
-    name: str, options: dict[str, Any], method: type[Algorithm], train: dict[str, Any], missing: str | None
+    name: str, options: dict[str, Any], method: Callable[[], Algorithm], train: dict[str, Any], missing: str | None
 ) -> None:
     model = FlatModel(build(name, FEATURES, CLASSES, 0, 0.0, options))
     found = needed_to_batch(method(), model, TrainOptions(**train))
@@ -236,6 +258,28 @@ def test_what_a_row_takes() -> None:
     assert numbers_of_row([x_NF, x_NF], None) == (5, 3 * 2 * FEATURES)
     gcn = FlatModel(build("gcn", FEATURES, CLASSES, 0, 0.0, {"hidden": 8, "layers": 3})).coupled
     assert numbers_of_row(Neighbourhood(x_NF, ()), gcn) == (5, 3 * FEATURES + 6 * 3 * 8)
+
+
+# A colder contrast makes roundings a hundred times as large.
+OF_ROWS: list[dict[str, Any]] = [
+    {"algorithm.name": "moon"},
+    {"algorithm": {"name": "fpl", "tau": 0.2, "cluster_from": 1}},
+    {"algorithm": {"name": "fpl", "cpcl": 0.0}},
+    {"algorithm": {"name": "fpl", "tau": 0.2, "upcr": 0.0}},
+    {"algorithm.name": "fedproto"},
+    {"algorithm.name": "fedproto_averaged"},
+    {"algorithm": {"name": "fedtgp", "server_steps": 5}},
+]
+
+
+@pytest.mark.parametrize("keys", OF_ROWS, ids=lambda keys: "-".join(map(str, keys.values())))
+@pytest.mark.parametrize("model", ["sgc", "gcn"])
+def test_terms_of_training_rows(run: Start, keys: dict[str, Any], model: str) -> None:
+    """Some clients have a term and some have none: MOON's are without at their first visit."""
+    keys = {**keys, "model.name": model, "train.optimizer": "sgd", "train.lr": 0.1, "train.dropout": 0.3}
+    keys |= {"participation.ratio": 0.7, "engine.cell_size": 4}
+    loop, batched = (run({**keys, "engine.trainer": trainer}, rounds=4) for trainer in ("autograd", "batched"))
+    require_close_runs(loop, batched, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(
