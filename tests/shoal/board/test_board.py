@@ -269,7 +269,7 @@ def test_a_board_has_means_intervals_and_ranks_and_holds(
     whole = capsys.readouterr().out
     verify_board(made / "runs" / "board", visits=5, seed=1)
     drawn = capsys.readouterr().out
-    for out, entries, said in ((whole, 1, "1 entries hold"), (drawn, 4, "4 entries hold")):
+    for out, entries, said in ((whole, 1, "1 entry holds"), (drawn, 4, "4 entries hold")):
         assert out.count("holds: 2 runs") == entries
         assert out.count(said) == 1
     # Two runs of four rounds and four clients each, all again; drawn visits need fewer.
