@@ -234,7 +234,7 @@ def intervals(
     places, height = _rows([label for label, *_ in shown])
     style = {"color": COLOURS[0], "marker": MARKS[0], "markersize": 3.5, "linestyle": "none"}
     with _figure(drawings, name, title, f"{title}: {text}", height=0.5 + height) as (axes,):
-        axes.axvline(0, color="#000000", linewidth=0.6)
+        axes.vlines([0] * len(places), places - 0.07, places + 0.07, color="#000000", linewidth=0.6)
         for place, (label, middle, half, number) in zip(places, shown):
             axes.errorbar(middle, place, xerr=half, capsize=2, elinewidth=1, **style)
             _above(axes, place, label, number)
