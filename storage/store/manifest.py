@@ -263,8 +263,6 @@ def read_manifest(store: Path) -> Manifest:
     try:
         text = read_bytes(path)
     except FileNotFoundError:
-        if not store.exists():
-            raise ShoalError(store, "no such folder; shoal list shows stores and runs") from None
         raise ShoalError(store, f"no {NAME}, so no finished store; run `shoal prepare` on the config") from None
     except OSError as error:
         raise cannot_read(path, error) from error

@@ -249,7 +249,7 @@ def test_missing_package_is_named_as_pip_installs_it() -> None:
 
 
 def test_paths_that_hold_nothing(tmp_path: Path, refused: Refused) -> None:
-    assert "no such config" in refused("export", tmp_path)
+    assert "is a folder without config.yaml, so no run" in refused("export", tmp_path)
     for command in ("verify", "inspect"):
         assert "manifest.json" in refused(command, tmp_path)
     (tmp_path / "manifest.json").mkdir()
