@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
+from shoal.algorithms.protocol import Ask
 from shoal.storage.errors import ReaderGone, ShoalError
 from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.tracebacks import in_words, raised_by_itself
@@ -41,6 +42,7 @@ ELSEWHERE = {
         "epochs": "ctx.train.epochs", "hidden": "ctx.width", "cohort": "cohort, the third argument of round()",
         "parameters": "ctx.initial", "info": "ctx.clients[client]", "data": "client.data, in the hooks of a client",
     },
+    "ClientInfo": {"num_samples": "info.train", "n": "info.train", "id": "info.client"},
 }  # fmt: skip
 
 
@@ -88,7 +90,9 @@ def raise_named(method: Algorithm, hook: str, error: BaseException, before: str 
 
 
 def _elsewhere(error: BaseException) -> str:
-    """Says what to write for a name that a client, its model, its data or the context does not have."""
+    """Says what to write for a name that a client, its model, its data or the context does not have, or for `yield`."""
+    if isinstance(error, TypeError) and f"'{Ask.__name__}' object" in str(error):
+        return "; replies come by yield: got = yield shoal.Ask(...)"
     names = ELSEWHERE.get(type(getattr(error, "obj", None)).__name__)
     if not isinstance(error, AttributeError) or names is None:
         return ""

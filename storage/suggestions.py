@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 # An acronym of three letters has no typing errors: with one letter changed it is another name.
 SHORTEST = 4
@@ -43,6 +44,9 @@ def form_meant(name: str, example: str) -> str:
     """Says the form that is meant: of a file of the user's with a class in it, of several names a sweep; or nothing."""
     if "," in name:
         return "several values are for shoal sweep; "
+    file, _, of_class = name.rpartition(".")
+    if file and of_class[:1].isupper() and Path(f"{file}.py").is_file():
+        return f"write {file}.py:{of_class}; "
     return f"write {name}:{example}, the class in the file; " if name.endswith(".py") else ""
 
 

@@ -218,7 +218,7 @@ def is_argument(parameter: Any) -> bool:
 
 
 def written(argument: Any) -> str:
-    return (argument.metavar or argument.name.upper()).replace("|", "\\|")
+    return argument.metavar or argument.name.upper()
 
 
 def text(words: str | None) -> str:

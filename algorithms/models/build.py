@@ -268,11 +268,15 @@ def _require_values(place: str, name: str, known: Mapping[str, Any], options: Ma
         except ValidationError as error:
             is_range = error.errors()[0]["type"].startswith(("greater", "less"))
             rule = message_of(error) if is_range else f"must be {_type_name(known[key])}"
-            raise ShoalError(f"{place}.{key}", f"{rule}, found {quoted(value)}") from None
+            several = "; several values are for shoal sweep" if isinstance(value, str) and "," in value else ""
+            raise ShoalError(f"{place}.{key}", f"{rule}, found {quoted(value)}{several}") from None
         most = MOST_LAYERS if key == "layers" else WIDEST
         for number in value if isinstance(value, list | tuple) else [value]:
             if isinstance(number, int | float) and number > most:
                 raise ShoalError(f"{place}.{key}", f"must be at most {most}, found {quoted(number)}")
+
+
+PLAIN = {int: "a whole number", float: "a number with a point, as 0.5", bool: "true or false", str: "a text"}
 
 
 def _type_name(annotation: Any) -> str:
@@ -280,7 +284,7 @@ def _type_name(annotation: Any) -> str:
         return _type_name(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return f"one of {', '.join(get_args(annotation))}"
-    return f"of type {inspect.formatannotation(annotation)}"
+    return PLAIN.get(annotation) or f"of type {inspect.formatannotation(annotation)}"
 
 
 def width_of(module: nn.Module) -> int:

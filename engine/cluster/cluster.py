@@ -290,10 +290,12 @@ def _await_room(config: Config) -> "Patience":
             if not (joined and waits.on(f"{hosts} hosts: {missing}")):
                 if joined and fit >= 1:
                     break
+                way = f"use fewer hosts or {_smaller(hosts, machines, share)}"
+                if not config.resources.gpus_per_host and share.gpus_per_host > _gpus(machines):
+                    way = "set engine.device=cpu, or join a cluster with GPUs by ray.address"
                 raise ShoalError(
                     f"engine.hosts {config.engine.hosts} with resources.cpus_per_host {share.cpus_per_host:g} and "
-                    f"gpus_per_host {share.gpus_per_host:g}: {missing}; use fewer hosts or "
-                    f"{_smaller(hosts, machines, share)}"
+                    f"gpus_per_host {share.gpus_per_host:g}: {missing}; {way}"
                 )
             if not asked:
                 _ask_autoscaler(hosts, share)
@@ -329,12 +331,16 @@ def _missing(fit: float, machines: Sequence[Mapping[str, float]], share: Resourc
 
 def _smaller(hosts: int, machines: Sequence[Mapping[str, float]], share: ResourcesConfig) -> str:
     """Returns the share of a GPU with which the hosts fit, in words; that shares be smaller, if there is none."""
-    gpus = int(sum(machine.get("GPU", 0) for machine in machines))
+    gpus = int(_gpus(machines))
     if share.gpus_per_host and 0 < gpus < hosts:
         of_each = -(-hosts // gpus)
         if room(machines, replace(share, gpus_per_host=(part := part_of_gpu(of_each)))) >= hosts:
             return f"let {of_each} share a GPU, with resources.gpus_per_host={part:g}"
     return "smaller shares"
+
+
+def _gpus(machines: Sequence[Mapping[str, float]]) -> float:
+    return sum(machine.get("GPU", 0) for machine in machines)
 
 
 def _ask_autoscaler(hosts: int, share: ResourcesConfig) -> None:

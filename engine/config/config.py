@@ -172,6 +172,12 @@ SHIPPED = Path(__file__).absolute().parents[2] / "config_files"
 # Errors of configs without a file name this.
 NO_FILE = "config"
 NO_VALUES: Mapping[str, Any] = {}
+OF_A_GRAPH = "a config names the folder of a graph by data.path, as shoal init own-graph does"
+# Files that are taken for configs, by their ends, and how a config names them.
+WAYS = {
+    ".py": "a config names code of yours, as in shoal run quickstart algorithm=mine.py:MyMethod",
+    **dict.fromkeys((".csv", ".npy", ".npz", ".pt", ".parquet"), OF_A_GRAPH),
+}
 OVERRIDE = re.compile(r"[\w.]{1,200}=[^\x00-\x1f\x7f]*")
 
 
@@ -216,6 +222,8 @@ def load_config(
     except FileNotFoundError:
         names = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
         hint = did_you_mean(file.stem, names)
+        if OVERRIDE.fullmatch(str(path)):
+            raise ShoalError(path, "is an override; a config comes before it, as in quickstart KEY=VALUE") from None
         runs = "" if file.suffix else " or run; shoal list shows runs"
         raise ShoalError(file, f"{hint}no such config{runs}; by name there are {', '.join(names)}") from None
     except (OSError, *UNREADABLE) as error:
@@ -276,6 +284,10 @@ def _config_file(path: str | Path) -> Path:
         raise ShoalError(path, f"no such config: {fault}")
     try:
         file = Path(path)
+        if file.is_dir() and not (file / CONFIG).exists():
+            raise ShoalError(path, f"is a folder without {CONFIG}, so no run; {OF_A_GRAPH}")
+        if way := WAYS.get(file.suffix.lower()):
+            raise ShoalError(path, f"is no config; {way}")
         if file.is_dir():
             file /= CONFIG
             require_as_kept(file)

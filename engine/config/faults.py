@@ -27,7 +27,10 @@ OTHER_NAMES = {
         ("fraction", "frac", "participation_rate", "client_fraction", "sample_rate", "join_ratio", "client_frac"),
         "participation.ratio",
     ),
-    **dict.fromkeys(("clients_per_round", "cohort", "cohort_size"), "participation.count"),
+    **dict.fromkeys(
+        ("clients_per_round", "cohort", "cohort_size", "participation.clients", "participation.number"),
+        "participation.count",
+    ),
     **dict.fromkeys(("num_rounds", "n_rounds", "global_rounds", "comm_rounds", "communication_rounds"), "rounds"),
     **dict.fromkeys(("method", "fl_algorithm", "strategy", "aggregator"), "algorithm"),
     **dict.fromkeys(("seeds", "random_seed"), "seed"),
@@ -35,8 +38,10 @@ OTHER_NAMES = {
     **dict.fromkeys(("layers", "num_layers", "n_layers"), "model.layers"),
     **dict.fromkeys(("backbone", "gnn", "net", "arch"), "model"),
     **dict.fromkeys(("gpu", "gpus", "cuda"), "engine.device"),
-    **dict.fromkeys(("num_hosts", "workers", "num_workers"), "engine.hosts"),
-    **dict.fromkeys(("eval_every", "eval_interval"), "evaluation.every"),
+    **dict.fromkeys(("num_hosts", "workers", "num_workers", "num_cpus", "cpus", "cores"), "engine.hosts"),
+    **dict.fromkeys(("eval_every", "eval_interval", "interval"), "evaluation.every"),
+    **dict.fromkeys(("out", "output", "output_dir", "save_dir", "log_dir", "logdir", "dir"), "run.root"),
+    **dict.fromkeys(("wandb", "mlflow", "logger"), "callbacks"),
 }
 # An override with spaces around its sign, as a file might have it.
 SPACED = re.compile(r"([\w.]+) *= *(\S.*)")
@@ -71,7 +76,12 @@ def fault_in_words(error: ValidationError, config: type[BaseModel], typed: bool)
     words = re.findall(r"'([^']+)'", first.get("ctx", {}).get("expected", ""))
     hint = did_you_mean(value, words) if isinstance(value, str) else ""
     several = "; several values are for shoal sweep, and decimals have a point"
-    if typed and isinstance(value, str) and RANGE.fullmatch(value):
+    if typed and first["type"] in ("list_type", "tuple_type"):
+        # A word stands for a mapping with a name by now.
+        several = f"; write {key}=[{value.get('name', '…') if isinstance(value, dict) else value}]"
+    elif typed and isinstance(value, list):
+        several = "; several values are for shoal sweep, with commas and without brackets"
+    elif typed and isinstance(value, str) and RANGE.fullmatch(value):
         several = f"; several values are for shoal sweep, as in {key}=0,1,2"
     elif not (typed and isinstance(value, str) and "," in value):
         several = ""
@@ -85,9 +95,11 @@ def suggest_key(wrong: str, beside: Collection[str], config: type[BaseModel]) ->
         beside: The known keys at that place.
     """
     section, _, last = wrong.rpartition(".")
-    other = OTHER_NAMES.get(last.lower(), "")
+    other = OTHER_NAMES.get(wrong.lower()) or OTHER_NAMES.get(last.lower(), "")
     if other and (not section or other.startswith(f"{section}.")):
         return suggest([other])
+    if section and last in config.model_fields:
+        return suggest([last])
     return did_you_mean_at(last, _dotted(config)) or did_you_mean(last, beside) or suggest([other] if other else [])
 
 
@@ -154,6 +166,9 @@ def _takers(section: Any, value: Any) -> Iterator[str]:
     for option in fields(section) if value is not None else ():
         hint = hints[option.name]
         if is_dataclass(hint) or (isinstance(hint, type) and issubclass(hint, Named)):
+            continue
+        if isinstance(value, str) and option.default is None:
+            # The name of a file, which is no short form of a section.
             continue
         try:
             TypeAdapter(hint).validate_python(value, strict=not isinstance(value, list | tuple))

@@ -260,6 +260,11 @@ class RunFolder:
         except OSError as error:
             raise ShoalError(error.filename, f"cannot be removed: {error.strerror}; remove it by hand") from error
 
+    def give_up(self) -> None:
+        """Deletes what a command wrote into a new folder before its first round; `close` then removes the folder."""
+        self.clear()
+        (self.path / CONFIG).unlink(missing_ok=True)
+
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary; the run is finished. Raises ShoalError: it cannot be written, or holds NaN."""
         try:

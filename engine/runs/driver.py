@@ -37,7 +37,7 @@ from shoal.engine.rounds.costs import Live, Watch
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.scores.counts import constant_shares
-from shoal.engine.screen.head import show
+from shoal.engine.screen.head import show, show_folder
 from shoal.engine.screen.interrupt import Interrupt, Interrupted, graceful
 from shoal.engine.screen.live_view import LiveView, live_view
 from shoal.engine.screen.progress import say
@@ -82,6 +82,8 @@ class Driver:
         self._calls = Calls(plan.callbacks, running, say)
         self._of_study, self._one_model = go_on is not None, plan.one_model
         self._go_on = go_on or f"shoal run {shlex.quote(str(folder.place))} --resume"
+        # Whether server and hosts were ready once.
+        self.opened = False
         self._servers_lost = 0
         self._saved = time.monotonic()
         # `drive` replaces it by one that listens for signals.
@@ -106,6 +108,10 @@ class Driver:
         try:
             # Before the first round there is nothing to keep, and a signal ends the run immediately.
             done = self._serve(state)
+            self.opened = True
+            if not self._of_study:
+                # A run that is refused leaves no folder, and names none.
+                show_folder(self.folder.place)
             if hosts := self.backend.describe_hosts():
                 log.info("hosts: %s", hosts)
                 if not self._of_study:

@@ -37,7 +37,7 @@ from shoal.engine.records.run_folder import (
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.driver import Driver, go_on_from
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.screen.head import show, shown_path
+from shoal.engine.screen.head import show, show_folder
 from shoal.engine.screen.progress import say
 from shoal.engine.sections.sections import SECTIONS, by_subject, describe_done
 from shoal.storage.errors import ShoalError
@@ -79,6 +79,7 @@ def run(
     plan = run if isinstance(run, RunPlan) else _plan(run)
     config = plan.config
     folder, remote, begun = RunFolder(plan.folder, config.run.log_format), None, False
+    driver: Driver | None = None
     try:
         if isinstance(plan.place, str):
             from shoal.engine.runs.remote_run import RemoteRun
@@ -98,7 +99,7 @@ def run(
         if folder.finished and not fresh:
             _require_same(folder, folder.summary().get("inputs", {}), read)
             if go_on is None:
-                _show_folder(plan)
+                show_folder(plan.place)
                 say("already finished; --fresh runs it again")
             return folder.path
         newest = None if fresh else _checkpoint(plan, folder, resume, quiet=go_on is not None and until is not None)
@@ -138,9 +139,6 @@ def run(
                 remote.clear()
         folder.begin(config)
         begun = True
-        if go_on is None:
-            # A run that is refused has left no folder, and names none.
-            _show_folder(plan)
         go_on_from(folder, newest, config.run)
         driven = backend or open_backend(config)
         try:
@@ -157,6 +155,11 @@ def run(
             driver.interrupt.require_none()
         return folder.path
     except Exception as error:
+        refused = isinstance(error, ShoalError) and not error.detail
+        if begun and refused and folder.is_new and not (driver and driver.opened):
+            # A cluster or a GPU is missing. The line on the screen says all that the folder would.
+            folder.give_up()
+            begun = False
         # A refusal in one line makes no folder for its log.
         if isinstance(error, ShoalError) and (begun or error.detail or not folder.is_new):
             _note(error, folder)
@@ -198,10 +201,6 @@ def _plan(config: Config) -> RunPlan:
             with suppress(ShoalError, OSError), closing(RunFolder(run_path(config), config.run.log_format)) as folder:
                 _note(error, folder)
         raise
-
-
-def _show_folder(plan: RunPlan) -> None:
-    show({"folder": str(plan.place if isinstance(plan.place, str) else shown_path(plan.place))})
 
 
 def _published(config: Config) -> dict[str, str]:

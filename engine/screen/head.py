@@ -47,6 +47,11 @@ def show(rows: Mapping[str, str]) -> None:
         say(f"{name:{widest}}  {text}")
 
 
+def show_folder(place: Path | str) -> None:
+    """Prints the folder of a run, or its address."""
+    show({"folder": str(place if isinstance(place, str) else shown_path(place))})
+
+
 def shown_path(path: Path) -> Path:
     """Shortens a path: relative to the working directory if it is below that."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

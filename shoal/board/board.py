@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from shoal.tables.study_table import Place, mark_best
 from shoal.tables.text_table import TextTable
 
 BOARD, FORMAT = "board.json", 1
+# The keys of a budget, and what stands for none, in words.
+WORDS = {"train.epochs": "epochs", "train.batch_size": "batches of", "evaluation.every": "evaluated every"}
+VALUES = {"None": "all rows"}
 # A cell with another budget than most has this mark.
 UNLIKE = "‡"
 
@@ -95,7 +98,7 @@ class Board:
         rows = []
         for name, setting in zip(self.names_of_settings(), self.settings):
             budget = next(entry.budget for entry in self.entries if entry.setting == setting and not entry.unlike)
-            of_budget = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in budget.items())
+            of_budget = ", ".join(f"{WORDS.get(key, key)} {VALUES.get(value, value)}" for key, value in budget.items())
             rows.append((name, *(setting.get(key, "-") for key in SHOWN), of_budget))
         return TextTable(
             ("setting", "graph", "partition", "clients", "model", "participation", "budget"), tuple(rows), 7
@@ -138,7 +141,7 @@ def _write_page(board: Board, folder: Path) -> Path:
     facts = [("Methods", str(len(board.rows()))), ("Settings", str(len(board.settings))), ("Runs", f"{runs:,}")]
     command = f"shoal verify {shlex.quote(folder.name)} --visits 20"
     sections = [
-        Section("", tables=[board.table()], leads=True),
+        Section("", tables=[replace(board.table(), title="")], leads=True),
         Section("Settings and budgets", tables=[board.table_of_settings()]),
         Section("Runs and digests", tables=[board.table_of_runs()], folded=True),
     ]

@@ -100,7 +100,8 @@ def verify_board(folder: Path, visits: int | None = None, seed: int | None = Non
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise ShoalError(f"{faults[0]}{more}")
-    put(f"{folder}: {len(board.entries)} entries hold")
+    count = len(board.entries)
+    put(f"{folder}: {'1 entry holds' if count == 1 else f'{count} entries hold'}")
 
 
 def _own_code(board: Board) -> str:

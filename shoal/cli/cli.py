@@ -23,6 +23,7 @@ from shoal.cli.past import (
     AsJson,
     fork_command,
     possible_path,
+    present_path,
     privacy_command,
     read_command,
     replay_command,
@@ -407,7 +408,7 @@ def inspect_command(
     from shoal.study.sweep_folder import is_sweep
     from shoal.tables.table_output import show_sweep
 
-    path = possible_path(place)
+    path = present_path(place)
     if path.is_file():
         raise ShoalError(path, "is a file, neither a store, a run nor a sweep; give a folder; shoal list shows them")
     if edges and (as_json or is_address(place) or not read_manifest(path).boundaries):
@@ -463,7 +464,7 @@ def verify_command(
     """Check every byte of a store or every file of a run; make the runs of a board again and name what differs."""
     from shoal.engine.runs.verify import verify_folder
 
-    path = place if is_address(place) else possible_path(place)
+    path = place if is_address(place) else present_path(place)
     for feature in FEATURES:
         if feature.verifies and isinstance(path, Path) and (path / feature.verifies[0]).exists():
             load(feature.verifies[1])(path, visits, seed)

@@ -37,6 +37,14 @@ def possible_path(place: str) -> Path:
     return path
 
 
+def present_path(place: str) -> Path:
+    """Returns the path as `possible_path` does; raises a ShoalError where nothing is there."""
+    path = possible_path(place)
+    if not path.exists():
+        raise ShoalError(place, "no such folder; shoal list shows stores and runs")
+    return path
+
+
 def replay_command(
     run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
     round_number: Annotated[int, typer.Option("--round", min=1, help="The round.")],

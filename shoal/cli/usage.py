@@ -38,6 +38,7 @@ MEANT = {
 }
 # Commands with these arguments take keys of the config, which other tools take as options.
 OF_KEYS = ("overrides", "axes")
+OF_CONFIG = ("config", "config_file", "config_path", "config_name", "cfg", "c")
 # Repetitions are values of one key; more than so many are shorter by their number.
 SEEDS, MOST_SHOWN = ("seeds", "repeat", "repeats", "repetitions", "runs"), 5
 SHORT = {"install_completion": "Add completion to the shell."}
@@ -98,6 +99,8 @@ def _command_meant(word: str, behind: Sequence[str], commands: Iterable[str]) ->
     """Returns `did you mean shoal ...? ` for a word that is no command; nothing where none is alike."""
     if word.lower() in MEANT:
         form, place = MEANT[word.lower()]
+        if word.lower() == "help" and behind and behind[0] in commands:
+            return f"did you mean shoal {behind[0]} --help? "
         given = [text for text in behind if not text.startswith("-")][: max(len(place.split()), 1)]
         return f"did you mean shoal {form.format(shlex.join(given) or place)}? "
     close = difflib.get_close_matches(word.lower(), commands, n=1)
@@ -140,6 +143,8 @@ def _option_meant(option: str, context: Any, words: Sequence[str]) -> str:
     options = [text for parameter in context.command.params for text in parameter.opts if text.startswith("--")]
     takes_keys = any(parameter.name in OF_KEYS for parameter in context.command.params)
     value = _value_of(option, words)
+    if takes_keys and name in OF_CONFIG:
+        return f"write {context.command_path} {'CONFIG' if value == 'VALUE' else shlex.quote(value)}; "
     if takes_keys and name in SEEDS:
         several = f"seeds={value}" if value.isdecimal() and int(value) > MOST_SHOWN else f"seed={_listed(value)}"
         command = "" if context.command.name == "sweep" else f" with shoal sweep {_config_in(words, value)}"

@@ -17,6 +17,7 @@ from shoal.pages.head import head_of
 from shoal.pages.headline import Headline
 from shoal.pages.page import Head, Section, is_alone, write_page
 from shoal.storage.files.atomic import replacing
+from shoal.study.constant_class import constant_of
 from shoal.study.figure_data import Curve, curve_of
 from shoal.study.plain_names import MODELS
 
@@ -41,7 +42,8 @@ def write_clock(made: Clocked, place: Path) -> Path:
     curves = [(group, _curve(made, runs)) for group, runs in zip(made.looks.groups, made.runs)]
     if panels := made.looks.panels([(group, curve) for group, curve in curves if curve is not None]):
         title = f"{made.score[:1].upper()}{made.score[1:]} {MODELS[made.scope]} by simulated time"
-        drawings.curves(figures, "score-by-simulated-time", title, panels, "simulated", f"{made.score} (%)")
+        constant = constant_of(made.looks.groups, made.scope)
+        drawings.curves(figures, "score-by-simulated-time", title, panels, "simulated", f"{made.score} (%)", constant)
     sections = [Section("", figures), Section("Costs", tables=made.tables())]
     return write_page(place, _head(made), sections)
 

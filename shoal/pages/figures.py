@@ -144,13 +144,16 @@ def curves(
         _legend(grid[0].figure, every)
 
 
-def _line_of_constant(axes: Any, share: float | None, upright: bool = False) -> None:
-    """Draws the share of the best constant class as a dotted grey line; `_dotted` names it in the title."""
-    if share is None:
-        return
-    (axes.axvline if upright else axes.axhline)(
-        100 * share, color="#666666", linestyle=(0, (1, 2)), linewidth=0.9, zorder=1
-    )
+def _line_of_constant(axes: Any, share: float | None, places: np.ndarray | None = None) -> None:
+    """Draws the share of the best constant class as a dotted grey line; `_dotted` names it in the title.
+
+    Beside points at `places`, below each other, it is upright, and leaves out the names between them.
+    """
+    style = {"color": "#777777", "linestyle": (0, (1, 2)), "linewidth": 0.9, "zorder": 1}
+    if share is not None and places is not None:
+        axes.vlines([100 * share] * len(places), places - 0.07, places + 0.07, **style)
+    elif share is not None:
+        axes.axhline(100 * share, **style)
 
 
 def _dotted(title: str, share: float | None) -> str:
@@ -216,7 +219,7 @@ def points(
             style = {**_line(look), "linestyle": "none"}
             axes.errorbar(100 * middle, place, xerr=100 * (deviation or 0), capsize=2, elinewidth=1, **style)
             _above(axes, place, look.label, number)
-        _line_of_constant(axes, constant, upright=True)
+        _line_of_constant(axes, constant, places)
         _bare(axes, x, height)
 
 
@@ -231,7 +234,7 @@ def intervals(
     places, height = _rows([label for label, *_ in shown])
     style = {"color": COLOURS[0], "marker": MARKS[0], "markersize": 3.5, "linestyle": "none"}
     with _figure(drawings, name, title, f"{title}: {text}", height=0.5 + height) as (axes,):
-        axes.axvline(0, color="#000000", linewidth=0.6)
+        axes.vlines([0] * len(places), places - 0.07, places + 0.07, color="#000000", linewidth=0.6)
         for place, (label, middle, half, number) in zip(places, shown):
             axes.errorbar(middle, place, xerr=half, capsize=2, elinewidth=1, **style)
             _above(axes, place, label, number)
@@ -338,7 +341,8 @@ def matrix(
     """
     low, high, unit = scale
     signed = low < 0
-    shown = title if signed else f"{title} (white: {low:g}{unit}, black: {high:.3g}{unit})"
+    # A dark page changes white and black.
+    shown = title if signed else f"{title} (from {low:g}{unit}, as the page, to {high:.3g}{unit}, as its text)"
     with _figure(drawings, name, shown, f"{shown}: {text}", len(panels), a_row=3) as grid:
         for axes, (panel, matrix_RC) in zip(grid, panels.items()):
             ramp = make_signed_ramp() if signed else "Greys"
@@ -553,6 +557,7 @@ def _bare(axes: Any, x: str, height: float) -> None:
     """Leaves the axis below bars that have their names above them; `height` is in inches."""
     axes.set_ylim(-0.05, height)
     axes.set_yticks([])
+    axes.xaxis.get_major_locator().set_params(nbins=6)
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(x)
 

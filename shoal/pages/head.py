@@ -14,8 +14,9 @@ from shoal.engine.config.config import Config, load_config, usual
 from shoal.engine.config.config_text import MOST_BYTES
 from shoal.engine.config.run_identity import flatten
 from shoal.engine.records.run_folder import name_of_parent, parent_of, read_summary
-from shoal.engine.records.summary import DONE
+from shoal.engine.records.summary import DISTINCT, DONE, describe_distinct
 from shoal.engine.runs.remote_run import copies_of
+from shoal.engine.screen.tables import ITEMS
 from shoal.engine.sections.sections import by_subject, facts_of
 from shoal.pages.headline import Headline
 from shoal.pages.looks import Looks
@@ -103,6 +104,9 @@ def _facts(rows: Sequence[Row], looks: Looks, config: Config, summary: Mapping[s
         shares = " / ".join(f"{100 * share:g}" for share in config.data.fractions)
         split = "of a file" if config.data.split_file else config.data.split
         facts["Split"] = f"{split}, {shares} %, seed {config.data.split_seed}"
+    if not varied_sections & {"data", "partition"}:
+        shared = describe_distinct(summary.get(DISTINCT, {}), ITEMS[config.task])
+        facts |= {"Shared": shared} if shared else {}
     part = config.participation
     who = f"{part.count} clients" if part.count is not None else f"{100 * part.ratio:g} % of the clients"
     everyone = part.count is None and part.ratio == 1

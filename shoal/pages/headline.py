@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from shoal.engine.config.config import sections, usual
+from shoal.engine.config.overrides import word_key
+from shoal.engine.config.run_identity import flatten
 from shoal.engine.records.summary import SAMPLED
 from shoal.pages.looks import Looks
 from shoal.storage.errors import ShoalError
@@ -48,7 +51,14 @@ def make_headline(looks: Looks, main: MainScore, against: Mapping[str, str], mea
         asked = ", ".join(f"{key}={value}" for key, value in against.items())
         raise ShoalError("--against", f"no runs with the same seeds and settings differ from {asked} in it alone")
     settings = [key for key in shared_keys(groups) if len({group.columns.get(key) for group in groups}) > 1]
-    return _of_settings(groups, settings, looks, main) if settings else _of_choice(groups, looks, main)
+    if not settings:
+        return _of_choice(groups, looks, main)
+    others = [] if reference else [key for key in looks.keys if key not in settings]
+    if others and (compared := _of_comparison(groups, _find_usual(others), looks, main)):
+        return compared
+    # Without a reference a headline shows settings alone.
+    alike = [group for group in groups if all(group.columns.get(key) == groups[0].columns.get(key) for key in others)]
+    return _of_settings(alike, settings, looks, main)
 
 
 def find_reference(groups: Sequence[Group], looks: Looks, against: Mapping[str, str]) -> dict[str, str]:
@@ -58,6 +68,14 @@ def find_reference(groups: Sequence[Group], looks: Looks, against: Mapping[str, 
         return dict(against)
     methods = list(dict.fromkeys(group.columns[key] for group in groups if key in group.columns))
     return {key: next((name for name in REFERENCES if name in methods), methods[0])}
+
+
+def _find_usual(keys: Sequence[str]) -> dict[str, str]:
+    """Returns the defaults of keys, with which their other values are compared."""
+    plain, of_sections = flatten(usual().plain()), sections()
+    return {
+        key: str(plain.get(f"{key}.{word_key(of_sections[key])}" if key in of_sections else key, "")) for key in keys
+    }
 
 
 def _of_one(group: Group, looks: Looks, main: MainScore, mean: str) -> Headline:

@@ -58,6 +58,7 @@ from shoal.tables.table_output import chosen_by
 from shoal.tables.text_table import TextTable
 
 COMPARISON = "comparison"
+CONSTANT = "always the most frequent class"
 MIB = 1 << 20
 # With so many clients a histogram says more than single ones. At most so many panels show single clients.
 MANY_CLIENTS, MOST_SCATTERED = 100, 6
@@ -162,7 +163,7 @@ class _Accuracies:
         return [
             Section("", first),
             Section("Results", tables=[results, *self._targets()], note=missing),
-            Section("Accuracy and traffic", rest, note=self._note(), folded=True),
+            Section("Accuracy and traffic", rest, note=self._note() if rest else "", folded=True),
             Section("Clients", self._clients(), note=self._of_each_method(), folded=True),
             Section("Classes", self._classes(), note=self._of_each_method(), folded=True),
             Section("Who learns from whom", self._records(), folded=True),
@@ -223,9 +224,10 @@ class _Accuracies:
         heads = self.looks.names.key(grid.rows.key), self.looks.names.key(grid.columns.key)
         than = self.looks.label_of(grid.reference)
         title = f"{self._title()}, points above {than}" if than else self._title()
+        of_constant = "" if than or self._constant is None else f" ({CONSTANT}: {100 * self._constant:.1f} %)"
         drawn: list[Drawing] = []
         unit = "points" if than else self.score
-        drawings.grid(drawn, "grid", f"{title}, by {heads[0]} and {heads[1]}", grid, heads, unit)
+        drawings.grid(drawn, "grid", f"{title}, by {heads[0]} and {heads[1]}{of_constant}", grid, heads, unit)
         figures[:0] = drawn
 
     def _points(self, figures: list[Drawing]) -> None:

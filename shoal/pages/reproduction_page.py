@@ -11,8 +11,8 @@ from statistics import fmean, stdev
 import numpy as np
 
 from shoal.engine.config.config import SHIPPED
-from shoal.pages.figures import MOST_NAMED, Drawing, Point, matrix, over_key
-from shoal.pages.looks import in_panels
+from shoal.pages.figures import MOST_NAMED, Drawing, Point, matrix, over_key, points
+from shoal.pages.looks import Look, in_panels
 from shoal.pages.page import Head, Section, write_page
 from shoal.pages.table_runs import Asked, TableRuns
 from shoal.pages.verdicts import Agreement
@@ -64,8 +64,9 @@ def write_results(
             parts += [f"## {title}", "", runs, ""]
             continue
         table, line = runs.table(), agreements[name].line
-        # The head of the page has the changed keys, and how many figures of all tables agree.
-        of_page = replace(table, title="", notes=tuple(note for note in table.notes if note != line))
+        # The head of the page has the changed keys, and how many figures of all tables agree, or why none can.
+        in_head = {line, *asked.why_apart}
+        of_page = replace(table, title="", notes=tuple(note for note in table.notes if note not in in_head))
         note = line if agreements[name] != agreement else ""
         sections.append(Section(f"{name}: {read.title}", _drawings(runs), [of_page], note=note))
         parts += [f"## {title}", "", replace(table, title="").markdown()]
@@ -74,8 +75,19 @@ def write_results(
     with replacing(folder / TABLES) as unfinished:
         unfinished.write_text("\n".join(parts))
     command = _command(paper, [runs.name for runs in all_runs], asked)
-    head = Head(heading, agreement.number, agreement.number_is, _facts(paper, all_runs), command)
+    head = Head(heading, *_headline(all_runs, agreement, asked), _facts(paper, all_runs), command)
     return write_page(folder, head, sections)
+
+
+def _headline(tables: Sequence[TableRuns], agreement: Agreement, asked: Asked) -> tuple[str, str]:
+    """Returns how many figures agree with the paper's; of runs that are others, how many there are, and why none can.
+
+    The second text has the words behind the number.
+    """
+    if asked.compares:
+        return agreement.number, agreement.number_is
+    have = [bool(runs.values(place)[0]) for runs in tables for place in range(len(runs.cells))]
+    return f"{sum(have)} of {len(have)}", "; ".join(["figures have runs", *asked.why_apart])
 
 
 def _facts(paper: Paper, tables: Sequence[TableRuns]) -> list[tuple[str, str]]:
@@ -103,6 +115,7 @@ def _command(paper: Paper, tables: Sequence[str], asked: Asked) -> str:
 def _drawings(runs: TableRuns) -> list[Drawing]:
     figures: list[Drawing] = []
     _draw_gaps(figures, runs)
+    _draw_beside(figures, runs)
     _draw_over_key(figures, runs)
     return figures
 
@@ -128,6 +141,21 @@ def _draw_gaps(figures: list[Drawing], runs: TableRuns) -> None:
             figures, f"gaps-{runs.name}-{block}".strip("-"), title, {"": gap_RC}, ("", ""), text, rows,
             (-most, most, " points"), columns, int(len(columns) <= ROOMY),
         )  # fmt: skip
+
+
+def _draw_beside(figures: list[Drawing], runs: TableRuns) -> None:
+    """Draws our scores beside the paper's, where runs are others than the paper's, so that a gap would say nothing."""
+    looks: list[Look[tuple[float, float | None]]] = []
+    for place, cell in enumerate(runs.cells):
+        ours = [value / 100 for value in runs.values(place)[0]] if is_share(cell.score) else []
+        if ours:
+            looks.append(Look(cell.label, 0, 0, (fmean(ours), stdev(ours) if len(ours) > 1 else None)))
+        if ours and (printed := cell.printed) is not None:
+            spread = None if printed.deviation is None else printed.deviation / 100
+            looks.append(Look(f"{cell.label}: the paper's", 1, 0, (printed.value / 100, spread)))
+    if looks and not runs.asked.compares:
+        title = f"{runs.name}: ours, and the paper's, which are of other runs"
+        points(figures, f"beside-{runs.name}", title, looks, score_name(runs.read.score, {}, short=True))
 
 
 def _draw_over_key(figures: list[Drawing], runs: TableRuns) -> None:

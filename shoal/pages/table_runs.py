@@ -70,6 +70,11 @@ class Asked:
         return not self.smallest and not self.changed
 
     @property
+    def why_apart(self) -> list[str]:
+        """Returns the reasons why runs are others than those of the paper; none where they are the same."""
+        return [SMALLEST] * self.smallest + [CHANGED.format(", ".join(self.changed))] * bool(self.changed)
+
+    @property
     def title(self) -> str:
         """Returns the end of a title, with the changed keys; empty where there are none."""
         return f", with {', '.join(self.changed)}" if self.changed else ""
@@ -286,8 +291,7 @@ class TableRuns:
         scores = ", ".join(dict.fromkeys(cell.score for cell in self.cells))
         notes = [f"ours: {scores}, mean ± sample standard deviation; scores: {MEANS[self.read.mean]}"]
         notes += [NOISE] if self.asked.compares else []
-        notes += [SMALLEST] if self.asked.smallest else []
-        notes += [CHANGED.format(", ".join(self.asked.changed))] if self.asked.changed else []
+        notes += self.asked.why_apart
         notes += [f"a part of the table: {', '.join(dict.fromkeys(self.asked.only))}"] if self.asked.only else []
         if not self.asked.smallest and self._seeds != self.read.seeds:
             notes.append(f"{self._seeds} seeds, where the table has {self.read.seeds}")

@@ -178,7 +178,24 @@ def _run_in_debugger(method: Algorithm, hook: str, *arguments: Any) -> Any:
     """Runs a hook as it is, for the first time in the debugger."""
     plain = getattr(type(method), hook).__get__(method)
     first = vars(method).pop(hook, None) is not None
-    return pdb.Pdb().runcall(plain, *arguments) if first else plain(*arguments)
+    if not first:
+        return plain(*arguments)
+    debugger = _Debugger()
+    made = debugger.runcall(plain, *arguments)
+    if debugger.left:
+        raise BdbQuit
+    return made
+
+
+class _Debugger(pdb.Pdb):
+    """A debugger that says whether its user left it, which `runcall` hides."""
+
+    left = False
+
+    def set_quit(self) -> None:
+        """Notes that the user left, and ends the debugger."""
+        self.left = True
+        super().set_quit()
 
 
 def _confusion(visit: Visit, when: str) -> Confusion:

@@ -35,9 +35,8 @@ def chosen_table(plain: Mapping[str, Any]) -> TextTable:
         rounds = (f"{search['rounds']:,}", f"{search['without']:,}")
         rows.append((_name(search), str(len(search["trials"])), str(complete), *rounds, score, chosen))
     heads = ("search", "trials", "complete", "rounds", "unpruned", "validation (%)", "chosen")
-    note = (
-        f"validation of {plain['by']} models, mean of {plain['seeds']} seeds that report nothing; rounds of all seeds"
-    )
+    seeds = "of 1 seed that reports" if plain["seeds"] == 1 else f"mean of {plain['seeds']} seeds that report"
+    note = f"validation of {plain['by']} models, {seeds} nothing; rounds of all seeds"
     return TextTable(heads, tuple(rows), len(heads), title="Chosen options", notes=(note,))
 
 

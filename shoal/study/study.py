@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from shoal.engine.config.config import Config, load_config, require_names, sections
 from shoal.engine.config.config_text import MOST_BYTES, require_small
 from shoal.engine.config.effects import COMMAND_LINE
+from shoal.engine.config.faults import override_meant
 from shoal.engine.config.overrides import word_key
 from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.config.sections import current_name
@@ -81,7 +82,8 @@ def combinations(axes: Sequence[str]) -> list[Selection]:
 def _values(axis: str) -> list[Selection]:
     key, equals, text = axis.partition("=")
     if not equals or not key:
-        raise ShoalError(_shorten(axis), FORM)
+        meant = override_meant(key, "A,B,C", Config)
+        raise ShoalError(_shorten(axis), f"write {meant}; {FORM}" if meant else FORM)
     if key in SEEDS:
         return _repetitions(axis, key, text)
     keys = key.split("+")

@@ -213,7 +213,12 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
         elif (path / CONFIG).exists():
             say(f"{path}: {'failed' if failure_of(path) else 'stopped'} before its first round; left out")
         elif len(paths) == 1 or path.name != SWEEPS:
-            raise ShoalError(path, "neither a run nor a sweep; give folders that shoal run or shoal sweep wrote")
+            inside = (
+                f"{path}/*, the runs in it"
+                if any(path.glob(f"*/{CONFIG}"))
+                else "folders that shoal run or shoal sweep wrote"
+            )
+            raise ShoalError(path, f"neither a run nor a sweep; give {inside}")
     # A run that is in two sweeps counts once.
     rows = list({row.path.resolve(): row for row in rows_found}.values())
     begun = [row for row in rows if (row.path / CONFIG).exists()]

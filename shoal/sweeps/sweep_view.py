@@ -38,9 +38,10 @@ class SweepView:
                 self._took.setdefault(others_of(row), []).append(row.figures["seconds.rounds"])
 
     def label(self, place: int) -> str:
-        """Returns the values of a run, of the keys that vary, in a line."""
+        """Returns the values of a run, of the keys that vary, in a line; the name of a run without any."""
         columns = self._rows[place].columns
-        return ", ".join(with_value(self._names[key], _value(key, columns)) for key in self._varied if key in columns)
+        texts = (with_value(self._names[key], _value(key, columns)) for key in self._varied if key in columns)
+        return ", ".join(texts) or self._rows[place].run
 
     def begin(self, place: int) -> None:
         """Notes that a run is at work; its store is prepared."""

@@ -132,8 +132,8 @@ def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
     read = _read_runs(rows, layout)
     if read is None:
         return TextTable(("runs",), (), 1, title=title, notes=("no run is finished",))
-    keys, column = _arrange(read, layout)
-    table = _join(_cells(read.numbers.groups, keys, column), keys, column, read, title)
+    keys, column, apart = _arrange(read, layout)
+    table = _join(_cells(read.numbers.groups, keys, column, apart), keys, column, read, title)
     return replace(table, notes=(*layout.notes, *table.notes))
 
 
@@ -234,15 +234,18 @@ def read_against(text: str, groups: Sequence[Group], names: PlainNames) -> dict[
     return matches
 
 
-def _arrange(read: _Read, layout: Layout) -> tuple[list[str], str | None]:
-    """Chooses the keys that name a row, and the key that has the columns as values, if any."""
+def _arrange(read: _Read, layout: Layout) -> tuple[list[str], str | None, int]:
+    """Chooses the keys that name a row, and the key that has the columns as values, if any.
+
+    Counts, too, the first of the keys whose equal values are to stand together.
+    """
     groups = read.numbers.groups
     if layout.rows or layout.columns or (len(read.figures) > 1 and not read.pair):
-        return list(layout.rows) or [key for key in list_varied(groups) if key != layout.columns], layout.columns
+        return list(layout.rows) or [key for key in list_varied(groups) if key != layout.columns], layout.columns, 0
     return _pivot(groups)
 
 
-def _pivot(groups: Sequence[Group]) -> tuple[list[str], str | None]:
+def _pivot(groups: Sequence[Group]) -> tuple[list[str], str | None, int]:
     """Makes methods the rows, and the key of settings with most values, up to `MOST_COLUMNS`, the columns.
 
     A key that follows from that of the columns, such as the clients of a dataset, names no row.
@@ -252,12 +255,12 @@ def _pivot(groups: Sequence[Group]) -> tuple[list[str], str | None]:
     count = {key: len({group.columns.get(key) for group in groups}) for key in settings}
     can = [key for key in settings if of_method and count[key] <= MOST_COLUMNS]
     if not can:
-        return [*settings, *of_method], None
+        return [*settings, *of_method], None, len(settings)
     column = max(can, key=count.__getitem__)
     apart = [
         key for key in settings if len({(g.columns.get(column), g.columns.get(key)) for g in groups}) > count[column]
     ]
-    return [*apart, *of_method], column
+    return [*apart, *of_method], column, len(apart)
 
 
 def _meant(figure: str, known: Mapping[str, float]) -> str:
@@ -320,8 +323,13 @@ class _Numbers:
         return f"{text} [{_number(spread.low, figure, sign)}, {_number(spread.high, figure, sign)}]"
 
 
-def _cells(groups: Sequence[Group], keys: Sequence[str], column: str | None) -> dict[tuple[str, ...], dict[str, Group]]:
-    """Arranges groups by the values of the row's keys and the value of the column's key."""
+def _cells(
+    groups: Sequence[Group], keys: Sequence[str], column: str | None, apart: int
+) -> dict[tuple[str, ...], dict[str, Group]]:
+    """Arranges groups by the values of the row's keys and the value of the column's key.
+
+    Rows with the same values of the first `apart` keys stand together.
+    """
     cells: dict[tuple[str, ...], dict[str, Group]] = {}
     for group in groups:
         row = tuple(group.columns.get(key, "-") for key in keys)
@@ -331,7 +339,9 @@ def _cells(groups: Sequence[Group], keys: Sequence[str], column: str | None) -> 
             shared = ", ".join(key for key in group.columns if of_row[value].columns.get(key) != group.columns[key])
             raise ShoalError("--rows", f"combinations that differ in {shared} would share a cell; name it, too")
         of_row[value] = group
-    return cells
+    places = [list(dict.fromkeys(values)) for values in zip(*cells)][:apart]
+    order = sorted(cells, key=lambda row: [of_key.index(value) for of_key, value in zip(places, row)])
+    return {row: cells[row] for row in order}
 
 
 def _join(
@@ -377,15 +387,22 @@ def _join(
 def _constants(
     cells: Mapping[tuple[str, ...], Mapping[str, Group]], wanted: Sequence[tuple[str, str]], read: _Read
 ) -> list[str]:
-    """Returns the scores of the best constant class by column, if it is above all cells of one; else nothing."""
+    """Returns the scores of the best constant class by column, if it is above all that marks compare in one.
+
+    Else it returns nothing.
+    """
     numbers, texts, wins = read.numbers, [], False
+    keys = shared_keys(numbers.groups)
     if numbers.against or numbers.statistic != "mean":
         return []
     for figure, value in wanted:
         groups = [group for row in cells.values() if (group := row.get(value)) and group.values(figure)]
         constant = constant_of(groups, figure.partition(".")[0], numbers.mean) if is_test(figure) else None
-        middles = [spread.middle for group in groups if (spread := numbers.spread(group, figure))]
-        wins |= constant is not None and constant > max(middles)
+        best: dict[tuple[str | None, ...], float] = {}
+        for group in groups:
+            shared, spread = tuple(group.columns.get(key) for key in keys), numbers.spread(group, figure)
+            best[shared] = max(best.get(shared, 0.0), spread.middle if spread else 0.0)
+        wins |= constant is not None and constant > min(best.values(), default=1.0)
         texts.append("-" if constant is None else _number(constant, figure))
     return texts if wins else []
 

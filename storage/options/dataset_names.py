@@ -116,6 +116,8 @@ def require_dataset(name: str) -> None:
     if lower not in DATASETS and not has_user_options(name):
         names = f"{', '.join(DATASETS)}, tu:NAME, ogb:NAME, pyg:CLASS/NAME, or my_file.py:MyDataset"
         meant = did_you_mean_name(lower, DATASETS, OTHER_NAMES)
+        if not meant and Path(name).is_dir():
+            meant = f"write data.dataset=files data.path={name}; "
         raise ShoalError("data.dataset", f"{meant}unknown dataset '{name}'; known are {names}")
 
 

@@ -170,8 +170,14 @@ def test_attribute_that_is_elsewhere_is_named(
     """As `client.gone` of the helper; every place that is named for a client is there."""
     _, folder = mine
     client = make_client(make_view(3, [(0, 1)], [0, 1, 0], [0], 2), build("sgc", 3, 2, 0, 0.0, {}))
-    for name, says in (("predict", '; write client.model.logits_of("test")'), ("modell", "; did you mean 'model'?")):
-        (folder / "helper.py").write_text(f"def fails(client):\n    return client.{name}\n")
+    for code, says in (
+        ("client.predict", '; write client.model.logits_of("test")'),
+        ("client.modell", "; did you mean 'model'?"),
+        ("client.info.num_samples", "; write info.train"),
+        ("client.info.trian", "; did you mean 'train'?"),
+        ("shoal.Ask('train', {})['w']", "not subscriptable; replies come by yield: got = yield shoal.Ask(...)"),
+    ):
+        (folder / "helper.py").write_text(f"import shoal\n\ndef fails(client):\n    return {code}\n")
         again = load(describe(f"{folder / 'mine.py'}:Mine", {}))
         assert line_of(again, "upload", client, None, "train").endswith(says)
     for hints in ELSEWHERE.values():
@@ -180,3 +186,4 @@ def test_attribute_that_is_elsewhere_is_named(
                 assert attrgetter(path[1][1:])(client) is not None, hint
     there = {field.name for field in dataclasses.fields(Context)} | set(dir(Context))
     assert {name for hint in ELSEWHERE["Context"].values() for name in re.findall(r"ctx\.(\w+)", hint)} <= there
+    assert {hint.removeprefix("info.") for hint in ELSEWHERE["ClientInfo"].values()} <= vars(client.info).keys()

@@ -3,6 +3,7 @@
 It works in a folder whose own modules have the names of its folders: none of them is imported.
 """
 
+import csv
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import zipfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
+from statistics import fmean
 
 import pytest
 from ray._private.runtime_env.packaging import create_package
@@ -225,3 +227,38 @@ def test_user_file_of_our_own_name_is_refused(tmp_path: Path, monkeypatch: pytes
         require_own_package()
     monkeypatch.chdir(ROOT)
     require_own_package()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="not in a clone")
+def test_five_commands_of_a_fresh_clone_lead_to_a_curve_that_rises(tmp_path: Path) -> None:
+    """As README and tutorial have them: `make run`, its last line, a sweep, its page, a table; without a network."""
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{ROOT}", str(tmp_path / "clone")], check=True)
+    programs = fresh_environment(tmp_path / "clone" / ".venv")
+    (programs / "pip").write_text(f'#!/bin/sh\nexec {programs}/python -m pip "$@"\n')
+    (programs / "pip").chmod(0o755)
+    here = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    outside = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    env = {**outside, **here, "SHOAL_DATA": str(tmp_path / "data"), "OMP_NUM_THREADS": "1"}
+    # The environment that runs the tests has a command of the same name.
+    env["PATH"] = os.pathsep.join(part for part in env["PATH"].split(os.pathsep) if ".venv" not in part)
+    made = subprocess.run(["make", "run"], cwd=tmp_path / "clone", env=env, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    tutorial = (ROOT / "docs" / "tutorials" / "figure.md").read_text()
+    lines = [made.stdout.splitlines()[-1], *re.findall(r"(?m)^(?:shoal|ls) .*$", tutorial)]
+    assert len(lines) == 4
+    done = subprocess.run(
+        ["bash", "-ec", "\n".join(lines)], cwd=tmp_path / "clone", env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (sweep,) = (path for path in (tmp_path / "clone" / "runs" / "sweeps").iterdir() if path.is_dir())
+    assert len(list((sweep / "report" / "figures").glob("*-by-participation-ratio.svg"))) == 1
+    with (sweep / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    scores: dict[float, list[float]] = {0.2: [], 0.5: [], 1.0: []}
+    for row in rows:
+        if row["algorithm"] == "fedavg":
+            scores[float(row["participation.ratio"])].append(float(row["global.best.test"]))
+    reached = [fmean(of_rate) for of_rate in scores.values()]
+    assert reached == sorted(reached)
+    assert "\\toprule" in (tmp_path / "clone" / "table.tex").read_text()

@@ -94,7 +94,7 @@ class Page:
         return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"]["value"]
 
     def _next(self) -> dict[str, Any]:
-        text = b""
+        text = bytearray()
         while not text.endswith(b"\0"):
             byte = self._read.read(1)
             assert byte, "the browser has ended"

@@ -261,7 +261,7 @@ def read_tables(
 def _nodes(
     nodes: Path, labels: bool, faults: Faults, target: Target, texts_of: Sequence[str]
 ) -> tuple[dict[str, Any], pa.Array | None]:
-    """Reads the arrays of nodes, and their ids as texts; None: there are none, or not each once."""
+    """Reads the arrays of nodes, and their ids as texts, also where some are there twice; None: there are none."""
     needed = (ID, LABEL) if labels else (ID,)
     columns, parts = open_table(nodes, (ID, LABEL, SPLIT, CLIENT, KIND), needed)
     targets = [] if target == CLASSIFICATION else [name for name in columns if name.startswith(SEVERAL)]
@@ -306,7 +306,7 @@ def _nodes(
         return {}, None
     whole = {name: pa.concat_arrays(kept) for name, kept in texts.items()}
     arrays: dict[str, Any] = {"notes": [_without_name(nodes, name) for name in unnamed]}
-    ids = None
+    ids = whole[ID].drop_null().unique()
     with faults.gathered():
         arrays["ids"], ids = clean_ids(whole[ID], len(whole[ID]), nodes), whole[ID]
     with faults.gathered():

@@ -10,6 +10,7 @@ from support.fixtures import Keys
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.readout import Readout
 
+WHOLE, POINT, BOOLEAN = "must be a whole number", "must be a number with a point, as 0.5", "must be true or false"
 NONE, TYPE, CHOICE, RANGE = "no such option", "must be of type", "must be one of", "must be at least"
 AT_LEAST, AT_MOST = "at least", "at most"
 VALUES: list[tuple[str, dict[str, Any], str, str]] = [
@@ -28,11 +29,14 @@ VALUES: list[tuple[str, dict[str, Any], str, str]] = [
     ("gcn", {"head_dropout": 0}, "head_dropout", TYPE),
     ("mlp", {"hidden": "64"}, "hidden", TYPE),
     ("mlp", {"hidden": 64.0}, "hidden", TYPE),
+    ("gcn", {"head_dropout": 0}, "head_dropout", BOOLEAN),
+    ("mlp", {"hidden": "64"}, "hidden", WHOLE),
+    ("mlp", {"hidden": 64.0}, "hidden", WHOLE),
     ("mlp", {"hidden": 2**30}, "hidden", "must be at most"),
-    ("mlp", {"layers": True}, "layers", TYPE),
-    ("mlp", {"layers": None}, "layers", TYPE),
+    ("mlp", {"layers": True}, "layers", WHOLE),
+    ("mlp", {"layers": None}, "layers", WHOLE),
     ("mlp", {"layers": 1001}, "layers", "must be at most"),
-    ("gamlp", {"attention": 3}, "attention", TYPE),
+    ("gamlp", {"attention": 3}, "attention", "must be a text"),
     ("gamlp", {"attention": "x"}, "attention", "there is no"),
     ("gamlp", {"layers": 0}, "layers", RANGE),
     ("gin", {"layers": 0}, "layers", RANGE),
@@ -89,7 +93,7 @@ OTHER_TASKS: list[tuple[str, str, dict[str, Any], str, str]] = [
 ]
 PROMPTS: list[tuple[str, str, Any, str]] = [
     ("gpf", "nodes", 0.5, "it has none"),
-    ("vpg", "nodes", "x", TYPE),
+    ("vpg", "nodes", "x", POINT),
     ("vpg", "nodes", 0.0, "more than 0"),
     ("vpg", "nodes", 1.5, AT_MOST),
     ("vpg", "nodes", math.nan, "must be finite"),

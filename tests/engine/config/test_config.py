@@ -433,8 +433,8 @@ def test_load_config_without_a_file_is_refused(tmp_path: Path) -> None:
         with refused(place, says="not a config: Is no file"):
             load_config(place)
     # A file that is not there, a folder that is no run, and one whose config is a folder.
-    for path, place in ((tmp_path / "none.yaml", "none.yaml"), (tmp_path, "config.yaml")):
-        with refused(tmp_path / place, says="no such config"):
+    for path, says in ((tmp_path / "none.yaml", "no such config"), (tmp_path, "is a folder without config.yaml")):
+        with refused(path, says=says):
             load_config(path)
     (tmp_path / "config.yaml").mkdir()
     with refused(tmp_path / "config.yaml", says="cannot be read: Is a directory"):

@@ -265,11 +265,14 @@ def test_a_board_has_means_intervals_and_ranks_and_holds(
     table = board.table()
     assert sorted(row[0] for row in table.rows) == ["FedAvg", "Local"]
     assert len(table.heads) == 3
+    page = (made / "runs" / "board" / "index.html").read_text()
+    assert page.partition("<main>")[2].count(board.title) == 1
+    assert "rounds 4, epochs 3, batches of all rows, evaluated every 1, options tried 1" in page
     verify_board(few)
     whole = capsys.readouterr().out
     verify_board(made / "runs" / "board", visits=5, seed=1)
     drawn = capsys.readouterr().out
-    for out, entries, said in ((whole, 1, "1 entries hold"), (drawn, 4, "4 entries hold")):
+    for out, entries, said in ((whole, 1, "1 entry holds"), (drawn, 4, "4 entries hold")):
         assert out.count("holds: 2 runs") == entries
         assert out.count(said) == 1
     # Two runs of four rounds and four clients each, all again; drawn visits need fewer.

@@ -159,6 +159,22 @@ def test_a_run_that_is_refused_names_and_leaves_no_folder(
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["other"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("key", ["engine.device=cuda", "resources.server_gpus=1"])
+def test_a_run_without_its_gpu_names_and_leaves_no_folder(
+    tiny: Path, status: Status, capsys: Capture, key: str
+) -> None:
+    before = sorted(tiny.parent.rglob("*"))
+    assert status("run", tiny, "run.root=elsewhere", key, "engine.backend=local") == 2
+    said = capsys.readouterr()
+    assert "finds no GPU on this host; install a torch built for CUDA" in said.err.splitlines()[-1]
+    assert "folder" not in said.out + said.err
+    assert not Path("elsewhere").exists()
+    assert status("run", tiny, "engine.backend=local") == 0
+    assert "folder" in capsys.readouterr().err
+    assert before != sorted(tiny.parent.rglob("*"))
+
+
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_debug_shows_the_traceback(tiny: Path, status: Status, capsys: Capture, place: str) -> None:
     wrong = ("run", tiny, "rounds=0")
@@ -233,7 +249,7 @@ def test_missing_package_is_named_as_pip_installs_it() -> None:
 
 
 def test_paths_that_hold_nothing(tmp_path: Path, refused: Refused) -> None:
-    assert "no such config" in refused("export", tmp_path)
+    assert "is a folder without config.yaml, so no run" in refused("export", tmp_path)
     for command in ("verify", "inspect"):
         assert "manifest.json" in refused(command, tmp_path)
     (tmp_path / "manifest.json").mkdir()

@@ -40,6 +40,31 @@ MISTAKES = [
     ("run quickstart partition.method=dirichlett", "partition.method: did you mean 'dirichlet'? expected 'metis', "),
     ("run quickstart attack=signflip", "attack.kind: did you mean 'sign_flip'? expected none, label_flip, backdoor, "),
     ("run quickstart evaluation.every=never", "evaluation.every: expected a whole number, found 'never'"),
+    (
+        "run quickstart participation.clients=3",
+        "participation.clients: did you mean 'participation.count'? unknown key; known here: ratio, count, ",
+    ),
+    ("run quickstart train.rounds=3", "train.rounds: did you mean 'rounds'? unknown key; known here: epochs, "),
+    ("run quickstart ray.num_cpus=4", "ray.num_cpus: did you mean 'engine.hosts'? unknown key; known here: address, "),
+    ("run quickstart output=out", "output: did you mean 'run.root'? unknown key; known here: name, seed, "),
+    ("run quickstart callbacks=wandb", "callbacks: expected a list, found {'name': 'wandb'}; write callbacks=[wandb]"),
+    (
+        "run quickstart participation=all",
+        "participation: give participation.ratio, participation.count, participation.draw or another of its keys; ",
+    ),
+    (
+        "run quickstart data.fractions=0.6,0.2,0.2",
+        "data.fractions: expected a list, found '0.6,0.2,0.2'; write data.fractions=[0.6,0.2,0.2]",
+    ),
+    (
+        "run quickstart model.hidden=64,64",
+        "model.hidden: must be a whole number, found '64,64'; several values are for shoal sweep",
+    ),
+    (
+        "sweep quickstart algorithm=[fedavg,fedgta]",
+        "algorithm: expected a name, or keys with a name among them, found [{'name': 'fedavg'}, {'name': 'fedgta'}]; "
+        "several values are for shoal sweep, with commas and without brackets",
+    ),
     # Names.
     ("run quickstart algorithm=fedavgg", "algorithm.name: did you mean 'fedavg'? 'fedavgg' is unknown; there are "),
     ("run quickstart algorithm=FedSage+", "algorithm.name: did you mean 'fedsage_plus'? 'FedSage+' is unknown; "),
@@ -47,6 +72,8 @@ MISTAKES = [
     ("run quickstart algorithm=fedavg,local", "algorithm.name: several values are for shoal sweep; 'fedavg,local' is"),
     ("run quickstart model=graphsage", "model.name: did you mean 'sage'? there is no 'graphsage'; choose one of "),
     ("run quickstart data.dataset=arxiv", "data.dataset: did you mean 'ogbn-arxiv'? unknown dataset 'arxiv'; known"),
+    ("run quickstart data.dataset=./graph", "data.dataset: write data.dataset=files data.path=./graph; unknown "),
+    ("run quickstart algorithm=./mine.Mine", "algorithm.name: write ./mine.py:Mine; './mine.Mine' is unknown; "),
     # Words in place of key=value, and options in place of keys.
     ("run quickstart lr 0.1", "lr: write train.lr=0.1; an override has the form key.sub=value"),
     ("run quickstart fedavg", "fedavg: write algorithm=fedavg; an override has the form key.sub=value"),
@@ -54,7 +81,16 @@ MISTAKES = [
     ("run quickstart --clients 20", "--clients: write partition.clients=20; shoal run has no such option; see shoal "),
     ("run quickstart --seeds 3", "--seeds: write seed=0,1,2 with shoal sweep quickstart; shoal run has no such option"),
     ("run quickstart --dryrun", "--dryrun: did you mean --dry-run? shoal run has no such option; see shoal run --help"),
+    ("run --config quickstart", "--config: write shoal run quickstart; shoal run has no such option; see shoal run "),
+    ("run data.dataset=cora", "data.dataset=cora: is an override; a config comes before it, as in quickstart KEY=VALU"),
+    (
+        "sweep quickstart algorithm=fedavg, fedgta",
+        "fedgta: write algorithm=fedgta; an axis of a sweep has the form key.sub=a,b,c",
+    ),
     # Commands.
+    ("help run", "help: did you mean shoal run --help? no such command; see shoal --help"),
+    ("verify nothing", "nothing: no such folder; shoal list shows stores and runs"),
+    ("table old", "old: neither a run nor a sweep; give old/*, the runs in it"),
     ("run", "shoal run: CONFIG is missing, as in shoal run quickstart; see shoal run --help"),
     ("resume runs/x", "resume: did you mean shoal run runs/x --resume? no such command; see shoal --help"),
     ("datasets", "datasets: did you mean shoal list datasets? no such command; see shoal --help"),
@@ -62,6 +98,22 @@ MISTAKES = [
     ("sweep quickstart", "quickstart: name what varies, as in seed=0,1,2; a file of a study has the key axes"),
     ("report runs/x", "runs/x: neither a run nor a sweep; give folders that shoal run or shoal sweep wrote"),
     # Files.
+    (
+        "run mine.py",
+        "mine.py: is no config; a config names code of yours, as in shoal run quickstart algorithm=mine.py:",
+    ),
+    (
+        "run ./graph",
+        "./graph: is a folder without config.yaml, so no run; a config names the folder of a graph by data.",
+    ),
+    (
+        "run graph/nodes.csv",
+        "graph/nodes.csv: is no config; a config names the folder of a graph by data.path, as shoa",
+    ),
+    (
+        "run quickstart algorithm=mine.py:Mine engine.backend=local",
+        "mine.py, line 6: Mine has no round(self, server, ctx, cohort), the server's part of a round",
+    ),
     ("run quikstart", "quikstart: did you mean 'quickstart'? no such config or run; shoal list shows runs; by name "),
     ("run mine.yaml", "mine.yaml: data: write data: {dataset: cora}; expected keys of its own, found 'cora'"),
     ("run empty.yaml", "empty.yaml: name: missing; write name: mine"),
@@ -86,11 +138,21 @@ FILES = {
     "engine: {backend: local}}",
     "graph/nodes.csv": "node_id,y,age\n1,a,30\n2,b,40\n",
     "graph/edges.csv": "src,dst\n1,2\n",
+    "old/one-01234567/config.yaml": "",
+    "mine.py": """from dataclasses import dataclass
+
+import shoal
+
+@dataclass(frozen=True)
+class Mine(shoal.Algorithm):
+    def setup(self, ctx):
+        return {"n": [info.train for info in ctx.clients]}
+""",
 }
 
 
-def test_there_are_forty_five() -> None:
-    assert len(MISTAKES) == len({command for command, _ in MISTAKES}) == 45
+def test_there_are_sixty_six() -> None:
+    assert len(MISTAKES) == len({command for command, _ in MISTAKES}) == 66
 
 
 @pytest.mark.parametrize(("command", "line"), MISTAKES, ids=[command for command, _ in MISTAKES])
@@ -105,7 +167,7 @@ def test_a_typical_mistake_ends_in_one_line_with_the_way_out(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "data"))
     for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert status(*shlex.split(command)) == 2
     said = capsys.readouterr()

@@ -366,6 +366,7 @@ def test_command_writes_a_page_and_names_the_late(runs: list[Path], tmp_path: Pa
     page = (tmp_path / "index.html").read_text()
     assert "simulated seconds" in page
     assert "phones.csv" in page
+    assert "(dotted: always the most frequent class, " in page
     # What was clocked, the command, and units; the file of devices has no price, that of links has prices in dollars.
     for shown in ("FedAvg, FedProto", "sbm, 120 nodes", "money (USD)", "energy (J)"):
         assert shown in page

@@ -123,3 +123,23 @@ def test_the_model_of_the_server_stands_where_some_clients_miss_rounds(taking_pa
     of_fedavg = "global" if taking_part == SOME else "deployed"
     assert [main.scope(group) for group in groups] == [of_fedavg, of_fedavg, "deployed", "deployed"]
     assert MainScore(groups, "deployed").figures == ["deployed.best.test"]
+
+
+def test_defences_of_a_method_are_compared_with_the_mean_under_each_attack() -> None:
+    """Never one defence under one attack with another under another; settings alone are shown where none is usual."""
+    levels = {"none": (0.8, 0.78, 0.4), "sign_flip": (0.1, 0.6, 0.3)}
+    rows = [
+        row
+        for attack, scores in levels.items()
+        for row in rows_of("aggregation", dict(zip(("mean", "median", "krum"), scores)), attack=attack)
+    ]
+    apart = [
+        100 * (scores_in(rows, aggregation="median", attack=kind) - scores_in(rows, aggregation="mean", attack=kind))
+        for kind in levels
+    ]
+    found = headline(rows)
+    assert found.number == f"{np.mean(apart):+.1f} points"
+    assert found.number_is.startswith("aggregation median over aggregation mean, test accuracy of deployed models")
+    assert "mean over 2 settings; 95 % interval" in found.number_is
+    without = headline([row for row in rows if row.columns["aggregation"] != "mean"])
+    assert without.number_is.endswith("at attack none, aggregation median and attack sign_flip, aggregation median")

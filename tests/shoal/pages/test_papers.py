@@ -1,7 +1,9 @@
 """Tables of papers: the registry has every one, and what runs stands beside the paper's figure."""
 
 import csv
+import html
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -164,6 +166,13 @@ def test_the_smallest_look_is_three_rounds_of_the_first_column(paper: Path) -> N
     assert len(runs) == 2
     assert all(read_summary(run)["rounds"] == 3 for run in runs)
     assert "measure nothing" in out
+    page = (paper.parent / "runs" / "papers" / "mine-smallest" / "index.html").read_text()
+    said = html.unescape(re.sub(r"<[^>]*>", " ", page.partition("<main>")[2]))
+    # The verdict of the look, once, and a figure of what there is; no gap.
+    assert said.count("three rounds of one seed: they show that it runs, and measure nothing") == 1
+    assert " ".join(said.split()).partition("2 of 2 figures have runs; three rounds of one seed")[1]
+    assert "table1: ours, and the paper&#39;s, which are of other runs" in page
+    assert [name for name in ("beside", "gaps") if f"figures/{name}-table1" in page] == ["beside"]
 
 
 @pytest.mark.parametrize(

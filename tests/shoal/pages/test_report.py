@@ -25,6 +25,7 @@ from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
 from shoal.engine.screen.tables import console, show_run
 from shoal.pages.report import report
+from shoal.storage.store.store import Store
 from shoal.study.figure_data import client_numbers, confusion, curve_of, loss_in, recorded_prototypes, score_in
 from shoal.study.study import Study
 from shoal.sweeps.sweep import Sweep
@@ -252,6 +253,21 @@ def test_reason_of_a_difference_is_the_methods(method: str, apart: Any, reason: 
     parts = why.split("; ") if why else []
     assert len(parts) == len(reason)
     assert all(said in part for said, part in zip(reason, parts))
+
+
+def test_head_counts_the_nodes_that_clients_share(tmp_path: Path) -> None:
+    path = shoal.run(small_run(tmp_path, rounds=1, partition={"method": "random", "overlap": 2})).path
+    (store,) = (tmp_path / "stores").glob("*/manifest.json")
+    shares = Store(store.parent)
+    (split,) = shares.manifest.splits
+    train = [node for i in range(4) for node in shares.shard(i).node[shares.split(split, i).train].tolist()]
+    assert len(train) > len(set(train))
+    text = html.unescape(quick([path], None).read_text())
+    assert f"<dt>Shared</dt><dd>each node counts at every client that holds it: {len(train)} train nodes are " in text
+    assert f" nodes are {len(set(train))}, " in text
+    # One round is no curve, and a part of a page without anything in it is left out.
+    assert "Accuracy and traffic" not in text
+    assert "Shared" not in quick([shoal.run(small_run(tmp_path, rounds=1)).path], None).read_text()
 
 
 def test_report_refuses_unfinished_and_unknown(tmp_path: Path, sweep: Sweep) -> None:

@@ -188,6 +188,22 @@ def test_pdb_stops_in_the_method_of_the_user(debugged: Callable[..., tuple[int, 
     assert "marked = client.info.client" in printed
 
 
+def test_who_leaves_pdb_ends_the_replay(
+    tmp_path: Path, status: Callable[..., int], monkeypatch: Any, capsys: Any
+) -> None:
+    folder = made(tmp_path)
+    client = read_metrics(folder)[2]["cohort"][-1]
+    capsys.readouterr()
+    interrupts = signal.getsignal(signal.SIGINT)
+    for typed in ("q\n", "n\nq\n", ""):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        assert status("replay", folder, "--round", "3", "--client", client, "--pdb") == 130
+        signal.signal(signal.SIGINT, interrupts)
+        said = capsys.readouterr()
+        assert "upload" not in said.out.rpartition("(Pdb)")[2]
+        assert "shoal: " not in said.err
+
+
 LOSS = """
 from dataclasses import dataclass
 from torch.nn.functional import cross_entropy

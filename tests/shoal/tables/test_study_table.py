@@ -223,6 +223,31 @@ def test_best_and_second_best_of_what_may_be_compared(
     assert places == [best, second]
 
 
+@pytest.mark.parametrize(("constant", "shown"), [(0.1, False), (0.35, True), (0.75, True)])
+def test_constant_class_stands_below_where_it_beats_all_of_one_setting(constant: float, shown: bool) -> None:
+    """Under the attack the mean of both methods is at 0.3, while the median of the same column is at 0.6."""
+    level = {("none", "mean"): 0.8, ("none", "median"): 0.7, ("sign_flip", "mean"): 0.3, ("sign_flip", "median"): 0.6}
+    read = [
+        Row(
+            {"algorithm": method, "attack.kind": attack, "aggregation.kind": kind},
+            {TEST: value + more, "constant.deployed.nodes": constant},
+            f"runs/{method}-{attack}-{kind}",
+        )
+        for method, more in (("fedavg", 0.0), ("fedprox", 0.01))
+        for (attack, kind), value in level.items()
+    ]
+    table = table_of(read, Layout())
+    constants = f"{100 * constant:.2f}"
+    below = [("constant class", "", constants, constants)] if shown else []
+    # What marks compare, methods under one attack and with one reduction, stands together.
+    assert [row[:2] for row in table.rows[:4]] == [
+        (kind, method) for kind in ("mean", "median") for method in ("FedAvg", "FedProx")
+    ]
+    assert list(table.rows[4:]) == below
+    assert table.best == {(1, 2), (1, 3), (3, 2), (3, 3)}
+    assert table.second == {(0, 2), (0, 3), (2, 2), (2, 3)}
+
+
 def test_numbers_that_depend_on_the_number_of_clients_are_not_compared() -> None:
     name = f"{TEST}.nodes"
     one, six = (runs_of({(a,): [0.5]}, "algorithm", clients=c, **{name: 0.5}) for a, c in (("global", 1), ("b", 6)))

@@ -230,16 +230,17 @@ def test_other_names_of_ids_and_labels_are_asked_about(tmp_path: Path) -> None:
 def test_all_faults_of_both_tables_are_one_error(tmp_path: Path) -> None:
     nodes = NODES.replace("weight", "client").replace("1.5", "tall").replace("none", "later").replace("bob,", "ann,")
     edges = "source,target,weight,type\nann,eve,1,a\nmax,7,far,b\nmax,7,near,b\n"
-    # Without ids of nodes, which are there twice, ends of edges are not looked up.
+    # Ends of edges are looked up among ids that are there twice, too.
     faults = (
         "(1) nodes.csv: column 'client' means a client and is no feature; write its number as column 'assignment', or "
         "rename it; (2) nodes.csv: column 'height' is a feature and must be numbers; row 0 is 'tall': name a "
         "column of texts in data.options.text, or take the column out; (3) nodes.csv: id 'ann' is there twice; one "
         "row a node; "
         "(4) nodes.csv: split 'later'; it is train, val or test, or nothing; (5) edges.csv: did you mean 'relation' by "
-        "'type'? rename it, or take it out"
+        "'type'? rename it, or take it out; (6) edges.csv: source of row 1 is 'max', which is the id of no node (1 of "
+        "2 such rows); (7) edges.csv: target of row 0 is 'eve', which is the id of no node; and 1 more"
     )
-    with refused(tmp_path, says=f": 5 faults: {faults}"):
+    with refused(tmp_path, says=f": 8 faults: {faults}"):
         load(write(tmp_path, edges, nodes))
     says = (
         "4 faults: (1) edges.csv: did you mean 'relation' by 'type'? rename it, or take it out; "
