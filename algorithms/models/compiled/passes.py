@@ -225,7 +225,7 @@ class Passes:
         inputs = asked.look(0) if isinstance(asked, DrawnInputs) else asked
         # A pass that does not embed has the same shapes, and may be all that is needed.
         compiled = self.of(inputs, embeds=False)
-        if compiled is None or len(calls) == MOST_CALLS or not self._learns_all():
+        if compiled is None or len(calls) == MOST_CALLS or not self.learns_all():
             raise Untraceable("inputs without a pass, too many, or frozen parameters")
         outputs: Any = Value("output", [], *compiled.logits), Value("output", [], *compiled.embedding)
         calls.append(Call(inputs, compiled, outputs, drawn))
@@ -246,13 +246,14 @@ class Passes:
     def adding(self) -> Iterator[None]:
         """Lets backward passes inside the block add to `w.grad` themselves, which saves two copies of it."""
         # Frozen parameters have no gradient, which is told one by one.
-        self._adds = self._learns_all()
+        self._adds = self.learns_all()
         try:
             yield
         finally:
             self._adds = False
 
-    def _learns_all(self) -> bool:
+    def learns_all(self) -> bool:
+        """Whether no parameter is frozen."""
         return all(p.requires_grad for p in self._parameters)
 
     def room(self, numbers: int) -> "_Room":

@@ -4,13 +4,17 @@ Axes: T training rows, C classes, P parameters, M models that learn in turns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, islice
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numba
 import numpy as np
 from torch import Tensor
 
+from shoal.algorithms.client import ClientModel
+from shoal.algorithms.models.compiled.kept_by_view import KeptByView
 from shoal.algorithms.models.compiled.losses import Loss, Places, cross_entropy, lower_loss, trace_loss
 from shoal.algorithms.models.compiled.lowering import Operations, Place
 from shoal.algorithms.models.compiled.operations import ARRAYS, Base, Code, execute
@@ -25,12 +29,13 @@ from shoal.storage.graph.sparse_matrix import SparseMatrix
 KEPT = int(Base.KEPT)
 # Entries of the matrices that are drawn for all steps of a visit, 8 bytes each.
 MOST_ENTRIES = 2**25
-VECTORS = [Base.WEIGHTS, Base.GRADIENTS, Base.KEPT]
+VECTORS = [Base.WEIGHTS, Base.GRADIENTS, Base.KEPT, Base.WORK]
 OUTPUTS = [Base.LOGITS, Base.EMBEDDING]
 GRADIENTS = [Base.OF_LOGITS, Base.OF_EMBEDDING]
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Plan:
     """Lists what a learner computes in a step.
 
     Attributes:
@@ -46,7 +51,12 @@ class Plan(NamedTuple):
     in_place: bool = False
     own: Value | None = None
 
-    @property
+    @cached_property
+    def addresses(self) -> Sequence[np.ndarray]:
+        """The bases of each call's operations that are those of its inputs; others are 0."""
+        return [addresses(parts_of(call.inputs) or (), True) for call in self.calls]
+
+    @cached_property
     def kept(self) -> int:
         """Counts the numbers that dropout draws in a step."""
         return sum(call.compiled.kept for call in self.calls)
@@ -95,6 +105,17 @@ class TracedModel(SmallModel):
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
+        self._plans: KeptByView[Plan | None] = KeptByView()
+
+    def plan_plainly(self, own: ClientModel, options: TrainOptions) -> Plan | None:
+        """Makes the plan once while a client's view lives: a small client's step takes no longer."""
+
+        def make() -> tuple[Plan | None, Sequence[Any]]:
+            inputs = own.gathered("train")
+            plan = self.plan(inputs, own.data.train_label) if self.takes(inputs, options) else None
+            return plan, () if plan is None else parts_of(inputs) or ()
+
+        return self._plans.get(own.data, make) if self._passes.learns_all() else None
 
     def takes(self, inputs: Inputs, options: TrainOptions) -> bool:
         compiled = self._passes.of(inputs, embeds=False)
@@ -169,10 +190,10 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
         if plan.own is not None:
             bases.append(np.array([trained.w.data_ptr(), trained.gradient.data_ptr()]))
             first += 2
-        for call in plan.calls:
+        for call, of_inputs in zip(plan.calls, plan.addresses):
             rooms.append(room := plan.passes.room(call.compiled.work + plan.further_room(call)))
-            of_call = addresses(parts_of(call.inputs) or (), True, work=room.memory)
-            of_call[VECTORS] = trained.w.data_ptr(), trained.gradient.data_ptr(), kept_at
+            of_call = of_inputs.copy()
+            of_call[VECTORS] = trained.w.data_ptr(), trained.gradient.data_ptr(), kept_at, room.memory.data_ptr()
             if not plan.in_place:
                 logits, embedding = (value.numbers for value in call.outputs)
                 starts = np.cumsum([call.compiled.work, logits, embedding, logits])

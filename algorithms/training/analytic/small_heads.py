@@ -106,6 +106,14 @@ class SmallModel(ABC):
         None: the loss is not one of those that are computed here.
         """
 
+    def plan_plainly(self, own: ClientModel, options: TrainOptions) -> Any | None:
+        """Makes the plan of cross-entropy on a client's training rows; None: it does not train this client.
+
+        Clients, in training mode, are visited with the same options each time.
+        """
+        inputs = own.gathered("train")
+        return self.plan(inputs, own.data.train_label) if self.takes(inputs, options) else None
+
     @abstractmethod
     def kept(self, plan: Any) -> int:
         """Counts the numbers that dropout draws in a step."""
