@@ -149,6 +149,61 @@ def symmetric_rows(pairs: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarra
 
 
 @numba.njit(cache=True, nogil=True)
+def normalised_rows(
+    pairs: np.ndarray, kept: np.ndarray, nodes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Builds D^-1/2 (A + I) D^-1/2 of the graph of the pairs that are kept, some of ascending ones, and D^-1/2.
+
+    Gives row starts and ascending columns, int32, values and the diagonal, float32.
+    """
+    starts = np.arange(nodes + 1).astype(np.int32)
+    for pair in range(len(kept)):
+        if kept[pair]:
+            starts[pairs[0, pair] + 1] += 1
+            starts[pairs[1, pair] + 1] += 1
+    scale = np.empty(nodes, np.float32)
+    before = 0
+    for node in range(nodes):
+        before += starts[node + 1] - node - 1
+        starts[node + 1] = before + node + 1
+        scale[node] = 1 / np.sqrt(np.float32(starts[node + 1] - starts[node]))
+    columns, values = np.empty(starts[nodes], np.int32), np.empty(starts[nodes], np.float32)
+    place = starts[:-1].copy()
+    # The lower neighbours of a row come first, then the node itself.
+    for near, far in ((1, 0), (0, 0), (0, 1)):
+        for pair in range(nodes if near == far else len(kept)):
+            if near == far:
+                row = column = pair
+            elif kept[pair]:
+                row, column = pairs[near, pair], pairs[far, pair]
+            else:
+                continue
+            columns[place[row]], values[place[row]] = column, scale[row] * scale[column]
+            place[row] += 1
+    return starts, columns, values, scale
+
+
+@numba.njit(cache=True, nogil=True)
+def spread_to_edges(
+    low: np.ndarray, high: np.ndarray, kept: np.ndarray, scale: np.ndarray, own: np.ndarray, cross: np.ndarray
+) -> None:
+    """Makes the gradients of edges of c, float32 `[S]`, in its place, see `generated_graph.DrawnOperator`."""
+    through = np.empty(len(scale), np.float32)
+    for node in range(len(scale)):
+        through[node] = 2 * scale[node] * scale[node] * own[node]
+    for pair in range(len(cross)):
+        i, j = low[pair], high[pair]
+        cross[pair] *= scale[i] * scale[j]
+        if kept[pair]:
+            through[i] += cross[pair]
+            through[j] += cross[pair]
+    for node in range(len(scale)):
+        through[node] *= scale[node] * scale[node] / -2
+    for pair in range(len(cross)):
+        cross[pair] += through[low[pair]] + through[high[pair]]
+
+
+@numba.njit(cache=True, nogil=True)
 def joined_pairs(keys: np.ndarray, others: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """Joins two ascending lists of pairs, i nodes + j, of which the first has none twice.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from shoal.algorithms.models.compiled.operations import ARGUMENTS, ARRAYS, Base, Code, address_of
@@ -82,6 +83,16 @@ class Drop(NamedTuple):
     p: float
 
 
+class Product(NamedTuple):
+    """A product Y = A X: the number of A, places of X and of the gradient of Y, in bytes, and shapes of X and Y."""
+
+    number: int
+    x: int
+    of_y: int
+    shape: torch.Size
+    shape_of_y: torch.Size
+
+
 class Lowering:
     """The operations of one pass of a model, forward, and backward from the gradients of its outputs.
 
@@ -124,6 +135,16 @@ class Lowering:
             self._write_out(logits, Base.LOGITS)
             self._write_out(embedding, Base.EMBEDDING)
         self._go_back(order, logits, embedding, back)
+
+    def products(self) -> list["Product"]:
+        """Lists products by operators whose factors stay in the memory for values; those of an input do not."""
+        products = []
+        for value, memory in self.memory.items():
+            if value.kind == "times" and memory.begun and self.memory[value.of[0]].place.base == Base.WORK:
+                x, number = value.of[0], value.with_["matrix"].number
+                places = self.memory[x].place.offset, self.gradient(value).offset
+                products.append(Product(number, *places, x.shape, value.shape))
+        return products
 
     def adding(self) -> np.ndarray:
         """Makes the factors of the way back that add to gradients of parameters, `[O, 2]`."""

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from shoal.algorithms.models.compiled.kinds import lower
-from shoal.algorithms.models.compiled.lowering import Drop
+from shoal.algorithms.models.compiled.lowering import FLOAT, Drop, Product
 from shoal.algorithms.models.compiled.operations import ARRAYS, Base, execute
 from shoal.algorithms.models.compiled.trace import Untraceable, Value, signature_of, stand_in, tracing
+from shoal.algorithms.models.inputs.learned_matrix import LearnedMatrix
 from shoal.algorithms.models.inputs.masked_features import AlteredFeatures, SmoothedHops
 from shoal.algorithms.models.inputs.neighbourhood import DrawnInputs, Inputs, ItemBatch, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept, masks_are_set
@@ -52,6 +53,7 @@ class Pass:
         embeds: The outputs are written out, and gradients of both are read.
         at: The place of the logits in the memory for values, in bytes.
         widths: The largest width that a sparse input multiplies, by its number.
+        products: Products by operators, by places in the memory for values.
     """
 
     forward: Arrays
@@ -65,11 +67,16 @@ class Pass:
     embeds: bool
     at: int
     widths: Mapping[int, int]
+    products: Sequence[Product]
 
     def draw(self, out: Tensor) -> None:
         """Draws what dropout keeps in a step, from torch's default generator, as the model itself would."""
         for drop in self.drops:
             fill_kept(out[drop.first : drop.last], drop.p)
+
+    def products_of(self, parts: Sequence[Any], matrices: Sequence[Any]) -> list[Product]:
+        """Lists products by some matrices, of a pass over inputs that consist of these parts."""
+        return [product for product in self.products if any(parts[product.number] is matrix for matrix in matrices)]
 
     def way_back(self, adds: bool) -> Arrays:
         """Returns the operations backward, which may add to gradients of parameters instead of writing them."""
@@ -166,6 +173,8 @@ class Passes:
         if not coupled and any(isinstance(hop, Tensor) for hop in parts):
             # Dense rows need no compiled loops.
             return None
+        if not embeds and any(isinstance(part, LearnedMatrix) for part in parts):
+            return None
         signature = signature_of(parts, entries=getattr(self._module, "weighs_entries", False))
         if signature is None:
             return None
@@ -195,6 +204,7 @@ class Passes:
         return Pass(
             lowered.forward.arrays(), lowered.backward.arrays(), lowered.adding(), lowered.work, lowered.kept,
             lowered.drops, logits.shape, embedding.shape, embeds, lowered.logits.offset, lowered.widths,
+            lowered.products(),
         )  # fmt: skip
 
     @property
@@ -218,7 +228,11 @@ class Passes:
         if not torch.is_grad_enabled():
             logits_NC, embedding_NH, *_ = self.go(compiled, parts, back=False)
             return Output(logits_NC, embedding_NH)
-        return Output(*_Run.apply(compiled, parts, self, self._w, *self._parameters))
+        learned = [part for part in parts if isinstance(part, LearnedMatrix)]
+        if len(set(learned)) > 1 or len(learned) != len(compiled.products_of(parts, learned)):
+            return None
+        numbers = learned[0].numbers if learned else None
+        return Output(*_Run.apply(compiled, parts, self, self._w, numbers, *self._parameters))
 
     def _draw(self, asked: Inputs | DrawnInputs, calls: list[Call]) -> Output:
         drawn = asked if isinstance(asked, DrawnInputs) else None
@@ -307,8 +321,9 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, compiled: Pass, inputs: Sequence[Any], passes: Passes, w: Tensor, *parameters: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, compiled: Pass, inputs: Sequence[Any], passes: Passes, w: Tensor, numbers: Tensor | None,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         logits_NC, embedding_NH, bases, refer = passes.go(compiled, inputs, any(ctx.needs_input_grad))
         ctx.set_materialize_grads(False)
         # Saved, so that torch refuses a way back through parameters that have changed.
@@ -324,4 +339,18 @@ class _Run(torch.autograd.Function):
         bases = ctx.bases.copy()
         for base, of_output in ((Base.OF_LOGITS, of_logits), (Base.OF_EMBEDDING, of_embedding)):
             bases[base] = 0 if of_output is None else of_output.data_ptr()
-        return None, None, None, None, *ctx.passes.go_back(ctx.compiled, bases)
+        of_parameters = ctx.passes.go_back(ctx.compiled, bases)
+        of_numbers = _of_numbers(ctx.compiled, *ctx.refer[:2]) if ctx.needs_input_grad[4] else None
+        return None, None, None, None, of_numbers, *of_parameters
+
+
+def _of_numbers(compiled: Pass, inputs: Sequence[Any], room: _Room) -> Tensor:
+    """Computes the gradient of the numbers of a learned matrix, after the way back."""
+
+    def at(place: int, shape: torch.Size) -> Tensor:
+        first = place // FLOAT
+        return room.memory[first : first + shape.numel()].view(shape)
+
+    learned = next(part for part in inputs if isinstance(part, LearnedMatrix))
+    products = compiled.products_of(inputs, [learned])
+    return learned.of_numbers([(at(p.x, p.shape), at(p.of_y, p.shape_of_y)) for p in products])
