@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.graphs.completed_graph import Candidates, CompletedGraph, draw_candidates
-from shoal.algorithms.graphs.pairs import PairDots, cross_dots, normalised_rows, on_processor, spread_to_edges
+from shoal.algorithms.graphs.pairs import PairDots, cross_dots, gradients_of_edges, normalised_rows, on_processor
 from shoal.algorithms.models.inputs.learned_matrix import LearnedMatrix
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
@@ -146,14 +147,16 @@ class DrawnOperator(LearnedMatrix):
             return _Product.apply(dense.float(), self.numbers, self)
 
     def of_numbers(self, products: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        if on_processor(self._scale_N):
+            places = [(x_NH.data_ptr(), g_NH.data_ptr(), x_NH.shape[1]) for x_NH, g_NH in products]
+            out_S = torch.empty(len(self._kept_S))
+            tensors = *self._pairs_2S, self._kept_S, self._scale_N
+            gradients_of_edges(*(t.numpy() for t in tensors), np.array(places), out_S.numpy())
+            return out_S
         cross_S = sum(cross_dots(g_NH, x_NH, self._pairs_2S) for x_NH, g_NH in products)
         own_N = sum(torch.linalg.vecdot(g_NH, x_NH) for x_NH, g_NH in products)
         assert isinstance(cross_S, Tensor)
         assert isinstance(own_N, Tensor)
-        if on_processor(cross_S):
-            arrays = self._kept_S, self._scale_N, own_N, cross_S
-            spread_to_edges(*self._pairs_2S.numpy(), *(t.numpy() for t in arrays))
-            return cross_S
         i, j = self._pairs_2S
         cross_S *= self._scale_N[i] * self._scale_N[j]
         square_N, entry_S = self._scale_N.square(), cross_S * self._kept_S
@@ -167,7 +170,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x_NH: Tensor, kept_S: Tensor, matrix: DrawnOperator) -> Tensor:
         ctx.matrix = matrix
         if kept_S.requires_grad:
-            ctx.save_for_backward(x_NH)
+            ctx.save_for_backward(x_NH.contiguous())
         return matrix.times(x_NH.detach())
 
     @staticmethod
