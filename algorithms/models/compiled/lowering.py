@@ -15,7 +15,8 @@ from torch import Tensor
 from shoal.algorithms.models.compiled.operations import ARGUMENTS, ARRAYS, Base, Code, address_of
 from shoal.algorithms.models.compiled.trace import Operator, Untraceable, Value
 
-FLOAT = 4
+# Bytes of a number, and of what dropout draws for one.
+FLOAT, DRAW = 4, 2
 # Numbers that share a line of the cache.
 LINE = 16
 # Kinds that may overwrite the value they are made of, if nothing else reads it.
@@ -75,14 +76,6 @@ class Operations:
         )
 
 
-class Drop(NamedTuple):
-    """Entries that dropout draws in a step, with probability p: a range of the memory of all."""
-
-    first: int
-    last: int
-    p: float
-
-
 class Product(NamedTuple):
     """A product Y = A X: the number of A, places of X and of the gradient of Y, in bytes, and shapes of X and Y."""
 
@@ -101,7 +94,7 @@ class Lowering:
         work: Numbers of the memory that both need.
         most: Multiplications of the largest dense product.
         widths: The largest width that a sparse input multiplies, by its number.
-        drops: What dropout draws, in order; `kept` counts all its numbers.
+        kept: Numbers for which dropout draws, in whole words.
     """
 
     def __init__(
@@ -119,7 +112,6 @@ class Lowering:
         """
         self.forward, self.backward = Operations(), Operations()
         self.work, self.kept, self.most = 0, 0, 0
-        self.drops: list[Drop] = []
         self.widths: dict[int, int] = {}
         self._w = w
         self.memory: dict[Value, Memory] = {}

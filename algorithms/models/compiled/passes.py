@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from shoal.algorithms.models.compiled.kinds import lower
-from shoal.algorithms.models.compiled.lowering import FLOAT, Drop, Product
+from shoal.algorithms.models.compiled.lowering import FLOAT, Product
 from shoal.algorithms.models.compiled.operations import ARRAYS, Base, execute
 from shoal.algorithms.models.compiled.trace import Untraceable, Value, signature_of, stand_in, tracing
 from shoal.algorithms.models.inputs.learned_matrix import LearnedMatrix
 from shoal.algorithms.models.inputs.masked_features import AlteredFeatures, SmoothedHops
 from shoal.algorithms.models.inputs.neighbourhood import DrawnInputs, Inputs, ItemBatch, Neighbourhood
-from shoal.algorithms.models.layers.dropout import fill_kept, masks_are_set
+from shoal.algorithms.models.layers.dropout import draw_entries, masks_are_set
 from shoal.algorithms.models.layers.head import Output
 
 # Multiplications of a product up to which passes are compiled: they keep all values until the way back is done.
@@ -47,8 +47,7 @@ class Pass:
     Attributes:
         forward, backward: First arguments of `execute`.
         adding: Factors of `backward` that add to gradients of parameters instead of writing them.
-        work, kept: Numbers of the memory for values, and for what dropout keeps.
-        drops: The entries that dropout draws.
+        work, kept: Numbers of the memory for values, and for what dropout draws.
         logits, embedding: Shapes of the outputs.
         embeds: The outputs are written out, and gradients of both are read.
         at: The place of the logits in the memory for values, in bytes.
@@ -61,18 +60,12 @@ class Pass:
     adding: np.ndarray
     work: int
     kept: int
-    drops: Sequence[Drop]
     logits: torch.Size
     embedding: torch.Size
     embeds: bool
     at: int
     widths: Mapping[int, int]
     products: Sequence[Product]
-
-    def draw(self, out: Tensor) -> None:
-        """Draws what dropout keeps in a step, from torch's default generator, as the model itself would."""
-        for drop in self.drops:
-            fill_kept(out[drop.first : drop.last], drop.p)
 
     def products_of(self, parts: Sequence[Any], matrices: Sequence[Any]) -> list[Product]:
         """Lists products by some matrices, of a pass over inputs that consist of these parts."""
@@ -203,7 +196,7 @@ class Passes:
             return None
         return Pass(
             lowered.forward.arrays(), lowered.backward.arrays(), lowered.adding(), lowered.work, lowered.kept,
-            lowered.drops, logits.shape, embedding.shape, embeds, lowered.logits.offset, lowered.widths,
+            logits.shape, embedding.shape, embeds, lowered.logits.offset, lowered.widths,
             lowered.products(),
         )  # fmt: skip
 
@@ -285,14 +278,14 @@ class Passes:
 
         Without `back` they are not those of a way back.
         """
-        room, kept = self.room(compiled.work), torch.empty(compiled.kept)
-        compiled.draw(kept)
+        room, drawn = self.room(compiled.work), torch.empty(compiled.kept, dtype=torch.int16)
+        draw_entries(drawn)
         logits_NC, embedding_NH = torch.empty(compiled.logits), torch.empty(compiled.embedding)
         bases = addresses(
-            inputs, back, weights=self._w, work=room.memory, kept=kept, logits=logits_NC, embedding=embedding_NH
+            inputs, back, weights=self._w, work=room.memory, kept=drawn, logits=logits_NC, embedding=embedding_NH
         )
         execute(*compiled.forward, bases)
-        return logits_NC, embedding_NH, bases, (inputs, room, kept)
+        return logits_NC, embedding_NH, bases, (inputs, room, drawn)
 
     def go_back(self, compiled: Pass, bases: np.ndarray) -> list[Tensor | None]:
         """Runs a pass back; returns the gradients of all parameters, None where it added them to `w.grad`."""

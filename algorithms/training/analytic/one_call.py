@@ -11,17 +11,18 @@ from typing import Any, cast
 
 import numba
 import numpy as np
+import torch
 from torch import Tensor
 
 from shoal.algorithms.client import ClientModel
 from shoal.algorithms.models.compiled.kept_by_view import KeptByView
 from shoal.algorithms.models.compiled.losses import Loss, Places, cross_entropy, lower_loss, trace_loss
-from shoal.algorithms.models.compiled.lowering import Operations, Place
+from shoal.algorithms.models.compiled.lowering import DRAW, Operations, Place
 from shoal.algorithms.models.compiled.operations import ARRAYS, Base, Code, execute
 from shoal.algorithms.models.compiled.passes import MOST_KEPT, Arrays, Call, Passes, addresses, joined, parts_of
 from shoal.algorithms.models.compiled.trace import Untraceable, Value
 from shoal.algorithms.models.inputs.neighbourhood import DrawnInputs, Inputs, Neighbourhood
-from shoal.algorithms.models.layers.dropout import fill_kept_of_steps
+from shoal.algorithms.models.layers.dropout import draw_entries
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.small_heads import LossOf, SmallModel, Trained, in_one_batch
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -88,9 +89,8 @@ class Plan:
         return *(id(call.compiled) for call in self.calls), *terms
 
     def draw(self, out: Tensor) -> None:
-        """Draws what dropout keeps in steps, `[E, kept]`, from torch's default generator, as the model itself would."""
-        drops = [drop for call in self.calls for drop in call.compiled.drops]
-        fill_kept_of_steps(out, [(drop.last - drop.first, drop.p) for drop in drops])
+        """Draws for dropout in steps, int16 `[E, kept]`, from torch's default generator, as the model itself would."""
+        draw_entries(out)
 
 
 def _form(t: Tensor | Value, number_of: Mapping[Value, int]) -> tuple[bool, int]:
@@ -102,6 +102,8 @@ Learner = tuple[Plan, Trained]
 
 class TracedModel(SmallModel):
     """A model on the part of a graph, or the rows of sparse hops, that training rows read."""
+
+    draws = torch.int16
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
@@ -186,7 +188,7 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
     spare = learners[0][0].passes.room(max([plan.spare_room for plan, _ in learners]))
     count, behind, rooms = len(numbers), [(True, 0), (False, spare.memory.data_ptr())], [spare]
     for plan, trained in learners:
-        kept_at, a_step = trained.kept.data_ptr(), 4 * plan.kept
+        kept_at, a_step = trained.kept.data_ptr(), DRAW * plan.kept
         if plan.own is not None:
             bases.append(np.array([trained.w.data_ptr(), trained.gradient.data_ptr()]))
             first += 2
@@ -204,7 +206,7 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
             moved.append((first + KEPT, a_step))
             if call.drawn is not None:
                 drawn.append((first, call.drawn))
-            kept_at, first = kept_at + 4 * call.compiled.kept, first + len(of_call)
+            kept_at, first = kept_at + DRAW * call.compiled.kept, first + len(of_call)
         for term in plan.loss.computed:
             behind.append((True, len(numbers)))
             behind += [(False, t.data_ptr()) for t in term.tensors if isinstance(t, Tensor)]
