@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.graphs.pairs import joined_pairs, symmetric_rows
+from shoal.algorithms.graphs.pairs import joined_pairs, keys_of_drawn, symmetric_rows
 from shoal.storage.errors import ShoalError
 
 MOST_ENTRIES = 2**31
@@ -66,10 +66,7 @@ def draw_candidates(graph: CompletedGraph, random_pairs: int | Literal["all"], r
         return Candidates(every_2S, all_known_S)
     device = pairs_2M.device
     count = random_pairs * nodes if nodes > 1 else 0
-    row_D = torch.arange(count, device=device) // max(random_pairs, 1)
-    other = torch.randint(max(nodes - 1, 1), (count,), generator=rng, device=device)
-    other += other >= row_D
-    keys = torch.minimum(row_D, other) * nodes + torch.maximum(row_D, other)
-    keys_2M = pairs_2M[0].long() * nodes + pairs_2M[1]
-    joined = joined_pairs(keys_2M.cpu().numpy(), np.sort(keys.cpu().numpy()), max(nodes, 1))
+    other_D = torch.randint(max(nodes - 1, 1), (count,), generator=rng, device=device)
+    keys = np.sort(keys_of_drawn(other_D.cpu().numpy(), max(random_pairs, 1), nodes))
+    joined = joined_pairs(pairs_2M.cpu().numpy(), keys, nodes)
     return Candidates(*(torch.from_numpy(part).to(device) for part in joined))

@@ -1,6 +1,7 @@
 """One step's view of a client's graph that FGGP's generator draws, edge by edge, with gradients to the generator."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.graphs.completed_graph import Candidates, CompletedGraph, draw_candidates
-from shoal.algorithms.graphs.pairs import PairDots, cross_dots, on_processor, symmetric_rows
-from shoal.algorithms.models.inputs.neighbourhood import operator_over
-from shoal.storage.graph.propagation import propagate
+from shoal.algorithms.graphs.pairs import PairDots, cross_dots, gradients_of_edges, normalised_rows, on_processor
+from shoal.algorithms.models.inputs.learned_matrix import LearnedMatrix
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 LEAST_CHANCE, LEAST_NORM = 1e-6, 1e-8
@@ -113,16 +113,16 @@ def draw_edges(score_S: Tensor, scaled_S: Tensor) -> Tensor:
     return (score_S.detach() >= 0).float() + (soft_S - soft_S.detach())
 
 
-class DrawnOperator(SparseMatrix):
+class DrawnOperator(LearnedMatrix):
     """P = D^-1/2 (A + I) D^-1/2, D = diag((A + I) 1), of a graph whose edges are some of the candidate pairs.
 
-    It stands where the matrix of a layer stands, which is multiplied by dense rows. A product has gradients to the
-    dense factor and to a_e, whether pair e is an edge, for all pairs, also those that are none: with y = P x, g the
-    gradient of y and s = D^-1/2 1,
+    It stands where the matrix of a layer stands, which is multiplied by dense rows. Products have gradients to the
+    dense factor and to the numbers a_e, whether pair e is an edge, for all pairs, also those that are none: with
+    y = P x, g the gradient of y, s = D^-1/2 1, and c_ij the sum of <g_i, x_j> + <g_j, x_i> over products,
 
-        dL/da_ij = s_i s_j (<g_i, x_j> + <g_j, x_i>) + t_i + t_j,   t_i = -s_i^2 (<g_i, y_i> + <x_i, (P g)_i>) / 2,
+        dL/da_ij = s_i s_j c_ij + t_i + t_j,   t_i = -s_i^2 / 2 sum_j P_ij c_ij,
 
-    t being what comes through the degrees.
+    t being what comes through the degrees; the sum has c_ii as well, twice <g_i, x_i>.
     """
 
     def __init__(self, pairs_2S: Tensor, kept_S: Tensor, nodes: int) -> None:
@@ -133,82 +133,59 @@ class DrawnOperator(SparseMatrix):
             kept_S: The a_e of the class, float32: above 0.5 where a candidate is an edge.
             nodes: Number of nodes.
         """
-        self._pairs_2S, self._kept_S, self._nodes = pairs_2S, kept_S, nodes
-        found_S = kept_S.detach() > 0.5
+        self._pairs_2S, self.numbers, self._kept_S = pairs_2S, kept_S, kept_S.detach() > 0.5
         if on_processor(kept_S):
-            self._rows: tuple[np.ndarray, np.ndarray] = symmetric_rows(pairs_2S[:, found_S].numpy(), nodes)
-            # The degree counts a loop at every node.
-            self._degree_N = torch.from_numpy(np.diff(self._rows[0]) + 1).float()
+            arrays = normalised_rows(pairs_2S.numpy(), self._kept_S.numpy(), nodes)
+            starts, columns, values, self._scale_N = map(torch.from_numpy, arrays)
         else:
-            self._degree_N, self._matrix = _by_torch(pairs_2S, found_S, nodes)
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((self._nodes, self._nodes))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
-
-    @property
-    def device(self) -> torch.device:
-        return self._kept_S.device
+            starts, columns, values, self._scale_N = _by_torch(pairs_2S, self._kept_S, nodes)
+        csr = SparseMatrix.of(starts, columns, values, nodes).csr
+        super().__init__(csr, csr)
 
     def __matmul__(self, dense: Tensor) -> Tensor:
         with torch.autocast(dense.device.type, enabled=False):
-            return _Product.apply(dense.float(), self._kept_S, self)
+            return _Product.apply(dense.float(), self.numbers, self)
 
-    def to_dense(self) -> Tensor:
-        matrix = operator_over("symmetric", *self._rows) if on_processor(self._kept_S) else self._matrix
-        return matrix.to_dense()
-
-    def product(self, x_NH: Tensor) -> Tensor:
-        """Computes P x, without gradients."""
-        if not on_processor(x_NH):
-            return self._matrix @ x_NH
-        out_NH = torch.empty(x_NH.shape)
-        propagate(*self._rows, x_NH.contiguous().numpy(), 0.5, out_NH.numpy())
-        return out_NH
-
-    def of_edges(self, x_NH: Tensor, y_NH: Tensor, g_NH: Tensor, back_NH: Tensor) -> Tensor:
-        """Computes dL/da, float32 `[S]`, from x, y = P x, the gradient g of y, and P g."""
-        s_N, (i, j) = self._degree_N.rsqrt(), self._pairs_2S
-        t_N = (torch.linalg.vecdot(g_NH, y_NH) + torch.linalg.vecdot(x_NH, back_NH)) / (-2 * self._degree_N)
-        found_S = cross_dots(g_NH, x_NH, self._pairs_2S)
-        found_S *= s_N.index_select(0, i)
-        found_S *= s_N.index_select(0, j)
-        found_S += t_N.index_select(0, i)
-        found_S += t_N.index_select(0, j)
-        return found_S
+    def of_numbers(self, products: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        if on_processor(self._scale_N):
+            places = [(x_NH.data_ptr(), g_NH.data_ptr(), x_NH.shape[1]) for x_NH, g_NH in products]
+            out_S = torch.empty(len(self._kept_S))
+            tensors = *self._pairs_2S, self._kept_S, self._scale_N
+            gradients_of_edges(*(t.numpy() for t in tensors), np.array(places), out_S.numpy())
+            return out_S
+        cross_S = sum(cross_dots(g_NH, x_NH, self._pairs_2S) for x_NH, g_NH in products)
+        own_N = sum(torch.linalg.vecdot(g_NH, x_NH) for x_NH, g_NH in products)
+        assert isinstance(cross_S, Tensor)
+        assert isinstance(own_N, Tensor)
+        i, j = self._pairs_2S
+        cross_S *= self._scale_N[i] * self._scale_N[j]
+        square_N, entry_S = self._scale_N.square(), cross_S * self._kept_S
+        sum_N = (2 * square_N * own_N).index_add_(0, i, entry_S).index_add_(0, j, entry_S)
+        through_N = sum_N * square_N / -2
+        return cross_S + through_N[i] + through_N[j]
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NH: Tensor, kept_S: Tensor, matrix: DrawnOperator) -> Tensor:
-        y_NH = matrix.product(x_NH.detach())
         ctx.matrix = matrix
         if kept_S.requires_grad:
-            ctx.save_for_backward(x_NH, y_NH)
-        return y_NH
+            ctx.save_for_backward(x_NH.contiguous())
+        return matrix.times(x_NH.detach())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
         g_NH = gradients[0].contiguous()
-        back_NH = ctx.matrix.product(g_NH)
-        if not ctx.needs_input_grad[1]:
-            return back_NH, None, None
-        x_NH, y_NH = ctx.saved_tensors
-        return back_NH, ctx.matrix.of_edges(x_NH, y_NH, g_NH, back_NH), None
+        of_kept = ctx.matrix.of_numbers([(*ctx.saved_tensors, g_NH)]) if ctx.needs_input_grad[1] else None
+        return ctx.matrix.times(g_NH), of_kept, None
 
 
-def _by_torch(pairs_2S: Tensor, found_S: Tensor, nodes: int) -> tuple[Tensor, SparseMatrix]:
-    """Builds degrees with loop, and the matrix, on any device."""
-    low, high = pairs_2S[:, found_S].long()
+def _by_torch(pairs_2S: Tensor, kept_S: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Builds what `normalised_rows` does, on any device."""
+    low, high = pairs_2S[:, kept_S].long()
     loops = torch.arange(nodes, device=low.device) * (nodes + 1)
     keys = torch.cat([low * nodes + high, loops, high * nodes + low]).sort().values
     row, column = keys // max(nodes, 1), keys % max(nodes, 1)
     starts = torch.searchsorted(row, torch.arange(nodes + 1, device=row.device))
-    degree_N = starts.diff().float()
-    scale_N = degree_N.rsqrt()
-    matrix = SparseMatrix.of(starts.int(), column.int(), scale_N[row] * scale_N[column], nodes)
-    return degree_N, SparseMatrix(matrix.csr, matrix.csr)
+    scale_N = starts.diff().float().rsqrt()
+    return starts.int(), column.int(), scale_N[row] * scale_N[column], scale_N

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.algorithms.models.compiled.memory import matrix_at
 from shoal.storage.kernels.prefetch import prefetch
 
 # Pairs of a block whose rows torch gathers: 128 MB at width 128.
@@ -58,7 +59,7 @@ def cross_dots(x_NH: Tensor, y_NH: Tensor, pairs_2S: Tensor) -> Tensor:
     """Computes <x_i, y_j> + <x_j, y_i>, float32 `[S]`, without gradients."""
     if on_processor(x_NH):
         out_S = torch.empty(pairs_2S.shape[1])
-        _cross_dots(*_arrays(*pairs_2S, x_NH, y_NH), out_S.numpy())
+        _add_cross_dots(*_arrays(*pairs_2S, x_NH, y_NH), out_S.numpy(), True)
         return out_S
     return _join(x_NH, [(x_NH[i] * y_NH[j] + x_NH[j] * y_NH[i]).sum(1) for i, j in _blocks(pairs_2S)])
 
@@ -99,8 +100,10 @@ def _dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, out: np.ndarray) -> 
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
-def _cross_dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
-    """Computes out = <x_i, y_j> + <x_j, y_i>, float32 `[S]`."""
+def _add_cross_dots(
+    low: np.ndarray, high: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray, anew: bool
+) -> None:
+    """Computes out = <x_i, y_j> + <x_j, y_i>, float32 `[S]`, or adds to it."""
     width = x.shape[1]
     flat_x, flat_y = x.reshape(-1), y.reshape(-1)
     for pair in range(len(low)):
@@ -110,7 +113,7 @@ def _cross_dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, y: np.ndarray,
         total = np.float32(0)
         for column in range(width):
             total += x[i, column] * y[j, column] + x[j, column] * y[i, column]
-        out[pair] = total
+        out[pair] = total if anew else out[pair] + total
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
@@ -149,19 +152,99 @@ def symmetric_rows(pairs: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarra
 
 
 @numba.njit(cache=True, nogil=True)
-def joined_pairs(keys: np.ndarray, others: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Joins two ascending lists of pairs, i nodes + j, of which the first has none twice.
+def normalised_rows(
+    pairs: np.ndarray, kept: np.ndarray, nodes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Builds D^-1/2 (A + I) D^-1/2 of the graph of the pairs that are kept, some of ascending ones, and D^-1/2.
+
+    Gives row starts and ascending columns, int32, values and the diagonal, float32.
+    """
+    starts = np.arange(nodes + 1).astype(np.int32)
+    for pair in range(len(kept)):
+        if kept[pair]:
+            starts[pairs[0, pair] + 1] += 1
+            starts[pairs[1, pair] + 1] += 1
+    scale = np.empty(nodes, np.float32)
+    before = 0
+    for node in range(nodes):
+        before += starts[node + 1] - node - 1
+        starts[node + 1] = before + node + 1
+        scale[node] = 1 / np.sqrt(np.float32(starts[node + 1] - starts[node]))
+    columns, values = np.empty(starts[nodes], np.int32), np.empty(starts[nodes], np.float32)
+    place = starts[:-1].copy()
+    # The lower neighbours of a row come first, then the node itself.
+    for near, far in ((1, 0), (0, 0), (0, 1)):
+        for pair in range(nodes if near == far else len(kept)):
+            if near == far:
+                row = column = pair
+            elif kept[pair]:
+                row, column = pairs[near, pair], pairs[far, pair]
+            else:
+                continue
+            columns[place[row]], values[place[row]] = column, scale[row] * scale[column]
+            place[row] += 1
+    return starts, columns, values, scale
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def gradients_of_edges(
+    low: np.ndarray, high: np.ndarray, kept: np.ndarray, scale: np.ndarray, products: np.ndarray, out: np.ndarray
+) -> None:
+    """Computes the gradients of edges, float32 `[S]`, see `generated_graph.DrawnOperator`.
+
+    Of every product, `products` has the addresses of x and g, `[N, H]`, and H.
+    """
+    nodes = len(scale)
+    through = np.zeros(nodes, np.float32)
+    for number in range(len(products)):
+        width = products[number, 2]
+        x, g = matrix_at(products[number, 0], nodes, width), matrix_at(products[number, 1], nodes, width)
+        _add_cross_dots(low, high, g, x, out, number == 0)
+        for node in range(nodes):
+            for column in range(width):
+                through[node] += g[node, column] * x[node, column]
+    for node in range(nodes):
+        through[node] *= 2 * scale[node] * scale[node]
+    for pair in range(len(out)):
+        i, j = low[pair], high[pair]
+        out[pair] *= scale[i] * scale[j]
+        if kept[pair]:
+            through[i] += out[pair]
+            through[j] += out[pair]
+    for node in range(nodes):
+        through[node] *= scale[node] * scale[node] / -2
+    for pair in range(len(out)):
+        out[pair] += through[low[pair]] + through[high[pair]]
+
+
+@numba.njit(cache=True, nogil=True)
+def keys_of_drawn(others: np.ndarray, of_each: int, nodes: int) -> np.ndarray:
+    """Makes keys i nodes + j, i < j, int64 `[D]`, of the partners drawn for each node among the N - 1 others."""
+    keys = np.empty(len(others), np.int64)
+    for place in range(len(others)):
+        node = place // of_each
+        other = others[place] + (others[place] >= node)
+        keys[place] = min(node, other) * nodes + max(node, other)
+    return keys
+
+
+@numba.njit(cache=True, nogil=True)
+def joined_pairs(pairs: np.ndarray, keys: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Joins ascending pairs, int32 `[2, M]`, none of them twice, and ascending keys of pairs, i nodes + j.
 
     Gives all pairs, int32 `[2, S]`, each once, and whether one is of the first list.
     """
-    pairs, is_first = np.empty((2, len(keys) + len(others)), np.int32), np.empty(len(keys) + len(others), np.bool_)
+    first = pairs.shape[1]
+    joined, is_first = np.empty((2, first + len(keys)), np.int32), np.empty(first + len(keys), np.bool_)
     a = b = count = 0
-    while a < len(keys) or b < len(others):
-        is_first[count] = b == len(others) or (a < len(keys) and keys[a] <= others[b])
-        key = keys[a] if is_first[count] else others[b]
+    while a < first or b < len(keys):
+        key = np.int64(pairs[0, a]) * nodes + pairs[1, a] if a < first else keys[b]
+        is_first[count] = a < first and (b == len(keys) or key <= keys[b])
+        if not is_first[count]:
+            key = keys[b]
         a += is_first[count]
-        while b < len(others) and others[b] == key:
+        while b < len(keys) and keys[b] == key:
             b += 1
-        pairs[0, count], pairs[1, count] = key // nodes, key % nodes
+        joined[0, count], joined[1, count] = key // nodes, key % nodes
         count += 1
-    return pairs[:, :count].copy(), is_first[:count].copy()
+    return joined[:, :count].copy(), is_first[:count].copy()

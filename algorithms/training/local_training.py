@@ -171,11 +171,12 @@ class LocalTrainer:
 
     def _plan(self, trained: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Any | None:
         """Plans the whole training in one compiled call; None: it is not to be had."""
-        inputs, y = trained.gathered("train"), trained.data.train_label
-        if self._one_call is None or not self._one_call.takes(inputs, self.options):
-            return None
+        assert self._one_call is not None
         if loss is None and term is None and self._plain:
-            return self._one_call.plan(inputs, y)
+            return self._one_call.plan_plainly(trained, self.options)
+        inputs, y = trained.gathered("train"), trained.data.train_label
+        if not self._one_call.takes(inputs, self.options):
+            return None
         of_output = loss or self._method.loss
         if not all(part is None or is_pure(part) for part in (of_output, term)):
             return None

@@ -66,13 +66,16 @@ class Branches(nn.Module):
             weight for branch in (self.homo, self.own, self.smooth, self.message) for weight in branch.first_weights()
         ]
 
+    def propagated_weights(self) -> list[nn.Parameter]:
+        """Returns the weights that propagated features are multiplied by."""
+        return [branch.first_weights()[0] for branch in (self.homo, self.message, self.smooth)]
+
     def forward(self, known: Knowledge, x_NF: Features, asked: Rows | None = None) -> Scores:
         """Scores nodes by knowledge and features, `[N, F]`; all but `homo` only for the rows that are asked for.
 
         Dropout draws for all nodes, so that the rows that are asked for have no say in what is drawn.
         """
-        weights = [branch.first_weights()[0] for branch in (self.homo, self.message, self.smooth)]
-        homo_NH, message_NH, smooth_RH = propagate_weighted(known, x_NF, weights, asked)
+        homo_NH, message_NH, smooth_RH = propagate_weighted(known, x_NF, self.propagated_weights(), asked)
 
         def mask_of(x: Tensor, p: float) -> Tensor:
             return fill_kept(x.new_empty(len(x_NF), x.shape[1]), p).div_(1 - p)[asked.rows]  # type: ignore
@@ -142,6 +145,7 @@ class AdaFGL(FedAvg):
 
     # Likeness and propagation are of the nodes that are predicted.
     supports = frozenset({"node", "weighted", "newcomers"})
+    only_replaced = frozenset({COMMON, BRANCHES})
     shared_rounds: Positive | None = None
     most_nodes: Positive = 10_000
     alpha: Share = 0.5
@@ -199,15 +203,18 @@ class AdaFGL(FedAvg):
         received.scores_NC = None
         info, flat = self._knowledge(client), self._branches(client, options.dropout)
         asked = _training_rows(client.data, info)
-        gradient, loss = flat.w.grad, torch.zeros(())
-        assert gradient is not None
+        module, loss = flat.module, torch.zeros(())
+        assert isinstance(module, Branches)
+        # A step overwrites the gradients of these, which are nearly all.
+        overwritten = {id(weight) for weight in module.propagated_weights()}
+        added = [p.grad for p in module.parameters() if p.grad is not None and id(p) not in overwritten]
         seed_default(client.data.device, client.random("train branches"))
-        flat.module.train()
+        module.train()
         with own_optimizer(client, trainer, BRANCHES, flat.w) as optimizer, without_denormals():
             step = flat_step(optimizer, flat.w)
             for _ in range(options.epochs):
-                gradient.zero_()
-                scores = flat.module(info, client.data.whole(0), asked)
+                torch._foreach_zero_(added)
+                scores = module(info, client.data.whole(0), asked)
                 of_rows = scores._replace(homo=scores.homo[asked.rows])
                 loss = torch.stack([F.cross_entropy(rows, client.data.train_label) for rows in of_rows]).sum()
                 if self.preserve:

@@ -22,18 +22,18 @@ from shoal.algorithms.methods.fggp.prototypes import (
     Vote,
     certain_classes,
     certain_prototypes,
-    contrast_of_views,
     existing,
     last_of_clients,
     newest,
     summed_up,
     votes,
 )
+from shoal.algorithms.methods.fggp.view_contrast import ContrastOptions, contrast_of_nodes
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, join_body
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, Operator, operator_over
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import Stream
-from shoal.algorithms.training.joint_training import label_loss, weighted_sum
+from shoal.algorithms.training.joint_training import adding, label_loss, weighted_sum
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -348,7 +348,10 @@ class FGGP(FedAvg):
                 with draws:
                     around, regularizer = view.draw()
                     loss = self._objective(client, model(inputs), model(around), regularizer)
-                    loss.backward()
+                    with ExitStack() as adds:
+                        for trained in client.models.values():
+                            adds.enter_context(adding(trained))
+                        loss.backward()
                 for optimizer in optimizers:
                     optimizer.step()
         return bounded_loss(float(loss.detach()))
@@ -364,11 +367,11 @@ class FGGP(FedAvg):
 
     def _contrast(self, client: Client, own: Output, other: Output) -> Tensor:
         class_N, certain_N = self._certain(client, own.logits_NC)
-        (own_CH, mass_C), (other_CH, _) = (
-            certain_prototypes(self._feature(out), class_N, certain_N, client.info.classes) for out in (own, other)
+        options = ContrastOptions(
+            self.tau, self.contrast_form == "literal", self.least_mass, relu=self.feature == "relu"
         )
-        there_C = existing(class_N, mass_C, self.least_mass)
-        return contrast_of_views(own_CH[there_C], other_CH[there_C], self.tau, self.contrast_form == "literal")
+        views = own.embedding_NH, other.embedding_NH
+        return contrast_of_nodes(*views, class_N, certain_N, client.info.classes, options)
 
     def _nearest(self, client: Client, received: Received) -> Tensor:
         """Returns the neighbours that the client keeps, computed anew if it is time."""

@@ -51,23 +51,6 @@ def existing(class_N: Tensor, mass_C: Tensor, least: float) -> Tensor:
     return (torch.bincount(class_N, minlength=len(mass_C)) > 0) & (mass_C != 0)
 
 
-def contrast_of_views(own_JH: Tensor, other_JH: Tensor, temperature: float, literal: bool = False) -> Tensor:
-    """Measures how badly prototypes of two views of a graph find each other, a scalar; 0 for fewer than two classes.
-
-    By default the cross-entropy of cos(c_j, c'_l) / t with the own class as target, from either side, averaged.
-    Equation 8 (`literal`) leaves the own class out of the denominators: it may be negative, and of two classes it is
-    linear in the cosines. Rows of both are the same classes in the same order.
-    """
-    score_JJ = unit(own_JH) @ unit(other_JH).T / temperature
-    if len(score_JJ) < 2:
-        return score_JJ.sum() * 0
-    own_J = score_JJ.diagonal()
-    if literal:
-        same_JJ = torch.eye(len(score_JJ), dtype=torch.bool, device=score_JJ.device)
-        score_JJ = score_JJ.masked_fill(same_JJ, -torch.inf)
-    return (score_JJ.logsumexp(1) + score_JJ.logsumexp(0)).mean() / 2 - own_J.mean()
-
-
 class Bank(NamedTuple):
     """Prototypes, float32, and the class of each, int64, ascending."""
 

@@ -11,15 +11,12 @@ import numba
 import numpy as np
 from torch import Tensor
 
+from shoal.algorithms.models.compiled.kept_by_view import KeptByView
 from shoal.algorithms.models.compiled.memory import numbers_at
 from shoal.algorithms.models.compiled.operations import Base, execute
 from shoal.algorithms.models.compiled.passes import Pass, Passes, addresses, parts_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.shards.view import View
-
-# Bytes of the data, and of rows, of clients for which a model keeps what it asks its passes.
-MOST_BYTES = 2**26
 
 
 class Rows(NamedTuple):
@@ -54,34 +51,8 @@ class _Question(NamedTuple):
     rows: Rows
 
 
-class _Counter:
-    """A counter of predictions of one model, which keeps what it asks about clients."""
-
-    def __init__(self) -> None:
-        self._bytes = 0
-        self._kept: WeakKeyDictionary[View, list[_Question] | None] = WeakKeyDictionary()
-
-    def questions(self, passes: Passes, data: View, ask: Ask, classes: int) -> list[_Question] | None:
-        """Returns what is asked about a client, see `count_in_passes`."""
-        if data in self._kept:
-            return self._kept[data]
-        asked = [_find_pass(passes, inputs, rows) for inputs, rows in ask()]
-        questions = [question for question in asked if question is not None and question.compiled.logits[1] == classes]
-        size = sum(_bytes_of(part) for question in questions for part in question.inputs)
-        if self._bytes + size > MOST_BYTES:
-            self._kept.clear()
-            self._bytes = 0
-        kept = questions if len(questions) == len(asked) else None
-        if size <= MOST_BYTES:
-            self._kept[data], self._bytes = kept, self._bytes + size
-        return kept
-
-
-def _bytes_of(part: Tensor | SparseMatrix) -> int:
-    return part.nbytes if isinstance(part, Tensor) else part.most_bytes
-
-
-_COUNTERS: WeakKeyDictionary[Passes, _Counter] = WeakKeyDictionary()
+Questions = KeptByView[list[_Question] | None]
+_COUNTERS: WeakKeyDictionary[Passes, Questions] = WeakKeyDictionary()
 
 
 def _find_pass(passes: Passes, inputs: Inputs, rows: Rows) -> _Question | None:
@@ -97,15 +68,23 @@ def count_in_passes(passes: Passes, data: View, w: Tensor, ask: Ask, counts: np.
     `ask` sets the model to evaluation, and gives inputs, with the rows of the logits of each that are counted; both
     depend on the client alone.
     """
-    questions = _COUNTERS.setdefault(passes, _Counter()).questions(passes, data, ask, counts.shape[2])
-    for compiled, _, bases, rows in questions or ():
+
+    def find() -> tuple[list[_Question] | None, Sequence[Any]]:
+        asked = [_find_pass(passes, of_parts, rows) for of_parts, rows in ask()]
+        questions = [question for question in asked if question is not None and question.compiled.logits[1] == classes]
+        inputs = [part for question in questions for part in question.inputs]
+        return questions if len(questions) == len(asked) else None, inputs
+
+    classes = counts.shape[2]
+    kept = _COUNTERS.setdefault(passes, KeptByView()).get(data, find)
+    for compiled, _, bases, rows in kept or ():
         room = passes.room(compiled.work)
         at = room.memory.data_ptr()
         bases[Base.WEIGHTS], bases[Base.WORK] = w.data_ptr(), at
         execute(*compiled.forward, bases)
         if (part := count_logits(at + compiled.at, compiled.logits[1], *rows, counts)) >= 0:
             return int(part)
-    return None if questions is None else -1
+    return None if kept is None else -1
 
 
 @numba.njit(cache=True, nogil=True)

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from torch import Tensor
 
 from shoal.algorithms.models.compiled.hop_operations import ALL, ALONE, FIRST
-from shoal.algorithms.models.compiled.lowering import FLOAT, READERS, Drop, Lowering, Place
+from shoal.algorithms.models.compiled.lowering import DRAW, READERS, Lowering, Place
 from shoal.algorithms.models.compiled.operations import Base, Code
 from shoal.algorithms.models.compiled.trace import Untraceable, Value
+from shoal.algorithms.models.layers.dropout import least_kept, whole_words
 
 # What writes the operations of a value.
 Write = Callable[[Lowering, Value], None]
@@ -89,11 +90,10 @@ def _relu(of: Lowering, value: Value) -> None:
 @forward
 def _drop(of: Lowering, value: Value) -> None:
     p = value.with_["p"]
-    kept = Place(Base.KEPT, FLOAT * of.kept)
-    of.drops.append(Drop(of.kept, of.kept + value.numbers, p))
-    value.with_["kept"] = kept
-    of.kept += value.numbers
-    of.forward.add(Code.MASK, of.copied(value), kept, value.numbers, f=1 / (1 - p))
+    drawn = Place(Base.KEPT, DRAW * of.kept)
+    value.with_["drawn"] = drawn
+    of.kept += whole_words(value.numbers)
+    of.forward.add(Code.MASK, of.copied(value), drawn, value.numbers, f=1 / (1 - p), g=least_kept(p))
 
 
 @forward
@@ -204,8 +204,9 @@ def _back_relu(of: Lowering, value: Value) -> None:
 
 @back
 def _back_drop(of: Lowering, value: Value) -> None:
-    kept, f = value.with_["kept"], 1 / (1 - value.with_["p"])
-    of.change(value, lambda gradient: of.backward.add(Code.MASK, gradient, kept, value.numbers, f=f))
+    p, drawn = value.with_["p"], value.with_["drawn"]
+    factors = {"f": 1 / (1 - p), "g": least_kept(p)}
+    of.change(value, lambda gradient: of.backward.add(Code.MASK, gradient, drawn, value.numbers, **factors))
 
 
 @back

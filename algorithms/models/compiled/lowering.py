@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from shoal.algorithms.models.compiled.operations import ARGUMENTS, ARRAYS, Base, Code, address_of
 from shoal.algorithms.models.compiled.trace import Operator, Untraceable, Value
 
-FLOAT = 4
+# Bytes of a number, and of what dropout draws for one.
+FLOAT, DRAW = 4, 2
 # Numbers that share a line of the cache.
 LINE = 16
 # Kinds that may overwrite the value they are made of, if nothing else reads it.
@@ -74,12 +76,14 @@ class Operations:
         )
 
 
-class Drop(NamedTuple):
-    """Entries that dropout draws in a step, with probability p: a range of the memory of all."""
+class Product(NamedTuple):
+    """A product Y = A X: the number of A, places of X and of the gradient of Y, in bytes, and shapes of X and Y."""
 
-    first: int
-    last: int
-    p: float
+    number: int
+    x: int
+    of_y: int
+    shape: torch.Size
+    shape_of_y: torch.Size
 
 
 class Lowering:
@@ -90,7 +94,7 @@ class Lowering:
         work: Numbers of the memory that both need.
         most: Multiplications of the largest dense product.
         widths: The largest width that a sparse input multiplies, by its number.
-        drops: What dropout draws, in order; `kept` counts all its numbers.
+        kept: Numbers for which dropout draws, in whole words.
     """
 
     def __init__(
@@ -108,7 +112,6 @@ class Lowering:
         """
         self.forward, self.backward = Operations(), Operations()
         self.work, self.kept, self.most = 0, 0, 0
-        self.drops: list[Drop] = []
         self.widths: dict[int, int] = {}
         self._w = w
         self.memory: dict[Value, Memory] = {}
@@ -124,6 +127,16 @@ class Lowering:
             self._write_out(logits, Base.LOGITS)
             self._write_out(embedding, Base.EMBEDDING)
         self._go_back(order, logits, embedding, back)
+
+    def products(self) -> list["Product"]:
+        """Lists products by operators whose factors stay in the memory for values; those of an input do not."""
+        products = []
+        for value, memory in self.memory.items():
+            if value.kind == "times" and memory.begun and self.memory[value.of[0]].place.base == Base.WORK:
+                x, number = value.of[0], value.with_["matrix"].number
+                places = self.memory[x].place.offset, self.gradient(value).offset
+                products.append(Product(number, *places, x.shape, value.shape))
+        return products
 
     def adding(self) -> np.ndarray:
         """Makes the factors of the way back that add to gradients of parameters, `[O, 2]`."""

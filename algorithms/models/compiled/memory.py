@@ -37,6 +37,11 @@ def integers_at(address: int, count: int) -> np.ndarray:
 
 
 @numba.njit
+def shorts_at(address: int, count: int) -> np.ndarray:
+    return numba.carray(_pointer(address), (count,), np.int16)
+
+
+@numba.njit
 def longs_at(address: int, count: int) -> np.ndarray:
     return numba.carray(_pointer(address), (count,), np.int64)
 

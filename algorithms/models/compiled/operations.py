@@ -25,6 +25,7 @@ from shoal.algorithms.models.compiled.memory import (
     longs_at,
     matrix_at,
     numbers_at,
+    shorts_at,
 )
 from shoal.storage.kernels.dense_product import multiply_dense
 from shoal.storage.kernels.sparse_product import multiply
@@ -62,7 +63,7 @@ class Code(Enum):
     BIAS = auto()  # out, bias, rows, width: out = out + bias
     RELU = auto()  # out, numbers: out = max(out, 0)
     THROUGH = auto()  # gradient, x, numbers: the gradient where x > 0, else 0
-    MASK = auto()  # out, kept, numbers: out = f out kept
+    MASK = auto()  # out, draws, numbers: out = f out where draws are at least g, else 0 out
     SUMS = auto()  # x, out, rows, width: out = sums of the columns + g out
     MIX = auto()  # x, out, numbers: out = f x + g out
     SCALED = auto()  # x, factor, out, numbers: out = f factor x + g out, of a factor in memory
@@ -212,9 +213,9 @@ def _through(pointer: Any, f: float, g: float) -> None:
 
 def _mask(pointer: Any, f: float, g: float) -> None:
     at = arguments_at(pointer)
-    out, kept = numbers_at(at[0], at[2]), numbers_at(at[1], at[2])
+    out, drawn, least = numbers_at(at[0], at[2]), shorts_at(at[1], at[2]), np.int16(g)
     for i in range(len(out)):
-        out[i] *= kept[i] * f
+        out[i] *= f if drawn[i] >= least else ZERO
 
 
 def _sums(pointer: Any, f: float, g: float) -> None:

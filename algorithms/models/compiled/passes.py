@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from shoal.algorithms.models.compiled.kinds import lower
-from shoal.algorithms.models.compiled.lowering import Drop
+from shoal.algorithms.models.compiled.lowering import FLOAT, Product
 from shoal.algorithms.models.compiled.operations import ARRAYS, Base, execute
 from shoal.algorithms.models.compiled.trace import Untraceable, Value, signature_of, stand_in, tracing
+from shoal.algorithms.models.inputs.learned_matrix import LearnedMatrix
 from shoal.algorithms.models.inputs.masked_features import AlteredFeatures, SmoothedHops
 from shoal.algorithms.models.inputs.neighbourhood import DrawnInputs, Inputs, ItemBatch, Neighbourhood
-from shoal.algorithms.models.layers.dropout import fill_kept, masks_are_set
+from shoal.algorithms.models.layers.dropout import draw_entries, masks_are_set
 from shoal.algorithms.models.layers.head import Output
 
 # Multiplications of a product up to which passes are compiled: they keep all values until the way back is done.
@@ -46,12 +47,12 @@ class Pass:
     Attributes:
         forward, backward: First arguments of `execute`.
         adding: Factors of `backward` that add to gradients of parameters instead of writing them.
-        work, kept: Numbers of the memory for values, and for what dropout keeps.
-        drops: The entries that dropout draws.
+        work, kept: Numbers of the memory for values, and for what dropout draws.
         logits, embedding: Shapes of the outputs.
         embeds: The outputs are written out, and gradients of both are read.
         at: The place of the logits in the memory for values, in bytes.
         widths: The largest width that a sparse input multiplies, by its number.
+        products: Products by operators, by places in the memory for values.
     """
 
     forward: Arrays
@@ -59,17 +60,16 @@ class Pass:
     adding: np.ndarray
     work: int
     kept: int
-    drops: Sequence[Drop]
     logits: torch.Size
     embedding: torch.Size
     embeds: bool
     at: int
     widths: Mapping[int, int]
+    products: Sequence[Product]
 
-    def draw(self, out: Tensor) -> None:
-        """Draws what dropout keeps in a step, from torch's default generator, as the model itself would."""
-        for drop in self.drops:
-            fill_kept(out[drop.first : drop.last], drop.p)
+    def products_of(self, parts: Sequence[Any], matrices: Sequence[Any]) -> list[Product]:
+        """Lists products by some matrices, of a pass over inputs that consist of these parts."""
+        return [product for product in self.products if any(parts[product.number] is matrix for matrix in matrices)]
 
     def way_back(self, adds: bool) -> Arrays:
         """Returns the operations backward, which may add to gradients of parameters instead of writing them."""
@@ -166,6 +166,8 @@ class Passes:
         if not coupled and any(isinstance(hop, Tensor) for hop in parts):
             # Dense rows need no compiled loops.
             return None
+        if not embeds and any(isinstance(part, LearnedMatrix) for part in parts):
+            return None
         signature = signature_of(parts, entries=getattr(self._module, "weighs_entries", False))
         if signature is None:
             return None
@@ -194,7 +196,8 @@ class Passes:
             return None
         return Pass(
             lowered.forward.arrays(), lowered.backward.arrays(), lowered.adding(), lowered.work, lowered.kept,
-            lowered.drops, logits.shape, embedding.shape, embeds, lowered.logits.offset, lowered.widths,
+            logits.shape, embedding.shape, embeds, lowered.logits.offset, lowered.widths,
+            lowered.products(),
         )  # fmt: skip
 
     @property
@@ -218,14 +221,18 @@ class Passes:
         if not torch.is_grad_enabled():
             logits_NC, embedding_NH, *_ = self.go(compiled, parts, back=False)
             return Output(logits_NC, embedding_NH)
-        return Output(*_Run.apply(compiled, parts, self, self._w, *self._parameters))
+        learned = [part for part in parts if isinstance(part, LearnedMatrix)]
+        if len(set(learned)) > 1 or len(learned) != len(compiled.products_of(parts, learned)):
+            return None
+        numbers = learned[0].numbers if learned else None
+        return Output(*_Run.apply(compiled, parts, self, self._w, numbers, *self._parameters))
 
     def _draw(self, asked: Inputs | DrawnInputs, calls: list[Call]) -> Output:
         drawn = asked if isinstance(asked, DrawnInputs) else None
         inputs = asked.look(0) if isinstance(asked, DrawnInputs) else asked
         # A pass that does not embed has the same shapes, and may be all that is needed.
         compiled = self.of(inputs, embeds=False)
-        if compiled is None or len(calls) == MOST_CALLS or not self._learns_all():
+        if compiled is None or len(calls) == MOST_CALLS or not self.learns_all():
             raise Untraceable("inputs without a pass, too many, or frozen parameters")
         outputs: Any = Value("output", [], *compiled.logits), Value("output", [], *compiled.embedding)
         calls.append(Call(inputs, compiled, outputs, drawn))
@@ -246,13 +253,14 @@ class Passes:
     def adding(self) -> Iterator[None]:
         """Lets backward passes inside the block add to `w.grad` themselves, which saves two copies of it."""
         # Frozen parameters have no gradient, which is told one by one.
-        self._adds = self._learns_all()
+        self._adds = self.learns_all()
         try:
             yield
         finally:
             self._adds = False
 
-    def _learns_all(self) -> bool:
+    def learns_all(self) -> bool:
+        """Whether no parameter is frozen."""
         return all(p.requires_grad for p in self._parameters)
 
     def room(self, numbers: int) -> "_Room":
@@ -270,14 +278,14 @@ class Passes:
 
         Without `back` they are not those of a way back.
         """
-        room, kept = self.room(compiled.work), torch.empty(compiled.kept)
-        compiled.draw(kept)
+        room, drawn = self.room(compiled.work), torch.empty(compiled.kept, dtype=torch.int16)
+        draw_entries(drawn)
         logits_NC, embedding_NH = torch.empty(compiled.logits), torch.empty(compiled.embedding)
         bases = addresses(
-            inputs, back, weights=self._w, work=room.memory, kept=kept, logits=logits_NC, embedding=embedding_NH
+            inputs, back, weights=self._w, work=room.memory, kept=drawn, logits=logits_NC, embedding=embedding_NH
         )
         execute(*compiled.forward, bases)
-        return logits_NC, embedding_NH, bases, (inputs, room, kept)
+        return logits_NC, embedding_NH, bases, (inputs, room, drawn)
 
     def go_back(self, compiled: Pass, bases: np.ndarray) -> list[Tensor | None]:
         """Runs a pass back; returns the gradients of all parameters, None where it added them to `w.grad`."""
@@ -306,8 +314,9 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, compiled: Pass, inputs: Sequence[Any], passes: Passes, w: Tensor, *parameters: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, compiled: Pass, inputs: Sequence[Any], passes: Passes, w: Tensor, numbers: Tensor | None,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         logits_NC, embedding_NH, bases, refer = passes.go(compiled, inputs, any(ctx.needs_input_grad))
         ctx.set_materialize_grads(False)
         # Saved, so that torch refuses a way back through parameters that have changed.
@@ -323,4 +332,18 @@ class _Run(torch.autograd.Function):
         bases = ctx.bases.copy()
         for base, of_output in ((Base.OF_LOGITS, of_logits), (Base.OF_EMBEDDING, of_embedding)):
             bases[base] = 0 if of_output is None else of_output.data_ptr()
-        return None, None, None, None, *ctx.passes.go_back(ctx.compiled, bases)
+        of_parameters = ctx.passes.go_back(ctx.compiled, bases)
+        of_numbers = _of_numbers(ctx.compiled, *ctx.refer[:2]) if ctx.needs_input_grad[4] else None
+        return None, None, None, None, of_numbers, *of_parameters
+
+
+def _of_numbers(compiled: Pass, inputs: Sequence[Any], room: _Room) -> Tensor:
+    """Computes the gradient of the numbers of a learned matrix, after the way back."""
+
+    def at(place: int, shape: torch.Size) -> Tensor:
+        first = place // FLOAT
+        return room.memory[first : first + shape.numel()].view(shape)
+
+    learned = next(part for part in inputs if isinstance(part, LearnedMatrix))
+    products = compiled.products_of(inputs, [learned])
+    return learned.of_numbers([(at(p.x, p.shape), at(p.of_y, p.shape_of_y)) for p in products])

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.algorithms.models.inputs.learned_matrix import LearnedMatrix
 from shoal.algorithms.models.inputs.masked_features import AlteredFeatures
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.dropout import masks
@@ -269,7 +270,7 @@ def signature_of(inputs: Sequence[Any], entries: bool) -> tuple[Any, ...] | None
     """Describes inputs as far as a pass depends on them, by `entries` counted; None: no stand-ins exist for them."""
     parts: list[Any] = []
     for x in inputs:
-        if type(x) is SparseMatrix:
+        if type(x) is SparseMatrix or isinstance(x, LearnedMatrix):
             if x.form is None:
                 return None
             parts.append(x.form if entries else x.form[:3])

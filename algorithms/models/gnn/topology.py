@@ -16,6 +16,8 @@ class Topology(nn.Module):
     (`head`), so that only a method names it, in `models()`. `width` is H.
     """
 
+    traced = True
+
     def __init__(self, features: int, classes: int, hops: int, dropout: float, *, hidden: int = 128) -> None:
         """Draws the parameters from torch's default generator; `classes`, `hops` and `dropout` are not used."""
         super().__init__()
@@ -37,13 +39,13 @@ class Topology(nn.Module):
         return self._weights()[:1]
 
     def forward(self, around: Neighbourhood) -> Output:
-        """Computes F, `[N, H]`, as the embedding; scores of no classes, `[N, 0]`."""
+        """Computes F, `[N, H]`, as the embedding, and in the place of class scores, as there are no classes."""
         x_NH: Tensor | None = None
         for weight, operator in zip(self._weights(), around.operators, strict=True):
             x_NH = operator @ transform(around.x_NF if x_NH is None else x_NH, weight)
         assert x_NH is not None
         found_NH = F.relu(x_NH if around.rows is None else x_NH.index_select(0, around.rows))
-        return Output(found_NH.new_empty(len(found_NH), 0), found_NH)
+        return Output(found_NH, found_NH)
 
     def _weights(self) -> list[nn.Parameter]:
         return [linear.get_parameter("weight") for linear in self.linears]

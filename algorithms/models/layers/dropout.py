@@ -72,6 +72,24 @@ def fill_kept(out: Tensor, p: float, generator: torch.Generator | None = None) -
     return _keep(words.view(torch.int16)[: out.numel()], p, out)
 
 
+def draw_entries(out: Tensor) -> None:
+    """Draws numbers for entries, int16, in whole words, on a processor from torch's default generator.
+
+    Those from `least_kept` on are of entries that `fill_kept` would keep.
+    """
+    out.view(torch.int64).random_(-(2 ** (WORD - 1)), None)
+
+
+def whole_words(entries: int) -> int:
+    """Counts the entries of the words that are drawn for so many entries."""
+    return -(-entries * BITS // WORD) * (WORD // BITS)
+
+
+def least_kept(p: float) -> int:
+    """Returns the least draw of an entry that dropout keeps."""
+    return min(round(p * 2**BITS), 2**BITS - 1) - 2 ** (BITS - 1)
+
+
 def fill_kept_of_steps(out: Tensor, drops: Sequence[tuple[int, float]]) -> None:
     """Fills rows, one a step on a processor, as `fill_kept` fills so many entries with their p, one after another."""
     if len({p for _, p in drops}) == 1 and all(count % (WORD // BITS) == 0 for count, _ in drops):
@@ -101,7 +119,7 @@ def fill_kept_by_key(out: Tensor, p: float, seed: Tensor | int, number: int) -> 
 
 def _keep(drawn: Tensor, p: float, out: Tensor) -> Tensor:
     """Compares draws of 16 bits with p."""
-    return torch.ge(drawn.view(out.shape), min(round(p * 2**BITS), 2**BITS - 1) - 2 ** (BITS - 1), out=out)
+    return torch.ge(drawn.view(out.shape), least_kept(p), out=out)
 
 
 def _shifted(word_BM: Tensor, bits: int) -> Tensor:

@@ -46,7 +46,7 @@ def train_in_one_call(
             moments = {**moments, name: beside[1]}
             learners.append((plan, Trained.of(beside[0], beside[1], NO_MOMENT, options)))
             continue
-        kept = torch.empty(options.epochs, plan.kept)
+        kept = torch.empty(options.epochs, plan.kept, dtype=torch.int16)
         with streams[name]:
             plan.draw(kept)
         learners.append((plan, Trained.of(models[name].flat.w, moments[name], kept, options)))

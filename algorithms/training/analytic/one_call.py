@@ -4,20 +4,25 @@ Axes: T training rows, C classes, P parameters, M models that learn in turns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, islice
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numba
 import numpy as np
+import torch
 from torch import Tensor
 
+from shoal.algorithms.client import ClientModel
+from shoal.algorithms.models.compiled.kept_by_view import KeptByView
 from shoal.algorithms.models.compiled.losses import Loss, Places, cross_entropy, lower_loss, trace_loss
-from shoal.algorithms.models.compiled.lowering import Operations, Place
+from shoal.algorithms.models.compiled.lowering import DRAW, Operations, Place
 from shoal.algorithms.models.compiled.operations import ARRAYS, Base, Code, execute
 from shoal.algorithms.models.compiled.passes import MOST_KEPT, Arrays, Call, Passes, addresses, joined, parts_of
 from shoal.algorithms.models.compiled.trace import Untraceable, Value
 from shoal.algorithms.models.inputs.neighbourhood import DrawnInputs, Inputs, Neighbourhood
-from shoal.algorithms.models.layers.dropout import fill_kept_of_steps
+from shoal.algorithms.models.layers.dropout import draw_entries
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.small_heads import LossOf, SmallModel, Trained, in_one_batch
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -25,12 +30,13 @@ from shoal.storage.graph.sparse_matrix import SparseMatrix
 KEPT = int(Base.KEPT)
 # Entries of the matrices that are drawn for all steps of a visit, 8 bytes each.
 MOST_ENTRIES = 2**25
-VECTORS = [Base.WEIGHTS, Base.GRADIENTS, Base.KEPT]
+VECTORS = [Base.WEIGHTS, Base.GRADIENTS, Base.KEPT, Base.WORK]
 OUTPUTS = [Base.LOGITS, Base.EMBEDDING]
 GRADIENTS = [Base.OF_LOGITS, Base.OF_EMBEDDING]
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Plan:
     """Lists what a learner computes in a step.
 
     Attributes:
@@ -46,7 +52,12 @@ class Plan(NamedTuple):
     in_place: bool = False
     own: Value | None = None
 
-    @property
+    @cached_property
+    def addresses(self) -> Sequence[np.ndarray]:
+        """The bases of each call's operations that are those of its inputs; others are 0."""
+        return [addresses(parts_of(call.inputs) or (), True) for call in self.calls]
+
+    @cached_property
     def kept(self) -> int:
         """Counts the numbers that dropout draws in a step."""
         return sum(call.compiled.kept for call in self.calls)
@@ -78,9 +89,8 @@ class Plan(NamedTuple):
         return *(id(call.compiled) for call in self.calls), *terms
 
     def draw(self, out: Tensor) -> None:
-        """Draws what dropout keeps in steps, `[E, kept]`, from torch's default generator, as the model itself would."""
-        drops = [drop for call in self.calls for drop in call.compiled.drops]
-        fill_kept_of_steps(out, [(drop.last - drop.first, drop.p) for drop in drops])
+        """Draws for dropout in steps, int16 `[E, kept]`, from torch's default generator, as the model itself would."""
+        draw_entries(out)
 
 
 def _form(t: Tensor | Value, number_of: Mapping[Value, int]) -> tuple[bool, int]:
@@ -93,8 +103,21 @@ Learner = tuple[Plan, Trained]
 class TracedModel(SmallModel):
     """A model on the part of a graph, or the rows of sparse hops, that training rows read."""
 
+    draws = torch.int16
+
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
+        self._plans: KeptByView[Plan | None] = KeptByView()
+
+    def plan_plainly(self, own: ClientModel, options: TrainOptions) -> Plan | None:
+        """Makes the plan once while a client's view lives: a small client's step takes no longer."""
+
+        def make() -> tuple[Plan | None, Sequence[Any]]:
+            inputs = own.gathered("train")
+            plan = self.plan(inputs, own.data.train_label) if self.takes(inputs, options) else None
+            return plan, () if plan is None else parts_of(inputs) or ()
+
+        return self._plans.get(own.data, make) if self._passes.learns_all() else None
 
     def takes(self, inputs: Inputs, options: TrainOptions) -> bool:
         compiled = self._passes.of(inputs, embeds=False)
@@ -165,14 +188,14 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
     spare = learners[0][0].passes.room(max([plan.spare_room for plan, _ in learners]))
     count, behind, rooms = len(numbers), [(True, 0), (False, spare.memory.data_ptr())], [spare]
     for plan, trained in learners:
-        kept_at, a_step = trained.kept.data_ptr(), 4 * plan.kept
+        kept_at, a_step = trained.kept.data_ptr(), DRAW * plan.kept
         if plan.own is not None:
             bases.append(np.array([trained.w.data_ptr(), trained.gradient.data_ptr()]))
             first += 2
-        for call in plan.calls:
+        for call, of_inputs in zip(plan.calls, plan.addresses):
             rooms.append(room := plan.passes.room(call.compiled.work + plan.further_room(call)))
-            of_call = addresses(parts_of(call.inputs) or (), True, work=room.memory)
-            of_call[VECTORS] = trained.w.data_ptr(), trained.gradient.data_ptr(), kept_at
+            of_call = of_inputs.copy()
+            of_call[VECTORS] = trained.w.data_ptr(), trained.gradient.data_ptr(), kept_at, room.memory.data_ptr()
             if not plan.in_place:
                 logits, embedding = (value.numbers for value in call.outputs)
                 starts = np.cumsum([call.compiled.work, logits, embedding, logits])
@@ -183,7 +206,7 @@ def train_in_turns(learners: Sequence[Learner], epochs: int) -> list[tuple[float
             moved.append((first + KEPT, a_step))
             if call.drawn is not None:
                 drawn.append((first, call.drawn))
-            kept_at, first = kept_at + 4 * call.compiled.kept, first + len(of_call)
+            kept_at, first = kept_at + DRAW * call.compiled.kept, first + len(of_call)
         for term in plan.loss.computed:
             behind.append((True, len(numbers)))
             behind += [(False, t.data_ptr()) for t in term.tensors if isinstance(t, Tensor)]

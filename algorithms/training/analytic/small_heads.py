@@ -38,7 +38,7 @@ class Trained(NamedTuple):
     Attributes:
         w, gradient: Parameters and their gradients, `[P]`.
         mean, square: Adam's moments, `[P]`, empty for SGD, and its steps `before`.
-        kept: What dropout keeps in every step, 1 or 0, `[E, kept]`.
+        kept: What dropout keeps in every step, 1 or 0, or draws of which the larger are kept, `[E, kept]`.
         lr, weight_decay: Rate and decay.
         total, linear, origin, mu: A `Pull`; an empty array stands for None.
     """
@@ -91,7 +91,12 @@ class SmallModel(ABC):
     """Trains a small model on all training rows of a client at once, as `LocalTrainer` does, to rounding.
 
     Whether it does depends on sizes and options alone, so that the numbers are the same on any hosts.
+
+    Attributes:
+        draws: Type of what `draw` writes.
     """
+
+    draws = torch.float32
 
     @abstractmethod
     def takes(self, inputs: Inputs, options: TrainOptions) -> bool:
@@ -106,13 +111,21 @@ class SmallModel(ABC):
         None: the loss is not one of those that are computed here.
         """
 
+    def plan_plainly(self, own: ClientModel, options: TrainOptions) -> Any | None:
+        """Makes the plan of cross-entropy on a client's training rows; None: it does not train this client.
+
+        Clients, in training mode, are visited with the same options each time.
+        """
+        inputs = own.gathered("train")
+        return self.plan(inputs, own.data.train_label) if self.takes(inputs, options) else None
+
     @abstractmethod
     def kept(self, plan: Any) -> int:
         """Counts the numbers that dropout draws in a step."""
 
     @abstractmethod
     def draw(self, plan: Any, out: Tensor) -> None:
-        """Draws what dropout keeps in steps, 1 or 0, as many numbers each, `[E, kept]`."""
+        """Draws what dropout keeps in steps, as many numbers each, `[E, kept]`, see `Trained`."""
 
     @abstractmethod
     def train(self, plan: Any, trained: Trained, epochs: int) -> tuple[float, float]:
@@ -126,7 +139,7 @@ class SmallModel(ABC):
         The plan is one of its training rows, in training mode. The last gradient, pulled, stays in the model. Dropout
         draws what the formulas of single steps draw.
         """
-        kept = torch.empty(options.epochs, self.kept(plan))
+        kept = torch.empty(options.epochs, self.kept(plan), dtype=self.draws)
         if kept.numel():
             seed_default(own.flat.w.device, own.random("train"))
             self.draw(plan, kept)

@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.methods.local import Local
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.compiled import counting
+from shoal.algorithms.models.compiled import counting, kept_by_view
 from shoal.algorithms.models.inputs import masked_features
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.models.layers.coupled import Coupled
@@ -148,7 +148,7 @@ def test_no_more_is_kept_than_there_is_room_for(view: View, monkeypatch: pytest.
     passes = client.model.pattern.passes
     assert passes is not None
     for room, kept in ((size, 0), (10 * size, 1)):
-        monkeypatch.setattr(counting, "MOST_BYTES", room)
+        monkeypatch.setattr(kept_by_view, "MOST_BYTES", room)
         client.model.load(parameters(client, 1))
         np.testing.assert_array_equal(score(Local(), client, None), counted(view, client.model.module))
         assert len(counting._COUNTERS[passes]._kept) == kept

@@ -1,4 +1,4 @@
-"""The contrast of two views, what is in the bank, and how it votes."""
+"""Prototypes by certainty, what is in the bank, and how it votes."""
 
 import math
 
@@ -13,7 +13,6 @@ from shoal.algorithms.methods.fggp.prototypes import (
     Vote,
     certain_classes,
     certain_prototypes,
-    contrast_of_views,
     existing,
     last_of_clients,
     newest,
@@ -144,21 +143,3 @@ def test_clusters_of_few_or_equal_prototypes() -> None:
         bank = summed_up(*apart, CLASSES, how, 4, 6, 0.1, 7)  # type: ignore[arg-type]
         assert bank.class_B.tolist() == [1, 1, 1]
         assert {tuple(row) for row in bank.proto_BH.tolist()} == {tuple(row) for row in torch.eye(3, 6).tolist()}
-
-
-def test_with_two_classes_equation_8_is_linear_in_the_cosines() -> None:
-    """Its optimum is -1 / t where cosines lie in [0, 1]."""
-    alike = torch.eye(2)
-    assert float(contrast_of_views(alike, alike, 0.25, literal=True)) == pytest.approx(-4)
-    assert 0 < float(contrast_of_views(alike, alike, 0.25)) < 0.02
-
-
-@pytest.mark.parametrize("literal", [False, True])
-@pytest.mark.parametrize("count", [0, 1])
-def test_of_fewer_than_two_classes_it_is_nothing(literal: bool, count: int) -> None:
-    own = torch.ones(count, 6, requires_grad=True)
-    loss = contrast_of_views(own, torch.ones(count, 6), 0.5, literal)
-    assert float(loss.detach()) == 0
-    loss.backward()
-    assert own.grad is not None
-    assert not own.grad.any()

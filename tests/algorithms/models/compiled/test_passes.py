@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.algorithms.client import FlatModel
+from shoal.algorithms.graphs.generated_graph import DrawnOperator
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.compiled import passes as module_of_passes
 from shoal.algorithms.models.compiled.passes import Passes
@@ -89,6 +90,29 @@ def test_outputs_and_gradients_are_those_of_the_model(
     assert model.passes.of(around) is not None
     for made, expected in zip(run(model, model, around), run(model, model.module, around)):
         torch.testing.assert_close(made, expected, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("sparse_features", [True, False])
+@pytest.mark.parametrize("name", ["gcn", "gcnii"])
+def test_numbers_of_a_learned_matrix_have_the_gradients_that_autograd_gives_them(
+    name: str, sparse_features: bool, head: str
+) -> None:
+    """Other candidates are drawn than there are edges, and all three layers read the same matrix."""
+    model = model_of(name, sparse_features, head=head)
+    around = graph_of(model, sparse_features)
+    pairs_2S = torch.combinations(torch.arange(NODES))[::3].T.int().contiguous()
+    numbers_S = (torch.arange(pairs_2S.shape[1]) % 4 == 0).float().requires_grad_()
+    drawn = around._replace(operators=(DrawnOperator(pairs_2S, numbers_S, NODES),) * 3)
+    assert model.passes is not None
+    assert model.passes.of(drawn) is not None
+    assert model.passes.of(drawn, embeds=False) is None
+    made, expected = [], []
+    for of, results in ((model, made), (model.module, expected)):
+        numbers_S.grad = None
+        results.extend([*run(model, of, drawn), numbers_S.grad])
+    for one, other in zip(made, expected):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("head", HEADS)

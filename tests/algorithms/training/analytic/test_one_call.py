@@ -1,5 +1,7 @@
 """Models that pass messages, trained in one call beside autograd's steps, visit for visit and round for round."""
 
+import gc
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,23 @@ def small_of(model: FlatModel) -> TracedModel:
     small = analytic(model).one_call
     assert isinstance(small, TracedModel)
     return small
+
+
+def test_a_plan_is_kept_as_long_as_the_view_of_its_client_lives(make_view: MakeView) -> None:
+    model, views = model_of("gcn"), [view_of(make_view), view_of(make_view)]
+    small, clients = small_of(model), [client_of(model, view) for view in views]
+    model.set_training(True)
+    first, second = (small.plan_plainly(client.model, TrainOptions()) for client in clients)
+    assert first is not None
+    assert first is not second
+    assert small.plan_plainly(client_of(model, views[0]).model, TrainOptions()) is first
+    model.module.requires_grad_(False)
+    assert small.plan_plainly(clients[0].model, TrainOptions()) is None
+    model.module.requires_grad_(True)
+    kept = weakref.ref(first)
+    del first, clients, views
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin"])

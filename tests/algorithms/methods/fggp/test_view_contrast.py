@@ -1,0 +1,50 @@
+"""The contrast of two views: its optimum, and the compiled call beside prototypes by torch in float64."""
+
+import pytest
+import torch
+
+from shoal.algorithms.methods.fggp.view_contrast import ContrastOptions, contrast_of_nodes, contrast_of_views
+
+NODES, CLASSES, WIDTH = 40, 5, 7
+
+
+def test_with_two_classes_equation_8_is_linear_in_the_cosines() -> None:
+    """Its optimum is -1 / t where cosines lie in [0, 1]."""
+    alike = torch.eye(2)
+    assert float(contrast_of_views(alike, alike, 0.25, literal=True)) == pytest.approx(-4)
+    assert 0 < float(contrast_of_views(alike, alike, 0.25)) < 0.02
+
+
+@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize("count", [0, 1])
+def test_of_fewer_than_two_classes_it_is_nothing(literal: bool, count: int) -> None:
+    own = torch.ones(count, 6, requires_grad=True)
+    loss = contrast_of_views(own, torch.ones(count, 6), 0.5, literal)
+    assert float(loss.detach()) == 0
+    loss.backward()
+    assert own.grad is not None
+    assert not own.grad.any()
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize("least", [0.0, 1.0, 6.0, 100.0])
+def test_one_call_has_the_loss_and_gradients_of_prototypes_by_torch(relu: bool, literal: bool, least: float) -> None:
+    """No node is of class 3, the only prototype of class 4 is zero where it is positive, and masses differ."""
+    generator = torch.Generator().manual_seed(1)
+    own, other = torch.randn(2, NODES, WIDTH, generator=generator)
+    class_N = torch.arange(NODES) % 3
+    class_N[7] = 4
+    own[7] = -1
+    certain_N = 0.2 + torch.rand(NODES, generator=generator)
+    options = ContrastOptions(0.5, literal, least, relu)
+    results = []
+    for kind in (torch.float32, torch.float64):
+        views = [x.to(kind).clone().requires_grad_() for x in (own, other)]
+        loss = contrast_of_nodes(*views, class_N, certain_N.to(kind), CLASSES, options)
+        (3 * loss).backward()
+        results.append([loss.detach().double(), *(x.grad.double() for x in views if x.grad is not None)])
+    assert len(results[0]) == 3
+    assert bool(results[0][1].any()) == (least < 100)
+    for one, wanted in zip(*results):
+        torch.testing.assert_close(one, wanted, rtol=1e-4, atol=1e-7)
