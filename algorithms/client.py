@@ -84,8 +84,7 @@ class FlatModel:
         return inner
 
     def _first_weights(self) -> Sequence[nn.Parameter]:
-        inner = self.backbone
-        return inner.first_weights() if hasattr(inner, "first_weights") else []  # type: ignore
+        return getattr(self.backbone, "first_weights", list)()
 
     def _room_for(self, values: Tensor) -> Tensor:
         """Makes an empty vector of as many values, whose first weight by column starts at a cache line."""
@@ -97,10 +96,9 @@ class FlatModel:
     def parts(self, w: Tensor) -> Iterator[Tensor]:
         """Views of vectors `[…, P]` in the shapes of the parameters, `[…, *shape]`, in their order."""
         # The way back of one split is one operator; that of slices would be two for each parameter.
-        rows = w.shape[:-1]
+        rows, turned = w.shape[:-1], self._by_column
         for p, part in zip(self._parameters, w.split([p.numel() for p in self._parameters], -1)):
-            by_column = id(p) in self._by_column
-            yield part.view(rows + p.shape[::-1]).mT if by_column else part.view(rows + p.shape)
+            yield part.view(rows + p.shape[::-1]).mT if id(p) in turned else part.view(rows + p.shape)
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
@@ -219,25 +217,6 @@ class FlatModel:
             return self.module(inputs) if compiled is None else compiled
         with self.precision():
             return Output(*(x.float() for x in self.module(inputs)))
-
-    def output_with(self, parts: Sequence[Tensor], inputs: Inputs) -> Output:
-        """Computes as the module does, with other tensors in the places of its parameters, also inside `torch.vmap`."""
-        slots, parameters = self._slots, self._parameters
-        for held, name, place in slots:
-            held[name] = parts[place]
-        try:
-            out: Output = self.module(inputs)
-            return out
-        finally:
-            for held, name, place in slots:
-                held[name] = parameters[place]
-
-    @cached_property
-    def _slots(self) -> list[tuple[dict[str, Any], str, int]]:
-        """Lists the dictionaries and names by which modules hold parameters, and the places of these."""
-        place = {id(p): number for number, p in enumerate(self._parameters)}
-        held = [module._parameters for module in self.module.modules()]
-        return [(named, name, place[id(p)]) for named in held for name, p in named.items() if p is not None]
 
     def precision(self) -> AbstractContextManager[None]:
         """Lets the module multiply as `bfloat16` says, inside the block."""

@@ -6,10 +6,11 @@ Axes: B clients, N rows of the longest of them, F features, C classes, P paramet
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from shoal.algorithms.base import Algorithm, Pull, RowTerm, maps_over_clients
@@ -22,6 +23,10 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import BatchedInputs, batched_inputs, pad
 
 NO_LABEL = -100
+# The dictionaries and names by which modules of a model hold parameters, these, and their places in its order.
+_SLOTS: WeakKeyDictionary[FlatModel, list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter, int]]] = (
+    WeakKeyDictionary()
+)
 
 
 def needed_to_batch(method: Algorithm, model: FlatModel, options: TrainOptions) -> str | None:
@@ -44,7 +49,27 @@ def logits_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Tensor:
 
 def output_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Output:
     """Computes logits `[N, C]` and embeddings `[N, H]`, in the same way."""
-    return model.output_with([*model.parts(w_P)], inputs)
+    return output_with(model, [*model.parts(w_P)], inputs)
+
+
+def output_with(model: FlatModel, parts: Sequence[Tensor], inputs: Inputs) -> Output:
+    """Computes as a model's module does, with other tensors in the places of its parameters, also inside `vmap`.
+
+    `torch.func.functional_call` finds these places anew each time.
+    """
+    if (slots := _SLOTS.get(model)) is None:
+        place = {id(p): number for number, p in enumerate(model.module.parameters())}
+        held = [module._parameters for module in model.module.modules()]
+        slots = [(named, name, p, place[id(p)]) for named in held for name, p in named.items() if p is not None]
+        _SLOTS[model] = slots
+    for named, name, _, number in slots:
+        named[name] = parts[number]  # type: ignore[assignment]
+    try:
+        out: Output = model.module(inputs)
+        return out
+    finally:
+        for named, name, p, _ in slots:
+            named[name] = p
 
 
 def outputs(model: FlatModel, w_BP: Tensor, inputs: BatchedInputs) -> Output:
@@ -222,7 +247,7 @@ class BatchedTrainer:
         """Computes logits `[N, C]` of one client's training rows, or these and embeddings `[N, H]`."""
         received = iter(kept_NH)
         with masks(lambda x, p: next(received)):
-            out = self.model.output_with(parts, inputs.of_one(tensors))
+            out = output_with(self.model, parts, inputs.of_one(tensors))
         # Batches have dense features.
         return (out.logits_NC, out.embedding) if embeds else out.logits_NC
 
