@@ -57,8 +57,10 @@ def make_headline(looks: Looks, main: MainScore, against: Mapping[str, str], mea
     if others and (compared := _of_comparison(groups, _find_usual(others), looks, main)):
         return compared
     # Without a reference a headline shows settings alone.
-    equal = [group for group in groups if all(group.columns.get(key) == groups[0].columns.get(key) for key in others)]
-    return _of_settings(equal, settings, looks, main)
+    of_first = [
+        group for group in groups if all(group.columns.get(key) == groups[0].columns.get(key) for key in others)
+    ]
+    return _of_settings(of_first, settings, looks, main)
 
 
 def find_reference(groups: Sequence[Group], looks: Looks, against: Mapping[str, str]) -> dict[str, str]:
