@@ -140,5 +140,5 @@ def test_runs_without_a_checkpoint_are_refused(tmp_path: Path) -> None:
         checkpoint.rmdir()
     with refused(says="no checkpoint of round"):
         membership(folder)
-    with refused(says="no such config"):
+    with refused(says="so no run"):
         membership(tmp_path)

@@ -233,6 +233,7 @@ NEED: dict[str, dict[str, Any]] = {
     "fggp": {"model.name": "gcn"},
     **{name: {"model.name": "sage", "algorithm.generator_rounds": 2} for name in MENDED},
     "fedgcn": {"model.name": "gcn", "algorithm.hops": 0},
+    "fediih": {"model": {"name": "disengcn", "hidden": 8}},
 }
 
 
