@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Collection
 from types import TracebackType
 
-LONGEST = 400
+LONGEST, MOST_NAMES = 400, 20
 
 
 def in_words(error: BaseException) -> str:
@@ -31,3 +31,12 @@ def raised_by_itself(error: BaseException, files: Collection[str]) -> bool:
     if trace is None or trace.tb_frame.f_code.co_filename not in files:
         return False
     return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def names_there(error: BaseException) -> str:
+    """Lists what an object of ours has, where an error says that it has no such attribute; else nothing."""
+    it = getattr(error, "obj", None)
+    if not isinstance(error, AttributeError) or not type(it).__module__.startswith("shoal."):
+        return ""
+    names = [name for name in dir(it) if not name.startswith("_")]
+    return f"; it has {', '.join(names[:MOST_NAMES])}" if names else ""

@@ -15,7 +15,7 @@ from shoal.storage.errors import ReaderGone, ShoalError
 from shoal.storage.files.digest import text_digest
 from shoal.storage.files.reading import read_text
 from shoal.storage.user_code.local_imports import LocalModules, collect
-from shoal.storage.user_code.tracebacks import in_words, innermost_line, raised_by_itself
+from shoal.storage.user_code.tracebacks import in_words, innermost_line, names_there, raised_by_itself
 
 LARGEST_SOURCE = 1 << 22
 
@@ -91,7 +91,7 @@ class UserCode:
                 raise
             detail = "".join(traceback.format_exception(error))
             where = innermost_line(self.files, error.__traceback__) or self.place
-            raise ShoalError(key, where, in_words(error), detail=detail) from error
+            raise ShoalError(key, where, in_words(error) + names_there(error), detail=detail) from error
 
     def fault(self, key: str, what: str) -> ShoalError:
         """Makes the error for a class that is or gives something wrong."""

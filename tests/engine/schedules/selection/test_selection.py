@@ -54,6 +54,9 @@ def Text(known, count, rng):
 def Fails(known, count, rng):
     return [1 // 0]
 
+def Guesses(known, count, rng):
+    return known.sizes[:count]
+
 def Two(known, count):
     return [0]
 """
@@ -216,6 +219,7 @@ def test_own_selection_gives_whole_numbers(start: Start, tmp_path: Path, given: 
         ("Nobody", "gives [9], expected"),
         ("Text", "known.state"),
         ("Fails", "ZeroDivisionError"),
+        ("Guesses", "no attribute 'sizes'; it has candidates, items, last, loss, online, round, seconds, state"),
         ("Two", "cannot be called as Two(known, count, rng)"),
         ("Missing", "has no class or function Missing"),
     ],
