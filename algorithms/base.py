@@ -230,7 +230,7 @@ class RowTerm(NamedTuple):
 
     Attributes:
         of_rows: The function, of embeddings, labels, `by_row` if there is such, and `shared`.
-        shared: What all clients have alike.
+        shared: What is the same for all clients.
         by_row: Numbers of every row, `[N, K]`, of several clients `[B, N, K]`.
         has_B: Clients that have the term, bool; None: all.
     """

@@ -38,7 +38,7 @@ class FedIIH(Algorithm):
     model infers l. In that code its encoder has no parameters of its own, and its bound moves two vectors alone, which
     nothing that is sent or predicts depends on: it is left out here. Mean and log-variance come from layers that are
     the same there, too, and differ by what is dropped; here they are sent as one. Its JS takes a normal distribution
-    in the place of the mixture, and is not bounded. It tunes width, K and layers to each graph.
+    in place of the mixture, and is not bounded. It tunes width, K and layers to each graph.
 
     Down: the mix, P scalars, to a newcomer the initial parameters. Up: w_i and l_i, P + K D. scale = 0 is the plain
     mean of the cohort.

@@ -49,7 +49,7 @@ class FedSpray(Algorithm):
 
     A client's GNN, of any kind, never leaves it. What is averaged, weighted by training nodes, is an encoder
     h_v = ReLU(W x_v + b) that reads no edges, with two classifiers: a(h_v), and g(h_v + s_v) with a structure proxy s_v
-    in the place of neighbours. A training node keeps a proxy of its own; any other node has the mean of the proxies S_c
+    in place of neighbours. A training node keeps a proxy of its own; any other node has the mean of the proxies S_c
     of classes, weighted by a's probabilities. A visit trains, each for the epochs of the config, first the GNN on
 
         CE(train) + lam * mean KL(g(h_v + s_v) || GNN(v))
