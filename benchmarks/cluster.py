@@ -41,9 +41,11 @@ class Host:
 
     def __init__(self, locality: DataLocality) -> None:
         self.enter = SimpleNamespace(remote=lambda *_: Reference(locality))
-        self.run_call = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._run))
+        self.run_call = SimpleNamespace(remote=self._run, options=lambda **_: SimpleNamespace(remote=self._run))
 
-    def _run(self, job: str, cells: Collection[Cell], shared: Any, *kept: Any, states: int, results: int) -> Reference:
+    def _run(
+        self, job: str, cells: Collection[Cell], shared: Any, *kept: Any, states: int = 0, results: int = 0
+    ) -> Reference:
         return Reference([self._outcome(cell) for cell in cells])
 
     def _outcome(self, cell: Cell) -> Outcome:
