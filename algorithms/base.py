@@ -10,11 +10,13 @@ from torch import Tensor
 
 from shoal.algorithms.client import Client
 from shoal.algorithms.context import Context
+from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import MODEL, Ask, Mix, Tree, Upload
 from shoal.algorithms.protocol import Replies as Replies  # for methods, which import from here
 from shoal.algorithms.target_loss import target_loss
 from shoal.algorithms.train_options import TrainOptions
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 Requests = Generator[Ask | Mix, Any, None]
 # The value of `receive`, of any type that suits the method.
@@ -252,18 +254,42 @@ class RowTerm(NamedTuple):
         return self.weight * (value_BN.sum(1) / part_BN.sum(1).clamp_min(1))
 
 
+class SumTerm(NamedTuple):
+    """A weight times the sum over k of w_k |sum_r S_kr z_r - t_k|^2, of R rows beside the training rows.
+
+    Attributes:
+        inputs: What a decoupled model reads of these rows, in every step after the training rows.
+        sums_KR: S, float32.
+        target_KH, weight_K: t and w, float32.
+        scales: Embeddings z count at length one.
+    """
+
+    weight: float
+    inputs: Inputs
+    sums_KR: SparseMatrix
+    target_KH: Tensor
+    weight_K: Tensor
+    scales: bool
+
+
 class MappedLoss(Algorithm):
-    """A method whose clients train by `trainer.fit` on cross-entropy and terms of training rows."""
+    """A method whose clients train by `trainer.fit` on cross-entropy and terms of rows.
+
+    Attributes:
+        reads_further: Its terms are sums of further rows, which a decoupled model alone answers for apart.
+    """
+
+    reads_further: ClassVar[bool] = False
 
     @property
     def is_mapped(self) -> bool:
         """Whether `row_terms` gives all that there is beside cross-entropy, with the options that it has."""
         return True
 
-    def row_terms(self, client: Client, received: Received) -> Sequence[RowTerm]:
+    def row_terms(self, client: Client, received: Received) -> Sequence[RowTerm | SumTerm]:
         """Returns the terms of a client before it trains, in the same order for all that have them; or none.
 
-        They differ between clients in nothing but `by_row`.
+        A `RowTerm` differs between clients in nothing but `by_row`; a `SumTerm` has one weight for all.
         """
         raise NotImplementedError
 

@@ -286,6 +286,11 @@ class SumAlignment:
     weight_K: Tensor
     scales: bool
 
+    @property
+    def parts(self) -> tuple[SparseMatrix, Tensor, Tensor, bool]:
+        """Returns its attributes, in their order."""
+        return self.sums_KR, self.target_KH, self.weight_K, self.scales
+
     def __call__(self, z_NH: Tensor, places_R: Tensor) -> Tensor:
         """The sum, a scalar, for the embeddings at some places, int64."""
         if is_compiled(z_NH, self.target_KH):

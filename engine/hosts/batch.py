@@ -6,11 +6,13 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from shoal.algorithms.base import Algorithm, MappedLoss, Received, RowTerm
+from shoal.algorithms.base import Algorithm, MappedLoss, Received, RowTerm, SumTerm
 from shoal.algorithms.client import Client
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
+from shoal.algorithms.protocol import creating_on
 from shoal.algorithms.training.batched.batched_inputs import numbers_of_row, size_groups
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
+from shoal.algorithms.training.batched.joined_terms import count_further
 from shoal.algorithms.training.local_training import pull_of
 from shoal.storage.errors import ShoalError
 
@@ -66,7 +68,7 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     """
     trained: Batched[VisitT] = Batched()
     # These clients wait for a batch: visits, parameters `[P]`, terms of their loss, what their model reads to train.
-    waiting: list[tuple[VisitT, torch.Tensor, Sequence[RowTerm], Inputs]] = []
+    waiting: list[tuple[VisitT, torch.Tensor, Sequence[RowTerm | SumTerm], Inputs]] = []
     for client_id in ids:
         try:
             visit = receive(client_id)
@@ -81,8 +83,9 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     if waiting:
         visit, w, *_ = waiting[0]
         rows_of, numbers = zip(*(numbers_of_row(inputs, visit.client.model.coupled) for *_, inputs in waiting))
+        read = [rows + count_further(terms) for rows, (*_, terms, _) in zip(rows_of, waiting)]
         # A client takes parameters, their gradients and two moments, beside the rows.
-        groups = [[waiting[i] for i in group] for group in size_groups(rows_of, 4 * numbers[0], 4 * 4 * len(w))]
+        groups = [[waiting[i] for i in group] for group in size_groups(read, 4 * numbers[0], 4 * 4 * len(w))]
     while groups:
         group = groups.pop(0)
         try:
@@ -94,14 +97,17 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     return trained
 
 
-def _terms_of(visit: Begun) -> Sequence[RowTerm]:
+def _terms_of(visit: Begun) -> Sequence[RowTerm | SumTerm]:
     """Returns the terms of the loss of a client that trains, beside cross-entropy."""
     method, client = visit.algorithm, visit.client
-    return method.row_terms(client, visit.received) if isinstance(method, MappedLoss) and client.info.train else ()
+    if not isinstance(method, MappedLoss) or not client.info.train:
+        return ()
+    with creating_on(client.data.device):
+        return method.row_terms(client, visit.received)
 
 
 def _train_batch(
-    trainer: BatchedTrainer, group: Sequence[tuple[VisitT, torch.Tensor, Sequence[RowTerm], Inputs]]
+    trainer: BatchedTrainer, group: Sequence[tuple[VisitT, torch.Tensor, Sequence[RowTerm | SumTerm], Inputs]]
 ) -> dict[int, Trained[VisitT] | Exception]:
     """Trains one batch; raises torch.OutOfMemoryError where nothing has changed, and fewer clients may fit."""
     visits, w_P, terms, inputs = zip(*group)

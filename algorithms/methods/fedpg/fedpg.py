@@ -9,14 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import (
-    Algorithm,
     Ask,
     Client,
     Context,
     Forms,
+    MappedLoss,
     Output,
     Replies,
     Requests,
+    SumTerm,
     Trainer,
     Tree,
     Upload,
@@ -26,6 +27,7 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from shoal.algorithms.losses.prototype_losses import (
     MarginCrossEntropy,
+    SumAlignment,
     class_margin,
     contrast,
     cosine_margin,
@@ -159,7 +161,7 @@ class Received(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPG(Algorithm):
+class FedPG(MappedLoss):
     """FedPG: personalised federated graph learning by topology-aware prototypes; no parameter is ever sent.
 
     A client keeps a model of any architecture whose embedding has the common width H. With z the embedding of
@@ -228,6 +230,7 @@ class FedPG(Algorithm):
 
     client_models = "heterogeneous"
     reads_embedding = True
+    reads_further = True
     only_replaced = frozenset({CLASS, COUNTS, WEIGHT})
     # All items of a client are compared with each other, and pairs are too many.
     supports = frozenset({"node", "graph", "newcomers"})
@@ -354,6 +357,17 @@ class FedPG(Algorithm):
         if self.targets == "own" and "proto" in client.state:
             return Received(hops, (client.state["proto"], client.state["present"]))
         return Received(hops, unpack(down, hops + 1, client.info.classes))
+
+    @property
+    def is_mapped(self) -> bool:
+        return self.alignment == "node" and self.cross_entropy == "mean"
+
+    def row_terms(self, client: Client, received: Received) -> Sequence[SumTerm]:
+        if (alignment_of_rows := self._alignment(client, received.targets)) is None:
+            return ()
+        rows, alignment = alignment_of_rows
+        assert isinstance(alignment, SumAlignment)
+        return (SumTerm(self.mu, client.model.some(rows), *alignment.parts),)
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         loss = self._fit(client, received, trainer)

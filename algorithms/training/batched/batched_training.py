@@ -5,6 +5,7 @@ Axes: B clients, N rows of the longest of them, F features, C classes, P paramet
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from shoal.algorithms.base import Algorithm, Pull, RowTerm, maps_over_clients
+from shoal.algorithms.base import Algorithm, MappedLoss, Pull, RowTerm, SumTerm, maps_over_clients
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.dropout import KEYED, fill_kept, fill_kept_by_key, masks
@@ -21,6 +22,7 @@ from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import BatchedInputs, batched_inputs, pad
+from shoal.algorithms.training.batched.joined_terms import JoinedSums, join_terms
 
 NO_LABEL = -100
 # The dictionaries and names by which modules of a model hold parameters, these, and their places in its order.
@@ -39,6 +41,8 @@ def needed_to_batch(method: Algorithm, model: FlatModel, options: TrainOptions) 
         return "whole batches (train.batch_size: null)"
     if not maps_over_clients(method):
         return f"a method of cross-entropy and means over training rows, which {type(method).__name__} is not"
+    if model.coupled is not None and isinstance(method, MappedLoss) and method.reads_further:
+        return f"a decoupled model (one that reads hops, such as sgc), as {type(method).__name__} reads further rows"
     return None
 
 
@@ -140,7 +144,7 @@ class BatchedTrainer:
         w_BP: Tensor,
         gathered: Sequence[Inputs] | None = None,
         pulls: Sequence[Pull | None] = (),
-        terms: Sequence[Sequence[RowTerm]] = (),
+        terms: Sequence[Sequence[RowTerm | SumTerm]] = (),
     ) -> Tensor:
         """Trains the rows of `w_BP` in place; returns the mean loss `[B]` of clients' last epochs, before the step.
 
@@ -166,7 +170,7 @@ class BatchedTrainer:
         states: Sequence[Tree],
         rng: Callable[[int], torch.Generator],
         pulls: Sequence[Pull | None] | Pull = (),
-        terms: Sequence[RowTerm] = (),
+        terms: Sequence[RowTerm | JoinedSums] = (),
         copies: bool = False,
     ) -> tuple[Tensor, Sequence[Tree]]:
         """Trains as `fit` does; returns losses `[B]` and the moments of clients, by their names in a state.
@@ -181,11 +185,7 @@ class BatchedTrainer:
         self.model.set_training(True)
         if self._drops is None:
             self._drops = self._look(inputs)
-        dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
-        generators = [rng(i) for i in range(len(w_BP))] if dropped else []
-        seed_B: Tensor | None = None
-        if dropped and device.type in KEYED:
-            seed_B = torch.tensor([g.initial_seed() for g in generators], device="cpu").to(device, non_blocking=True)
+        draws = _Draws([rng(i) for i in range(len(w_BP))], device) if self._drops else None
         # Gradients of parts are written once, to their places: that of a whole stack would be put together of copies.
         parts = [part.detach().requires_grad_() for part in self.model.parts(w_BP.detach())]
         gradient_BP = torch.empty_like(w_BP)
@@ -202,17 +202,8 @@ class BatchedTrainer:
             pulled = [(i, pull) for i, pull in enumerate(pulls) if pull is not None]
             together = _stack(pulls) if len(pulled) == len(w_BP) else None
         loss_B = torch.zeros(len(w_BP), device=device)
-        for epoch in range(self.options.epochs):
-            kept_BNH = []
-            for number, (rows, width, p) in enumerate(dropped, epoch * len(dropped)):
-                zeros_BNH = torch.zeros(len(rows), max(rows), width, device=device)
-                if seed_B is None:
-                    kept_BNH.append(_masks(zeros_BNH, rows, p, generators))
-                else:
-                    # Padded rows are drawn for, too: nothing reads them.
-                    kept_BNH.append(fill_kept_by_key(zeros_BNH, p, seed_B, number).div_(1 - p))
-            with self.model.precision():
-                out = vmap(partial(self._output, inputs, bool(terms)))(parts, kept_BNH, inputs.tensors)
+        for _ in range(self.options.epochs):
+            out = self._outputs(inputs, bool(terms), parts, draws)
             logits_BNC = (out[0] if terms else out).float()
             # All clients share one operator, outside `vmap`.
             loss_BN = F.cross_entropy(
@@ -220,7 +211,11 @@ class BatchedTrainer:
             ).view_as(label_BN)
             loss_B = loss_BN.sum(1) / batch.count_B
             for term in terms:
-                loss_B = loss_B + term.means(out[1].float(), label_BN)
+                if isinstance(term, JoinedSums):
+                    further_BRH = self._outputs(term.inputs, True, parts, draws)[1].float()
+                    loss_B = loss_B + term.of_clients(further_BRH)
+                else:
+                    loss_B = loss_B + term.means(out[1].float(), label_BN)
             gradients = torch.autograd.grad(loss_B.sum(), parts)
             torch._foreach_copy_(places, gradients)
             self.stepped = True
@@ -235,6 +230,12 @@ class BatchedTrainer:
                 assert pull.total is not None
                 pull.total.add_(total)
         return loss_B.detach(), optimizer.moments
+
+    def _outputs(self, inputs: BatchedInputs, embeds: bool, parts: Sequence[Tensor], draws: "_Draws | None") -> Any:
+        """Computes what `_output` does for all clients, with dropout."""
+        kept_BNH = [draws.draw(inputs.lengths(seen), width, p) for seen, width, p in self._drops or ()] if draws else []
+        with self.model.precision():
+            return vmap(partial(self._output, inputs, embeds))(parts, kept_BNH, inputs.tensors)
 
     def _output(
         self,
@@ -264,31 +265,6 @@ class BatchedTrainer:
         return dropouts
 
 
-def join_terms(several: Sequence[Sequence[RowTerm]], rows: int) -> list[RowTerm]:
-    """Joins the terms of clients of one batch, of which each has some or none; the longest has so many rows."""
-    first = next(filter(None, several), ())
-    joined = []
-    for place, term in enumerate(first):
-        has_B = None
-        if not all(several):
-            has = torch.tensor([bool(terms) for terms in several], device="cpu")
-            has_B = has.to(_device_of(term), non_blocking=True)
-        by_row = None
-        if term.by_row is not None:
-            by_row = term.by_row.new_zeros(len(several), rows, term.by_row.shape[1])
-            for of_client, terms in zip(by_row, several):
-                if terms:
-                    mine = terms[place].by_row
-                    assert mine is not None
-                    of_client[: len(mine)] = mine
-        joined.append(term._replace(by_row=by_row, has_B=has_B))
-    return joined
-
-
-def _device_of(term: RowTerm) -> torch.device:
-    return next(t.device for t in (term.by_row, *term.shared) if isinstance(t, Tensor))
-
-
 def _stack(pulls: Sequence[Pull | None]) -> Pull | None:
     """Returns the pulls of all clients as one of `[B, P]`; None: they have not all the same parts, or mu."""
     parts: dict[str, Tensor | None] = {}
@@ -305,8 +281,21 @@ def _stack(pulls: Sequence[Pull | None]) -> Pull | None:
     return Pull(**parts, mu=different_mu.pop(), total=None if total is None else torch.zeros_like(total))
 
 
-def _masks(zeros_BNH: Tensor, rows: Sequence[int], p: float, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draws every client's mask as it would alone, written into the zeros; padded rows keep theirs."""
-    for zeros_NH, count, generator in zip(zeros_BNH, rows, generators):
-        fill_kept(zeros_NH[:count], p, generator)
-    return zeros_BNH.div_(1 - p)
+class _Draws:
+    """The draws of dropout of one training, from the streams of its clients."""
+
+    def __init__(self, generators: Sequence[torch.Generator], device: torch.device) -> None:
+        self._generators, self._device, self._number = generators, device, count()
+        self._seed_B: Tensor | None = None
+        if device.type in KEYED:
+            seeds = torch.tensor([generator.initial_seed() for generator in generators], device="cpu")
+            self._seed_B = seeds.to(device, non_blocking=True)
+
+    def draw(self, rows: Sequence[int], width: int, p: float) -> Tensor:
+        """Draws every client's mask as it would alone, `[B, N, H]`; nothing reads those of padded rows."""
+        zeros_BNH = torch.zeros(len(rows), max(rows), width, device=self._device)
+        if self._seed_B is not None:
+            return fill_kept_by_key(zeros_BNH, p, self._seed_B, next(self._number)).div_(1 - p)
+        for zeros_NH, length, generator in zip(zeros_BNH, rows, self._generators):
+            fill_kept(zeros_NH[:length], p, generator)
+        return zeros_BNH.div_(1 - p)

@@ -64,6 +64,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedgen": {"algorithm.name": "fedgen", "algorithm.server_steps": 5},
     "class_means": {"algorithm.name": "class_means", "algorithm.noise": 0.1},
     "fedpg, node": {"algorithm.name": "fedpg", "algorithm.pseudo_centres": 0.4},
+    "fedpg, batched": {"algorithm.name": "fedpg", "engine.trainer": "batched", "model.name": "mlp"},
     "fedpg, own": {"algorithm.name": "fedpg", "algorithm.targets": "own"},
     "fedpg, prototype": PROTOTYPE,
     "fedpg, attention": ATTENTION,
@@ -117,7 +118,7 @@ MIXED = {
 }
 # One model for all, or no steps on drawn neighbours.
 NO_DRAWN = (
-    "moon, batched", "fpl, batched", "fedproto, batched",
+    "moon, batched", "fpl, batched", "fedproto, batched", "fedpg, batched",
     "fedgta", "fedgta, batched", "fedgta, cross edges", "fml", "fedkd", "fedgkc", "fedgkc, coupled",
     "fedopt, momentum", "fpl, as published",
     *AVERAGING, "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all", "adafgl",

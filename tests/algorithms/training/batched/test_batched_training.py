@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.methods.fedgl import FedGLMOON
+from shoal.algorithms.methods.fedpg.fedpg import FedPG
 from shoal.algorithms.methods.fedproto import FedProto
 from shoal.algorithms.methods.fpl import FPL
 from shoal.algorithms.methods.moon import MOON
@@ -217,6 +218,10 @@ class SameTerm(FPL):
         ("mlp", {}, MOON, {}, None),
         ("mlp", {}, FPL, {}, None),
         ("gcn", {}, FedProto, {}, None),
+        ("mlp", {}, FedPG, {}, None),
+        ("gcn", {}, FedPG, {}, "a decoupled model (one that reads hops, such as sgc), as FedPG reads further rows"),
+        ("mlp", {}, partial(FedPG, alignment="prototype"), {}, "a method of cross-entropy and means"),
+        ("mlp", {}, partial(FedPG, cross_entropy="sum"), {}, "a method of cross-entropy and means"),
         ("mlp", {}, partial(MOON, rows="all"), {}, "a method of cross-entropy and means"),
         ("mlp", {}, OwnTerm, {}, "a method of cross-entropy and means"),
         ("mlp", {}, FedGLMOON, {}, "a method of cross-entropy and means"),
@@ -272,11 +277,32 @@ OF_ROWS: list[dict[str, Any]] = [
 ]
 
 
+OF_FURTHER_ROWS: list[dict[str, Any]] = [
+    {"algorithm.mu": 2.0},
+    {"algorithm.hops": 0},
+    {"algorithm.embedding": "raw", "algorithm.mu": 0.1},
+    {"algorithm.targets": "own"},
+    {"algorithm.pseudo_centres": 0.3},
+]
+
+
 @pytest.mark.parametrize("keys", OF_ROWS, ids=lambda keys: "-".join(map(str, keys.values())))
 @pytest.mark.parametrize("model", ["sgc", "gcn"])
 def test_terms_of_training_rows(run: Start, keys: dict[str, Any], model: str) -> None:
     """Some clients have a term and some have none: MOON's are without at their first visit."""
     keys = {**keys, "model.name": model, "train.optimizer": "sgd", "train.lr": 0.1, "train.dropout": 0.3}
+    keys |= {"participation.ratio": 0.7, "engine.cell_size": 4}
+    loop, batched = (run({**keys, "engine.trainer": trainer}, rounds=4) for trainer in ("autograd", "batched"))
+    require_close_runs(loop, batched, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.exhaustive(3)
+@pytest.mark.parametrize("keys", OF_FURTHER_ROWS, ids=lambda keys: "-".join(map(str, keys)))
+@pytest.mark.parametrize("model", ["mlp", "sign"])
+def test_terms_of_further_rows(run: Start, keys: dict[str, Any], model: str) -> None:
+    """Nobody has a term in the first round; there is a client without training rows, and one with a single node."""
+    keys = {"algorithm.name": "fedpg", "algorithm.server_steps": 3, **keys, "model.name": model}
+    keys |= {"train.optimizer": "sgd", "train.lr": 0.1, "train.dropout": 0.3}
     keys |= {"participation.ratio": 0.7, "engine.cell_size": 4}
     loop, batched = (run({**keys, "engine.trainer": trainer}, rounds=4) for trainer in ("autograd", "batched"))
     require_close_runs(loop, batched, rtol=1e-5, atol=2e-6)
