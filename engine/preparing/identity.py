@@ -12,6 +12,7 @@ from shoal.engine.records.inputs import contents
 from shoal.engine.sections.sections import list_store_changes
 from shoal.storage.datasets.registry import published_contents
 from shoal.storage.datasets.sources.source import data_root
+from shoal.storage.datasets.user.user_dataset import digest_files
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.dataset_names import may_be_sparse
 from shoal.storage.options.types import is_own
@@ -59,8 +60,11 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def published_digests(config: Config) -> dict[str, str]:
-    """Returns digests by path of the published files of a config's datasets, as far as all of them are there."""
-    return {path: digest for source in sources(config) for path, digest in published_contents(source).items()}
+    """Returns digests by path of the files of a config's datasets, published or read by own code, as far as present."""
+    digests: dict[str, str] = {}
+    for source in sources(config):
+        digests |= digest_files(source) if is_own(source.dataset) else published_contents(source)
+    return digests
 
 
 def store_path(config: Config) -> Path:

@@ -51,6 +51,7 @@ from shoal.storage.graph.targets import Scale
 from shoal.storage.options.masking import masks
 from shoal.storage.options.split import SplitOptions, read_split_file, require_both_parts
 from shoal.storage.options.target_names import CLASSIFICATION, REGRESSION
+from shoal.storage.options.types import is_own
 from shoal.storage.runner import Runner, parts, runner
 from shoal.storage.shards.arrow_file import FileRecord, record_of, write, write_pack
 from shoal.storage.shards.split import Split, random_split, split_columns, to_codes
@@ -151,6 +152,9 @@ class StoreBuilder(StoreSteps):
     def _shards(self) -> Manifest:
         graph = self.lazy.graph
         _report(graph)
+        of_user = str(self.config.data.dataset).lower() == "files" or is_own(str(self.config.data.dataset))
+        if of_user and graph.split is not None and self.config.data.split != "public":
+            say(f"data.split {self.config.data.split}: the split of the data is not read; public takes it")
         if masked := masks(self.made.get("sparsity", {})):
             say(f"sparsity: clients lack {masked}")
         for subject, text in describe_store(self.made).items():

@@ -23,6 +23,8 @@ from shoal.engine.rounds.sampling import Drawn, Plan, Schedule
 from shoal.engine.schedules.late_uploads import KEY, LateExchange, Visits, staleness_of
 from shoal.engine.schedules.participation import is_whole
 from shoal.engine.schedules.schedules import Chosen
+from shoal.engine.sections.sections import SECTIONS
+from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 from shoal.storage.user_code.user_code import UserCode
 
@@ -44,7 +46,7 @@ class OwnSchedule(Schedule):
             self._own: Schedule = cls(plan, store.clients, job.seed)
         self._visits: Visits | None = None
         # Without `starts` a draw may read what was kept, so that later rounds are not foreseen.
-        self.foreseen = cls.starts is not Schedule.starts
+        self.foreseen = _begins_late(cls)
         if self.foreseen:
             self._visits = self._all_visits()
             self.exchange = partial(LateExchange, self, self._visits, type(algorithm).__name__, {})
@@ -165,8 +167,17 @@ def load_schedule(code: UserCode) -> type[Schedule]:
     return cls
 
 
+def _begins_late(cls: type[Schedule]) -> bool:
+    """Returns whether clients may train from the model of an older round than the newest."""
+    return cls.starts is not Schedule.starts
+
+
 def make_own(config: Config, participation: ParticipationOptions) -> Chosen:
     """Reads the user's file, and returns what makes the schedule. Raises ShoalError: as `load_schedule`."""
     (code,) = own_among(KEY, [config.schedule.name]).values()
-    load_schedule(code)
+    if _begins_late(load_schedule(code)):
+        acting = [section.name for section in SECTIONS if section.stages and section.is_on(config)]
+        if acting:
+            name = shown_name(code.name)
+            raise ShoalError(acting[0], f"is for rounds whose uploads are of one model, not for starts of {name}")
     return Chosen(partial(OwnSchedule, code), participation)

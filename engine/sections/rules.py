@@ -41,10 +41,17 @@ def one_of(keys: str, other: str, *values: str) -> Rule:
     return Rule(tuple(keys.split()), other, ", ".join(values), holds, by_words=True)
 
 
-def acts_on_uploads(key: str) -> tuple[Rule, ...]:
-    """Returns the rules of a key that makes stages of uploads: the run has uploads, and a server that waits for all."""
+def acts_on_uploads(key: str, own_schedules: bool = False) -> tuple[Rule, ...]:
+    """Returns the rules of a key that makes stages of uploads: the run has uploads, and a server that waits for all.
+
+    `own_schedules`: cohorts may be those of a schedule of the user's, whose section refuses uploads of older models.
+    """
+
+    def waits(config: Any) -> bool:
+        return bool(config.schedule.synchronous or (own_schedules and is_own(config.schedule.name)))
+
     return (
-        Rule((key,), "schedule.name", "synchronous", lambda c: c.schedule.synchronous),
+        Rule((key,), "schedule.name", "synchronous", waits),
         Rule((key,), "algorithm.name", "with uploads", lambda c: c.algorithm.name not in WITHOUT_UPLOADS),
     )
 

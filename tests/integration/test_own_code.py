@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from integration.runs import Runs, last_state
@@ -84,6 +85,67 @@ def test_stopped_edited_and_resumed(own: Path, plain: dict[str, Any], tmp_path: 
     shutil.copytree(ROOT / "examples", tmp_path / "moved")
     moved = yaml.safe_load(stopped.config.read_text().replace(str(own), str(tmp_path / "moved")))
     assert run_path(parse_config(moved, "moved")) == interrupted
+
+
+def test_dataset_of_the_guide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its masks are read by `data.split: public`, or it is said that they are not; other content is another dataset."""
+    text = (ROOT / "docs" / "extending.md").read_text()
+    source = text.split("## A dataset")[1].split("```python\n")[1].split("```")[0]
+    assert len(source.splitlines()) <= 30
+    (tmp_path / "folder.py").write_text(source)
+    rng = np.random.default_rng(0)
+    y, rows = rng.integers(2, size=100), tmp_path / "mine-rows.npz"
+    np.save(tmp_path / "mine-edges.npy", rng.integers(100, size=(2, 300)))
+    np.savez(rows, x=y[:, None] + rng.standard_normal((100, 3)), y=y)
+
+    def config(**data: Any) -> Config:
+        data = {"dataset": f"{tmp_path / 'folder.py'}:Folder", "root": str(tmp_path), "options": {}, **data}
+        return parse_config({**small_run(tmp_path, partition={"clients": 2, "method": "random"}), "data": data}, "own")
+
+    unread = "data.split stratified: the split of the data is not read; public takes it"
+    run(config())
+    assert unread in capsys.readouterr().err
+    folder = run(config(split="public"))
+    printed = capsys.readouterr().err
+    assert "split public: 60 train, 20 validation, 20 test nodes" in printed
+    assert unread not in printed
+    run(config(split="public"))
+    assert "already finished" in capsys.readouterr().err
+    np.savez(rows, x=y[:, None] + rng.standard_normal((100, 3)), y=y)
+    with refused(str(folder), says=f"the file {rows} changed since this run started; restore the content"):
+        run(config(split="public"))
+    fresh = run(config(split="public"), fresh=True)
+    assert fresh == folder
+    assert "split public: 60 train" in capsys.readouterr().err
+    # Those of a finished run may be gone.
+    rows.unlink()
+    (tmp_path / "mine-edges.npy").unlink()
+    assert run(config(split="public")) == folder
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(TWO_FILES)
+    fingerprints = []
+    for number in (0, 1, 2):
+        for place in ("a", "b"):
+            (tmp_path / place).mkdir(exist_ok=True)
+            np.save(tmp_path / place / "x.npy", np.full((4, 1), float(number if place == "a" else 0)))
+        data = {"dataset": f"{tmp_path / 'two.py'}:Two", "root": str(tmp_path)}
+        fingerprints.append(store_path(parse_config({**small_run(tmp_path), "data": data}, "own")))
+    assert len(set(fingerprints)) == 3
+
+
+TWO_FILES = """
+import numpy as np
+import shoal
+
+class Two(shoal.Dataset):
+    def files(self, root):
+        return [root / "a" / "x.npy", root / "b" / "x.npy"]
+
+    def load(self, root):
+        return {"edge_index": np.array([[0, 1], [1, 2]]), "x": np.load(self.files(root)[0]), "y": np.arange(4) % 2}
+"""
 
 
 def test_a_model_of_hops_and_a_readout(own: Path, tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def join_terms(several: Sequence[Sequence[RowTerm | SumTerm]], rows: int) -> lis
     joined: list[RowTerm | JoinedSums] = []
     for place, term in enumerate(first):
         if isinstance(term, SumTerm):
-            alike = [terms[place] if terms else None for terms in several]
-            joined.append(JoinedSums.of([term for term in alike if not isinstance(term, RowTerm)]))
+            several_terms = [terms[place] if terms else None for terms in several]
+            joined.append(JoinedSums.of([term for term in several_terms if not isinstance(term, RowTerm)]))
             continue
         has_B = None
         if not all(several):

@@ -35,7 +35,7 @@ COMPRESSION = Section(
     switch="upload",
     off="none",
     rules=(
-        *acts_on_uploads("communication.upload"),
+        *acts_on_uploads("communication.upload", own_schedules=True),
         one_of("communication.ratio", "communication.upload", "topk"),
         one_of("communication.error_feedback", "communication.upload", "topk", "int8"),
     ),

@@ -19,7 +19,7 @@ USERS = Section[Any](
     off=(),
     value=Stages,
     rules=(
-        *acts_on_uploads("stages"),
+        *acts_on_uploads("stages", own_schedules=True),
         # Their further round asks no stage at the server.
         Rule(("stages",), "data.newcomers", "0", lambda c: not c.data.newcomers, beside="newcomers"),
     ),

@@ -83,17 +83,29 @@ def load_user_dataset(name: str, options: DataSource) -> Graph:
 
 def user_content(options: DataSource) -> dict[str, Any]:
     """Identifies the dataset: its code, its options, and the content of the files that it names."""
-    code = read_user_code(KEY, options.dataset)
-    made = _make(code, options)
-    with code.at_work(KEY):
-        files = [Path(file) for file in made.files(data_root(options.root))]
+    code, files = _files(options)
     if files and not any(file.exists() for file in files):
         if options.noted is None:
             raise GraphGone(files[0], "not found; files() of the dataset names it")
         contents = dict(options.noted)
     else:
-        contents = {file.name: input_digest(file) for file in files}
+        names = [file.name for file in files]
+        contents = {file.name if names.count(file.name) == 1 else str(file): input_digest(file) for file in files}
     return {"dataset": options.name, "code": code.identity, "options": dict(options.user_options), "files": contents}
+
+
+def digest_files(options: DataSource) -> dict[str, str]:
+    """Digests the files that the dataset names, by their paths; empty where none of them is left."""
+    _, files = _files(options)
+    return {str(file): input_digest(file) for file in files} if any(file.exists() for file in files) else {}
+
+
+def _files(options: DataSource) -> tuple[UserCode, list[Path]]:
+    """Returns the code of the dataset, and the files that it names."""
+    code = read_user_code(KEY, options.dataset)
+    made = _make(code, options)
+    with code.at_work(KEY):
+        return code, [Path(file) for file in made.files(data_root(options.root))]
 
 
 def _make(code: UserCode, options: DataSource) -> Dataset:

@@ -23,6 +23,25 @@ LR = 0.5
 # Softmax regression on the features, by one step of plain SGD a visit.
 PLAIN = {"model.name": "sgc", "propagation.hops": 0, "train.optimizer": "sgd", "train.lr": LR, "train.epochs": 1}
 PLAIN |= {"train.dropout": 0.0, "train.weight_decay": 0.0, "algorithm.weight": "train", "rounds": 8}
+ALL = """
+import shoal
+
+
+class All(shoal.Schedule):
+    def draw(self, number, known):
+        return shoal.Drawn(range(self.clients))
+"""
+HALF = """
+from dataclasses import replace
+
+import shoal
+
+
+class Half(shoal.Stage):
+    def at_client(self, upload, at):
+        entries = {name: (at.received[name] + t) / 2 for name, t in upload.entries.items()}
+        return replace(upload, entries=entries)
+"""
 # Every draw leaves out who was drawn last.
 TURNS = """
 import numpy as np
@@ -249,12 +268,38 @@ def test_wrong_schedule_is_refused(start: Start, tmp_path: Path, name: str, says
         start({**PLAIN, "schedule": f"{tmp_path / 'own.py'}:{name}"}).round()
 
 
-@pytest.mark.parametrize(
-    "keys", [{"participation.dropout": 0.1}, pytest.param({"communication.upload": "int8"}, marks=needs("compression"))]
-)
-def test_what_would_not_be_read_is_refused(start: Start, paces: str, keys: dict[str, Any]) -> None:
+def test_what_would_not_be_read_is_refused(start: Start, paces: str) -> None:
+    with refused("participation.dropout", says="is for schedule.name synchronous"):
+        start({**PLAIN, "schedule": paces, "participation.dropout": 0.1})
+
+
+# Smaller tensors are not compressed.
+LARGE = {**PLAIN, "model.name": "mlp", "model.hidden": 64}
+STAGES = [
+    pytest.param({"communication.upload": "int8"}, marks=needs("compression")),
+    {"stages": [{"name": "half.py:Half"}]},
+]
+
+
+@pytest.mark.parametrize("keys", STAGES)
+def test_stages_act_on_the_cohorts_of_a_schedule_of_ones_own(
+    start: Start, paces: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
+) -> None:
+    """The bits are those of the same cohorts drawn by Shoal; where uploads are of older models, stages are refused."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "half.py").write_text(HALF)
+    (tmp_path / "all.py").write_text(ALL)
+    plain, ours, own = (
+        start({**LARGE, **more}) for more in ({}, keys, {**keys, "schedule": f"{tmp_path / 'all.py'}:All"})
+    )
+    for server in (plain, ours, own):
+        for _ in range(3):
+            server.round()
+    assert_same_trees({0: ours.state.server}, {0: own.state.server})
+    assert_same_trees(ours.state.clients, own.state.clients)
+    assert not torch.equal(plain.state.server["w"], own.state.server["w"])
     (place,) = keys
-    with refused(place, says="is for schedule.name synchronous"):
+    with refused(place.partition(".")[0], says="is for rounds whose uploads are of one model, not for starts of paces"):
         start({**PLAIN, "schedule": paces, **keys})
 
 
