@@ -7,6 +7,8 @@ WORKERS ?= 2
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Small products gain nothing from a second thread, which would wait for the other worker.
 export OPENBLAS_NUM_THREADS ?= 1
+# Each process that a test starts would compile all files anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Every case above 3 s is listed at the end.
 DURATIONS = --durations=40 --durations-min=3
 

@@ -105,6 +105,12 @@ def imported(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+@cache
+def all_imports() -> dict[Path, set[Path]]:
+    """The files that every file of the product imports."""
+    return imports(modules())
+
+
 def imports(known: dict[str, Path]) -> dict[Path, set[Path]]:
     """The files that every file imports."""
     found: dict[Path, set[Path]] = {}

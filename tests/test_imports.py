@@ -2,12 +2,11 @@
 
 import ast
 
-from rooms import ORDER, PACKAGES, arrows, circles, imported, imports, modules, nodes_of, room_of
+from rooms import ORDER, PACKAGES, all_imports, arrows, circles, imported, modules, nodes_of, room_of
 
 # Who imports a library of clusters, commands or screens.
 OF_ROOMS = {"ray": {"engine"}, "omegaconf": {"engine"}, "typer": {"engine", "shoal"}, "rich": {"engine", "shoal"}}
 KNOWN = modules()
-IMPORTS = imports(KNOWN)
 
 
 def test_folders_are_the_rooms() -> None:
@@ -16,13 +15,13 @@ def test_folders_are_the_rooms() -> None:
 
 
 def test_imports_run_down() -> None:
-    between = arrows(IMPORTS)
+    between = arrows(all_imports())
     assert len(between) > 100
     assert not [arrow for arrow in between if not arrow.allowed]
 
 
 def test_imports_have_no_circle() -> None:
-    assert not circles(IMPORTS)
+    assert not circles(all_imports())
 
 
 def test_libraries_of_clusters_commands_and_screens_are_imported_by_few() -> None:

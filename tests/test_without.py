@@ -4,13 +4,11 @@ import subprocess
 import sys
 
 import pytest
-from rooms import imports, modules
+from rooms import all_imports
 from without import FEATURES, ROOT, Feature
 
 from shoal.engine.sections.sections import SECTIONS
 from shoal.features.features import FEATURES as AROUND
-
-IMPORTS = imports(modules())
 
 
 def try_without(feature: str, *more: str) -> None:
@@ -30,9 +28,10 @@ def test_every_feature_has_one_section() -> None:
 
 @pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
 def test_lists_alone_import_a_feature(feature: Feature) -> None:
-    own = {path for path in IMPORTS if any(path.is_relative_to(place) for place in feature.code)}
+    imports = all_imports()
+    own = {path for path in imports if any(path.is_relative_to(place) for place in feature.code)}
     assert own
-    assert {str(path) for path in IMPORTS.keys() - own if IMPORTS[path] & own} <= set(feature.lists)
+    assert {str(path) for path in imports.keys() - own if imports[path] & own} <= set(feature.lists)
 
 
 @pytest.mark.slow
