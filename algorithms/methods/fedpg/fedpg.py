@@ -394,7 +394,7 @@ class FedPG(Algorithm):
         if (reach := reach_of(*kept, targets, literal, raw)) is None:
             return None
         if self.alignment == "node":
-            alignment: Alignment = by_node(client, reach)
+            alignment: Alignment = by_node(reach)
         else:
             scored = self.attention == "node"
             weights = attended_weights(client, reach, self.attention_lr) if scored else lambda: reach.weight_LR

@@ -35,7 +35,6 @@ from shoal.algorithms.graphs.completed_graph import complete_graph
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_sums, unit
 from shoal.algorithms.protocol import Tree
-from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.shards.view import View
 
 MOST_HOPS = 4
@@ -387,26 +386,3 @@ def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classe
             z, annotation, weight = z[reached], annotation[reached], weight[reached]
         sums.append(class_sums(weight[:, None] * z, annotation, classes)[0])
     return torch.stack(sums)
-
-
-def neighbour_means(
-    graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, rows: Tensor
-) -> tuple[SparseMatrix, Tensor]:
-    """Computes the means that hop 1 averages, one for every centre with a neighbour of its class.
-
-    Gives the weights of some ascending rows, all neighbours of weight among them, in the means, `[centres, R]`,
-    and the classes of the centres, int64. Other arguments are as for `hop_weights`.
-    """
-    centres = centre_N.nonzero()[:, 0]
-    starts, column = graph.edges
-    degree_S = (starts[centres + 1] - starts[centres]).long()
-    owner = torch.arange(len(centres), device=rows.device).repeat_interleave(degree_S)
-    entry = torch.arange(len(owner), device=rows.device)
-    near = column[entry + (starts[centres] - (degree_S.cumsum(0) - degree_S))[owner]].long()
-    same = annotation_N[near] == annotation_N[centres[owner]]
-    owner, column = owner[same], torch.searchsorted(rows, near[same])
-    count = torch.bincount(owner, minlength=len(centres))
-    kept = count > 0
-    starts = torch.cat([count.new_zeros(1), count[kept].cumsum(0)])
-    share = count[owner].float().reciprocal()
-    return SparseMatrix.of(starts.int(), column.int(), share, len(rows)), annotation_N[centres[kept]]
