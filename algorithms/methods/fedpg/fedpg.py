@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -94,23 +95,26 @@ def personal_targets(
         Targets `[receivers, L, C, H]`, the mean number of clients mixed, 0 if no receiver had its own prototype, and
         the weights n_j / sum_j n_j `[receivers, B]`, means over the receiver's own prototypes, or None.
     """
-    everyone = torch.as_tensor(receivers)
+    everyone, device = np.asarray(receivers), uploads.proto_BLCH.device
     target_RLCH = anchor_LCH.repeat(len(everyone), 1, 1, 1)
     mixed = []
     weight_RB = uploads.proto_BLCH.new_zeros(len(everyone), len(uploads.fresh_B)) if weights else None
+    present_BLC, fresh_B = uploads.present_BLC.cpu().numpy(), uploads.fresh_B.cpu().numpy()
     for level, c in known_LC.nonzero().tolist():
-        has_B = uploads.present_BLC[:, level, c]
-        place = has_B[everyone].nonzero()[:, 0]
-        places = everyone[place]
-        may_B = has_B & uploads.fresh_B
-        may_B[places] = True
-        others = may_B.nonzero()[:, 0]
-        proto = uploads.proto_BLCH[:, level, c]
-        similar = (unit(proto[places]) @ unit(proto[others]).T >= lam) & uploads.fresh_B[others]
-        admitted = similar | (places[:, None] == others)
+        has_B = present_BLC[:, level, c]
+        received = np.flatnonzero(has_B[everyone])
+        may_B = has_B & fresh_B
+        may_B[everyone[received]] = True
+        fellows = np.flatnonzero(may_B)
+        arrays = fellows, received, np.searchsorted(fellows, everyone[received]), fresh_B[fellows]
+        others, place, own, fresh = (torch.from_numpy(array).to(device) for array in arrays)
+        proto = uploads.proto_BLCH[others, level, c]
+        direction = unit(proto)
+        admitted = (direction[own] @ direction.T >= lam) & fresh
+        admitted[torch.arange(len(own), device=device), own] = True
         weight = admitted * uploads.counts_BC[others, c].float()
         rows = weight / weight.sum(1, keepdim=True)
-        target_RLCH[place, level, c] = alpha * anchor_LCH[level, c] + (1 - alpha) * (rows @ proto[others])
+        target_RLCH[place, level, c] = alpha * anchor_LCH[level, c] + (1 - alpha) * (rows @ proto)
         mixed.append(admitted.sum(1))
         if weight_RB is not None:
             weight_RB[place[:, None], others] += rows
