@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototypes import unit
+from shoal.algorithms.models.compiled.step_operations import BETA1, BETA2, EPS
 from shoal.algorithms.protocol import Tree
 
 # The server's state holds the network's parameters under this name.
@@ -38,20 +39,31 @@ def train_kept(
         model.load(server[entry])
     else:
         model.initial(seed)
-    optimizer = torch.optim.AdamW([model.w], lr=lr, weight_decay=weight_decay)
-    prefix = f"{entry}."
-    if kept := {name.removeprefix(prefix): t for name, t in server.items() if name.startswith(prefix)}:
-        optimizer.state[model.w] = kept
+    moments = {name.removeprefix(f"{entry}."): t for name, t in server.items() if name.startswith(f"{entry}.")}
+    if steps and not moments:
+        zeros = {name: torch.zeros_like(model.w.detach()) for name in ("exp_avg", "exp_avg_sq")}
+        moments = {"step": torch.zeros(()), **zeros}
     value = torch.tensor(float("nan"))
     for _ in range(steps):
         assert model.w.grad is not None
         model.w.grad.zero_()
         value = loss()
         value.backward()
-        optimizer.step()
+        _step(model.w.detach(), model.w.grad, moments, lr, weight_decay)
     server[entry] = model.w.detach().clone()
-    server.update({prefix + name: t for name, t in optimizer.state[model.w].items()})
+    server.update({f"{entry}.{name}": t for name, t in moments.items()})
     return float(value.detach())
+
+
+def _step(w: Tensor, gradient: Tensor, moments: Tree, lr: float, weight_decay: float) -> None:
+    """Takes torch's step of AdamW, to the bit, without its search for parameters, options and hooks."""
+    moments["step"] += 1
+    mean, square, step = moments["exp_avg"], moments["exp_avg_sq"], float(moments["step"])
+    w.mul_(1 - lr * weight_decay)
+    mean.lerp_(gradient, 1 - BETA1)
+    square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    deviation = (square.sqrt() / (1 - BETA2**step) ** 0.5).add_(EPS)
+    w.addcdiv_(mean, deviation, value=-lr / (1 - BETA1**step))
 
 
 class PrototypeGenerator(nn.Module):

@@ -4,7 +4,6 @@ Axes: Q queries with a class each, B entries of a bank with a class each, G item
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,17 +14,13 @@ from shoal.algorithms.models.compiled.row_losses import (
     contrasts,
     contrasts_by_class,
     is_compiled,
+    margin_cross_entropies,
     row_loss,
     softplus_along,
     squares,
     squares_of_sums,
 )
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-
-# Queries of a block of `MarginCrossEntropy`: its matrices stay in a processor's cache.
-QUERIES = 512
-# Below this share of the squared norms, the square of a distance by products in float64 has errors above 1e-6 of it.
-NEAR = 1e-9
 
 
 def distances(a_QH: Tensor, b_BH: Tensor) -> Tensor:
@@ -61,85 +56,27 @@ def _margin(apart_CC: Tensor, cap: float) -> float:
     return min(max(float(nearest_C.max()), 0.0), cap)
 
 
+@dataclass(frozen=True)
 class MarginCrossEntropy:
     """The mean cross-entropy of logits -(|q - a_c'| + margin 1[c' = c]) over anchors, for the same queries (FedTGP).
 
     The own class has to win by the margin. Of the anchors, trainable prototypes, those in `known_C` take part, those of
-    the queries among them. Distances are those of `measure`.
+    the queries among them. Queries get no gradient.
     """
 
-    def __init__(self, query_QH: Tensor, class_Q: Tensor, known_C: Tensor, margin: float) -> None:
-        """Takes the queries, which get no gradient, and the classes of whose anchors the loss is."""
-        self.rows, self.margin = rows_of(query_QH), margin
-        self.known, self.own_Q1 = known_C.nonzero()[:, 0], (known_C.cumsum(0) - 1)[class_Q, None]
+    query_QH: Tensor
+    class_Q: Tensor
+    known_C: Tensor
+    margin: float
 
     def __call__(self, anchor_CH: Tensor) -> Tensor:
         """The loss, a scalar, for anchors of all classes."""
-        loss: Tensor = _MarginCrossEntropy.apply(anchor_CH[self.known], self)
-        return loss
-
-
-class _MarginCrossEntropy(torch.autograd.Function):
-    """The loss and its gradient in one pass over blocks of queries: no matrix of all queries and anchors is held.
-
-    With p the softmax and e the one-hot vector of the own class, W_qc = (p_qc - e_qc) / |q - a_c| is the gradient at
-    half the square of a distance, with the sign changed. Anchors get W' q - diag(W' 1) a: W' times `rows_of` queries
-    has both sums.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, anchor_CH: Tensor, of: MarginCrossEntropy) -> Tensor:
-        anchor, count, block = anchor_CH.double(), len(of.rows), min(QUERIES, len(of.rows))
-        columns, product = columns_of(anchor), anchor.new_empty(block, len(anchor))
-        near = NEAR * float(of.rows[:, -2].max() + columns[-1].max())
-        of_block, minus = anchor_CH.new_empty(3, *product.shape), -anchor_CH.new_tensor([[[of.margin]], [[1.0]]])
-        sums, loss = torch.zeros_like(columns.t()), anchor.new_zeros(())
-        for rows, label in zip(of.rows.split(block), of.own_Q1.split(block)):
-            weight, (distance, logits, score) = product[: len(rows)], of_block[:, : len(rows)]
-            touching = measure(rows, columns, near, weight, distance)
-            torch.neg(distance, out=logits).scatter_add_(1, label, minus[0].expand(label.shape))
-            torch.log_softmax(logits, 1, out=score)
-            loss -= score.gather(1, label).sum(dtype=torch.float64)
-            score.exp_().scatter_add_(1, label, minus[1].expand(label.shape)).div_(distance)
-            # The gradient of a distance of zero is zero.
-            weight.copy_(score.masked_fill_(distance == 0, 0) if touching else score)
-            sums.addmm_(weight.t(), rows)
-        ctx.of_anchor = ((sums[:, :-2] - sums[:, -1:] * anchor) / count).to(anchor_CH.dtype)
-        return (loss / count).to(anchor_CH.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return gradients[0] * ctx.of_anchor, None
-
-
-def rows_of(query_QH: Tensor) -> Tensor:
-    """Computes rows [q, |q|^2, 1], float64 `[Q, H + 2]`."""
-    query = query_QH.double()
-    square_Q1 = query.square().sum(1, keepdim=True)
-    return torch.cat([query, square_Q1, torch.ones_like(square_Q1)], 1)
-
-
-def columns_of(anchor_CH: Tensor) -> Tensor:
-    """Computes columns [-2 a, 1, |a|^2], float64 `[H + 2, C]`, whose products with `rows_of` are squared distances."""
-    anchor = anchor_CH.double()
-    square_C1 = anchor.square().sum(1, keepdim=True)
-    return torch.cat([-2 * anchor, torch.ones_like(square_C1), square_C1], 1).t()
-
-
-def measure(rows_QR: Tensor, columns_RC: Tensor, near: float, product_QC: Tensor, distance_QC: Tensor) -> bool:
-    """Writes the distances of `rows_of` queries and `columns_of` anchors, to 1e-6 of each, and their squares, float64.
-
-    Pairs whose square is at most `near`, NEAR of the largest sum of two squared norms, are measured by differences.
-    Says whether there are such.
-    """
-    distance_QC.copy_(torch.mm(rows_QR, columns_RC, out=product_QC))
-    touching = float(distance_QC.min()) <= near
-    if touching:
-        query, anchor = (distance_QC <= near).nonzero(as_tuple=True)
-        difference = rows_QR[query, :-2] + columns_RC[:-2, anchor].t() / 2
-        distance_QC[query, anchor] = difference.square().sum(1).to(distance_QC.dtype)
-    distance_QC.sqrt_()
-    return touching
+        if is_compiled(anchor_CH, self.query_QH):
+            constants = self.query_QH, self.class_Q, self.known_C, float(self.margin)
+            return row_loss(margin_cross_entropies, anchor_CH, *constants)
+        own_QC = F.one_hot(self.class_Q, len(anchor_CH))
+        logits_QC = -(distances(self.query_QH, anchor_CH) + self.margin * own_QC)
+        return F.cross_entropy(logits_QC.masked_fill(~self.known_C, -torch.inf), self.class_Q)
 
 
 def contrast(

@@ -46,7 +46,7 @@ def class_means(z_NH: StoredFeatures, y_N: Tensor, classes: int) -> tuple[Tensor
 
 def unit(z: Tensor) -> Tensor:
     """Scales rows to length one; a zero row stays zero and has no gradient, where `F.normalize` gives 1 / EPS."""
-    length = z.norm(dim=-1, keepdim=True)
+    length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     return z / length.where(length > EPS, torch.inf)
 
 

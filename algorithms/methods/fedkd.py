@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload, pure
+from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Trainer, Tree, Upload, pure
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.distillation import distance_of_projected, distillation_loss
 from shoal.algorithms.methods.shared.copilot import COPILOT, TaughtRows
@@ -78,28 +78,23 @@ class FedKD(TaughtRows):
         if not client.info.train:
             return float("nan")
         with projection(client, trainer) as (w, optimizer):
-            losses = {name: pure(partial(self._taught, client, w.detach(), name)) for name in OTHER}
-            beside = Beside(w, optimizer, partial(self._projected, client))
+            labels = LabelLosses(client, self.taught(client))
+            losses = {name: pure(partial(self._taught, labels, w.detach(), name)) for name in OTHER}
+            beside = Beside(w, optimizer, partial(self._projected, labels))
             return train_jointly(client, trainer, losses, self.taught(client), beside)[MODEL]
 
-    def _taught(self, client: Client, w: Tensor, learner: str, outputs: Outputs) -> Tensor:
+    def _taught(self, of_labels: "LabelLosses", w: Tensor, learner: str, outputs: Outputs) -> Tensor:
         """Computes the loss of mentor or mentee, whose projection is `w`, `[H_m, H_s]`."""
-        labels, scale = self._labels(client, outputs)
+        labels, scale = of_labels(outputs)
         z = {name: out.embedding_NH for name, out in outputs.items()}
         z[OTHER[learner]] = z[OTHER[learner]].detach()
         taught = distillation_loss(outputs[OTHER[learner]].logits_NC, outputs[learner].logits_NC)
         return labels[learner] + (taught + distance_of_projected(z[MODEL], z[COPILOT], w)) / scale
 
-    def _projected(self, client: Client, outputs: Outputs, w: Tensor) -> Tensor:
+    def _projected(self, of_labels: "LabelLosses", outputs: Outputs, w: Tensor) -> Tensor:
         """Computes what both losses have of the projection."""
         z = {name: out.embedding_NH.detach() for name, out in outputs.items()}
-        return 2 * distance_of_projected(z[MODEL], z[COPILOT], w) / self._labels(client, outputs)[1]
-
-    def _labels(self, client: Client, outputs: Outputs) -> tuple[dict[str, Tensor], Tensor]:
-        """Computes both cross-entropies, and their sum, detached."""
-        labels = {name: label_loss(client, out, self.taught(client)) for name, out in outputs.items()}
-        # Both may be 0 to rounding.
-        return labels, (labels[MODEL] + labels[COPILOT]).detach().clamp_min(torch.finfo(torch.float32).eps)
+        return 2 * distance_of_projected(z[MODEL], z[COPILOT], w) / of_labels(outputs)[1]
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         copilot = client.models[COPILOT]
@@ -107,6 +102,25 @@ class FedKD(TaughtRows):
         weight = float(client.info.items) if client.info.train else 0.0
         size = sum(part.nbytes for part in sent.values()) + 4
         return Upload({"change": expand(copilot.flat, sent)}, {"change": weight}, {"change": size})
+
+
+class LabelLosses:
+    """Both cross-entropies of a client's outputs, and their sum, detached; computed once for the same outputs."""
+
+    def __init__(self, client: Client, part: str) -> None:
+        """Takes the client, and of which rows outputs are, `train` or `all`."""
+        self._client, self._part = client, part
+        self._last: tuple[list[Output], tuple[dict[str, Tensor], Tensor]] | None = None
+
+    def __call__(self, outputs: Outputs) -> tuple[dict[str, Tensor], Tensor]:
+        """Cross-entropies by the names of models, and the sum, no less than the least divisor."""
+        asked = [*outputs.values()]
+        if self._last is None or any(a is not b for a, b in zip(self._last[0], asked, strict=True)):
+            labels = {name: label_loss(self._client, out, self._part) for name, out in outputs.items()}
+            # Both may be 0 to rounding.
+            total = (labels[MODEL] + labels[COPILOT]).detach().clamp_min(torch.finfo(torch.float32).eps)
+            self._last = asked, (labels, total)
+        return self._last[1]
 
 
 @contextmanager

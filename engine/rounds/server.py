@@ -81,6 +81,8 @@ class Server:
         self._models = {name: [built.info for built in built] for name, built in self._built.items()}
         self._initial = job.initial(model_of(self._built, self.infos[0], MODEL), MODEL, 0)
         self._version = self._initial._version
+        # Those of other models, which a method may build in every round.
+        self._initial_of: dict[tuple[str, int, int], Tensor] = {}
         trainers = job.trainers(store, self.algorithm, [built.flat for built in self._built[MODEL]])
         cell_size = cell_size_of(plan.cell_size, trainers)
         records = store.manifest.domains
@@ -306,7 +308,9 @@ class Server:
         built = self._built[name][number]
         # The first client of the kind gives initial parameters, which are those of all unless each has its own.
         client = next((info.client for info in self.infos if info.model == number), 0)
-        w = self.job.initial(built, name, client)
+        kind = name, number, client
+        if kind not in self._initial_of:
+            self._initial_of[kind] = self.job.initial(built, name, client)
         model = built.flat.on(self._device)
-        model.load(w)
+        model.load(self._initial_of[kind])
         return model

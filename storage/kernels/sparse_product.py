@@ -21,8 +21,13 @@ from numba.extending import intrinsic
 LANES = 16
 # Vectors of a tile: as many as fit 32 registers of 64 bytes twice, or 16 of 32 bytes.
 MOST = 8 if binding.get_host_cpu_features().get("avx512f", False) else 3
-# Lanes and vectors of every tile. Loads of few columns are short: one across cache lines takes twice as long.
-TILES = [(4, 1), (8, 1), (8, 2), *((LANES, vectors) for vectors in range(1, MOST + 1))]
+# Lanes and vectors of every tile, and whether it is always full: a mask for the last vector would be computed at each
+# entry. Loads of few columns are short: one across cache lines takes twice as long.
+Shape = tuple[int, int, bool]
+TILES: list[Shape] = [
+    *((4, 1, False), (8, 1, False), (8, 2, False)),
+    *((LANES, vectors, full) for full in (False, True) for vectors in range(1, MOST + 1)),
+]
 BIT, INT32, INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 LLVM_TYPES = {types.uint16: ir.HalfType(), types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 
@@ -52,7 +57,8 @@ def multiply(
             last = columns if columns <= 8 else columns - 8
         else:
             vectors = (columns + LANES - 1) // LANES
-            tile, last = vectors + 2, columns - (vectors - 1) * LANES
+            last = columns - (vectors - 1) * LANES
+            tile = vectors + 2 + (MOST if last == LANES else 0)
         for row in range(len(indptr) - 1):
             start, stop = indptr[row], indptr[row + 1]
             _sum_row(indices, values, x, out, width, alpha, beta, row, start, stop, first, tile, last)
@@ -125,15 +131,18 @@ def _sum_row(
 
 
 class Tile:
-    """Code for the vectors of a tile, of which the last one may be used in part."""
+    """Code for the vectors of a tile, of which the last one is used in part where it has a `last` column."""
 
-    def __init__(self, builder: Any, scalar: Any, lanes: int, vectors: int, last: Any) -> None:
+    def __init__(self, builder: Any, scalar: Any, lanes: int, vectors: int, last: Any | None) -> None:
         self._builder, self._lanes, self.vectors = builder, lanes, vectors
         self._itemsize = 8 if scalar == ir.DoubleType() else 4
         self.vector = ir.VectorType(scalar, lanes)
         self.zero = self.vector([0.0] * lanes)
-        numbers = ir.VectorType(INT64, lanes)
-        self._used = builder.icmp_signed("<", numbers([*range(lanes)]), self._in_all(last, numbers))
+        self._used: Any = None
+        if last is not None:
+            numbers = ir.VectorType(INT32, lanes)
+            all_last = self._in_all(builder.trunc(last, INT32), numbers)
+            self._used = builder.icmp_signed("<", numbers([*range(lanes)]), all_last)
 
     def _in_all(self, number: Any, vector: Any) -> Any:
         single = self._builder.insert_element(vector(ir.Undefined), number, INT32(0))
@@ -151,17 +160,21 @@ class Tile:
     def load(self, row: Any) -> list[Any]:
         """Loads the vectors at a place, 0 where the last one is not used."""
         *others, last = self._pointers(row)
-        vectors = [self._builder.load(pointer) for pointer in others]
+        vectors = [self._builder.load(pointer) for pointer in ([*others, last] if self._used is None else others)]
         for vector in vectors:
             vector.align = self._itemsize
+        if self._used is None:
+            return vectors
         align = INT32(self._itemsize)
         return [*vectors, self._call("llvm.masked.load.*.p0", self.vector, last, align, self._used, self.zero)]
 
     def store(self, vectors: Sequence[Any], row: Any) -> None:
         """Writes vectors to a place, and nothing behind what is used."""
         *others, last = self._pointers(row)
-        for vector, pointer in zip(vectors, others):
+        for vector, pointer in zip(vectors, [*others, last] if self._used is None else others):
             self._builder.store(vector, pointer).align = self._itemsize
+        if self._used is None:
+            return
         align = INT32(self._itemsize)
         self._call("llvm.masked.store.*.p0", ir.VoidType(), vectors[-1], last, align, self._used)
 
@@ -177,14 +190,14 @@ class Tile:
         return [self._call("llvm.fma.*", self.vector, factors, vector, other) for vector, other in zip(vectors, to)]
 
 
-def tiles(builder: Any, scalar: Any, tile: Any, last: Any, shapes: Sequence[tuple[int, int]] = TILES) -> Iterator[Tile]:
+def tiles(builder: Any, scalar: Any, tile: Any, last: Any, shapes: Sequence[Shape] = TILES) -> Iterator[Tile]:
     """Begins the code of every tile in turn, of which that at place `tile` runs."""
     done = builder.append_basic_block("done")
     switch = builder.switch(tile, done)
-    for number, (lanes, vectors) in enumerate(shapes):
+    for number, (lanes, vectors, full) in enumerate(shapes):
         block = builder.append_basic_block(f"tile{number}")
         switch.add_case(INT64(number), block)
         builder.position_at_end(block)
-        yield Tile(builder, scalar, lanes, vectors, last)
+        yield Tile(builder, scalar, lanes, vectors, None if full else last)
         builder.branch(done)
     builder.position_at_end(done)

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.client import Client
-from shoal.algorithms.losses.prototype_losses import SumAlignment, of_classes, prototype_alignment
+from shoal.algorithms.losses.prototype_losses import SumAlignment, prototype_alignment
 from shoal.algorithms.losses.prototypes import unit
-from shoal.algorithms.methods.fedpg.hop_prototypes import Annotated, hop_prototypes, hop_weights, neighbour_means
+from shoal.algorithms.methods.fedpg.aligned_sums import aligned_sums
+from shoal.algorithms.methods.fedpg.hop_prototypes import Annotated, hop_prototypes, hop_weights
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.training.local_training import keep_moments, kept_moments
-from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 SCORER, WIDTH = "attention", 16
 
@@ -94,32 +94,10 @@ def reach_of(
 Alignment = Callable[[Tensor, Tensor], Tensor]
 
 
-def by_node(client: Client, reach: Reach) -> SumAlignment:
+def by_node(reach: Reach) -> SumAlignment:
     """Averages over present prototypes the mean squared distance of their nodes (hop 2), or of means of neighbours."""
-    (class_N, centre_N, _, graph), rows = reach.nodes, reach.rows
-    class_R = class_N[rows]
-    target_LCH, present_LC = reach.target_LCH, reach.present_LC
-    centres = centre_N[rows].nonzero()[:, 0]
-    ones = torch.ones(len(centres), device=rows.device)
-    sums, classes = [(torch.ones_like(centres), centres.int(), ones)], [class_R[centres]]
-    if len(target_LCH) > 1:
-        means, mean_class = neighbour_means(graph, class_N, centre_N, rows)
-        starts, columns, values = means.parts()
-        sums.append((starts.diff(), columns, values))
-        classes.append(mean_class)
-    weights = [of_classes(class_K, present_C) for class_K, present_C in zip(classes, present_LC)]
-    for weight_R, present_C in zip(reach.weight_LR[2:], present_LC[2:]):
-        reached = weight_R.nonzero()[:, 0]
-        reached = reached[class_R[reached].argsort(stable=True)]
-        count_C = torch.bincount(class_R[reached], minlength=len(present_C))
-        sums.append((count_C, reached.int(), weight_R[reached]))
-        classes.append(torch.arange(len(present_C), device=rows.device))
-        weights.append(present_C.float())
-    counts, columns, values = (torch.cat(parts) for parts in zip(*sums))
-    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
-    target_KH = torch.cat([target_CH[class_K] for target_CH, class_K in zip(target_LCH, classes)])
-    weight_K = torch.cat(weights) / present_LC.sum()
-    return SumAlignment(SparseMatrix.of(starts, columns, values, len(rows)), target_KH, weight_K, not reach.raw)
+    sums = aligned_sums(reach.nodes, reach.rows, reach.weight_LR, reach.present_LC)
+    return SumAlignment(sums.sums_KR, reach.target_LCH.flatten(0, 1)[sums.slot_K], sums.weight_K, not reach.raw)
 
 
 def by_prototype(client: Client, reach: Reach, weights: Callable[[], Tensor]) -> Alignment:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -63,6 +64,9 @@ from shoal.algorithms.training.joint_training import Outputs, label_loss, train_
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import AboveZero, NotNegative, Positive, Share, is_own
 
+# Pairs of clients whose prototypes are compared at a time.
+MOST_PAIRS = 2**16
+
 
 @dataclass(frozen=True)
 class Uploads:
@@ -96,26 +100,37 @@ def personal_targets(
         Targets `[receivers, L, C, H]`, the mean number of clients mixed, 0 if no receiver had its own prototype, and
         the weights n_j / sum_j n_j `[receivers, B]`, means over the receiver's own prototypes, or None.
     """
-    everyone = torch.as_tensor(receivers)
+    everyone, device = np.asarray(receivers), uploads.proto_BLCH.device
     target_RLCH = anchor_LCH.repeat(len(everyone), 1, 1, 1)
     mixed = []
     weight_RB = uploads.proto_BLCH.new_zeros(len(everyone), len(uploads.fresh_B)) if weights else None
-    for level, c in known_LC.nonzero().tolist():
-        has_B = uploads.present_BLC[:, level, c]
-        place = has_B[everyone].nonzero()[:, 0]
-        places = everyone[place]
-        may_B = has_B & uploads.fresh_B
-        may_B[places] = True
-        others = may_B.nonzero()[:, 0]
-        proto = uploads.proto_BLCH[:, level, c]
-        similar = (unit(proto[places]) @ unit(proto[others]).T >= lam) & uploads.fresh_B[others]
-        admitted = similar | (places[:, None] == others)
-        weight = admitted * uploads.counts_BC[others, c].float()
-        rows = weight / weight.sum(1, keepdim=True)
-        target_RLCH[place, level, c] = alpha * anchor_LCH[level, c] + (1 - alpha) * (rows @ proto[others])
-        mixed.append(admitted.sum(1))
+    present_BLC, fresh_B1 = uploads.present_BLC.cpu().numpy(), uploads.fresh_B.cpu().numpy()[:, None]
+    at_a_time = max(MOST_PAIRS // max(len(everyone) * len(fresh_B1), 1), 1)
+    for level, c in (some.unbind(1) for some in known_LC.nonzero().split(at_a_time)):
+        # S prototypes, of O clients that may be mixed and P receivers.
+        has_BS = present_BLC[:, level.cpu().numpy(), c.cpu().numpy()]
+        mixes_BS = has_BS & fresh_B1
+        received = np.flatnonzero(has_BS[everyone].any(1))
+        own_B = np.zeros(len(has_BS), dtype=np.bool_)
+        own_B[everyone[received]] = True
+        fellows = np.flatnonzero(mixes_BS.any(1) | own_B)
+        places = fellows, received, np.searchsorted(fellows, everyone[received])
+        others, place, own = (torch.from_numpy(array).to(device) for array in places)
+        masks = mixes_BS[fellows].T, has_BS[everyone[received]].T
+        mixes_SO, has_SP = (torch.from_numpy(mask.copy()).to(device) for mask in masks)
+        proto_SOH = uploads.proto_BLCH[others, level[:, None], c[:, None]]
+        direction_SOH = unit(proto_SOH)
+        admitted_SPO = (direction_SOH[:, own] @ direction_SOH.mT >= lam) & mixes_SO[:, None]
+        admitted_SPO[:, torch.arange(len(own), device=device), own] = True
+        weight_SPO = admitted_SPO * uploads.counts_BC[others, c[:, None]].float()[:, None]
+        rows_SPO = weight_SPO / weight_SPO.sum(2, keepdim=True)
+        target_SPH = alpha * anchor_LCH[level, c][:, None] + (1 - alpha) * (rows_SPO @ proto_SOH)
+        number_S, number_P = has_SP.nonzero().unbind(1)
+        target_RLCH[place[number_P], level[number_S], c[number_S]] = target_SPH[has_SP]
+        mixed.append(admitted_SPO.sum(2)[has_SP])
         if weight_RB is not None:
-            weight_RB[place[:, None], others] += rows
+            for rows_PO, has_P in zip(rows_SPO, has_SP):
+                weight_RB[place[has_P, None], others] += rows_PO[has_P]
     sizes = torch.cat(mixed) if mixed else torch.zeros(0)
     if weight_RB is not None:
         weight_RB /= weight_RB.sum(1, keepdim=True).clamp(min=torch.finfo(weight_RB.dtype).tiny)
@@ -408,7 +423,7 @@ class FedPG(MappedLoss):
         if (reach := reach_of(*kept, targets, literal, raw)) is None:
             return None
         if self.alignment == "node":
-            alignment: Alignment = by_node(client, reach)
+            alignment: Alignment = by_node(reach)
         else:
             scored = self.attention == "node"
             weights = attended_weights(client, reach, self.attention_lr) if scored else lambda: reach.weight_LR

@@ -33,9 +33,8 @@ from torch import Tensor
 from shoal.algorithms.client import Client
 from shoal.algorithms.graphs.completed_graph import complete_graph
 from shoal.algorithms.graphs.nearest import nearest
-from shoal.algorithms.losses.prototypes import class_sums, unit
+from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.protocol import Tree
-from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.shards.view import View
 
 MOST_HOPS = 4
@@ -123,18 +122,18 @@ def kept_annotation(client: Client) -> tuple[Annotated, tuple[Tensor, Tensor]] |
 class Step(NamedTuple):
     """A step of walks from rows to columns: the places of the ones in a matrix, and its numbers of rows and columns."""
 
-    row: Tensor
-    column: Tensor
+    row: np.ndarray
+    column: np.ndarray
     rows: int
     columns: int
 
-    def gather(self, x: Tensor) -> Tensor:
-        """Sums numbers of columns for each row."""
-        return x.new_zeros(self.rows).index_add(0, self.row, x[self.column])
+    def gather(self, x: np.ndarray) -> np.ndarray:
+        """Sums float64 numbers of columns for each row."""
+        return np.bincount(self.row, x[self.column], self.rows)
 
-    def spread(self, y: Tensor) -> Tensor:
-        """Sums numbers of rows for each column."""
-        return y.new_zeros(self.columns).index_add(0, self.column, y[self.row])
+    def spread(self, y: np.ndarray) -> np.ndarray:
+        """Sums float64 numbers of rows for each column."""
+        return np.bincount(self.column, y[self.row], self.columns)
 
 
 class LastStep(NamedTuple):
@@ -155,28 +154,15 @@ class LastStep(NamedTuple):
     class_N: np.ndarray
     classes: int
 
-    def gather(self, x_N: Tensor) -> Tensor:
+    def gather(self, x_N: np.ndarray) -> np.ndarray:
         """Sums float64 numbers of nodes for each pair."""
-        sums: Tensor = _LastSums.apply(x_N, self, _gather)
+        sums: np.ndarray = _gather(*self, x_N)
         return sums
 
-    def spread(self, y_P: Tensor) -> Tensor:
+    def spread(self, y_P: np.ndarray) -> np.ndarray:
         """Sums float64 numbers of pairs for each node."""
-        sums: Tensor = _LastSums.apply(y_P, self, _spread)
+        sums: np.ndarray = _spread(*self, y_P)
         return sums
-
-
-class _LastSums(torch.autograd.Function):
-    """Sums over the last step, either way; the gradient goes the other way."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, last: LastStep, sums: Callable[..., np.ndarray]) -> Tensor:
-        ctx.last, ctx.back = last, _spread if sums is _gather else _gather
-        return torch.from_numpy(sums(*last, x.cpu().contiguous().numpy())).to(x.device)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return _LastSums.apply(gradients[0], ctx.last, ctx.back), None, None
 
 
 class Walks(NamedTuple):
@@ -184,27 +170,43 @@ class Walks(NamedTuple):
 
     Attributes:
         steps: Steps from the centres, by pairs, to nodes.
-        centres: Nodes from which they start.
-        returning_S: Walks that end at their centre, which do not count.
+        centres: Nodes from which they start, int64 `[S]`.
+        returning_S: Walks that end at their centre, which do not count, float64.
     """
 
     steps: Sequence[Step | LastStep]
-    centres: Tensor
-    returning_S: Tensor
+    centres: np.ndarray
+    returning_S: np.ndarray
 
-    def mass(self, g_N: Tensor) -> Tensor:
-        """Sums the numbers `g_N` of nodes over the ends of each centre's walks, but those that return to it, `[S]`."""
+    def mass(self, g_N: np.ndarray) -> np.ndarray:
+        """Sums float64 numbers of nodes over the ends of each centre's walks, but those that return to it, `[S]`."""
         x = g_N
         for step in reversed(self.steps):
             x = step.gather(x)
         return x - self.returning_S * g_N[self.centres]
 
-    def spread(self, share_S: Tensor) -> Tensor:
+    def spread(self, share_S: np.ndarray) -> np.ndarray:
         """Sums, for each node, shares of centres over their walks that end in it and do not return, `[N]`."""
         y = share_S
         for step in self.steps:
             y = step.spread(y)
-        return y - torch.zeros_like(y).index_add(0, self.centres, self.returning_S * share_S)
+        return y - np.bincount(self.centres, self.returning_S * share_S, len(y))
+
+
+Sums = Callable[[np.ndarray], np.ndarray]
+
+
+class _AlongWalks(torch.autograd.Function):
+    """Sums along walks, `Walks.mass` or `Walks.spread`; the gradient goes the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sums: Sums, back: Sums) -> Tensor:
+        ctx.sums, ctx.back = sums, back
+        return torch.from_numpy(sums(x.cpu().contiguous().numpy())).to(x.device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return _AlongWalks.apply(gradients[0], ctx.back, ctx.sums), None, None
 
 
 def hop_weights(
@@ -221,49 +223,48 @@ def hop_weights(
     bool. `attention_HN` has g of every hop, positive, differentiable, `[hops, N]`; None: 1. With `literal`, neighbours
     and divisors are those of equation 2 as it is written.
     """
-    classes, centres = graph.classes, centre_N.nonzero()[:, 0]
-    class_S = annotation_N[centres]
-    counts = [torch.bincount(class_S, minlength=classes)]
-    weights = [centre_N / counts[0].clamp_min(1)[annotation_N]]
+    device, class_N, centre = centre_N.device, annotation_N.cpu().numpy(), centre_N.cpu().numpy()
+    centres = np.flatnonzero(centre)
+    class_S = class_N[centres]
+    counts = [np.bincount(class_S, minlength=graph.classes)]
+    own_N = (centre / np.maximum(counts[0], 1).astype(np.float32)[class_N]).astype(np.float32)
+    weights = [torch.from_numpy(own_N).to(device)]
     # These are differences of sums: in float64 counts are exact, and terms that should vanish do.
-    ones_N = torch.ones(graph.items, dtype=torch.float64)
+    ones_N = np.ones(graph.items)
     ways = _at_distance if literal else _walks
-    for hop, walks in enumerate(ways(graph, annotation_N, centres, hops)):
+    for hop, walks in enumerate(ways(graph, class_N, centres, hops)):
         count_S = walks.mass(ones_N)
         found_S = count_S > 0.5
-        counts.append(torch.bincount(class_S[found_S], minlength=classes))
-        g_N = ones_N if attention_HN is None else attention_HN[hop].double()
-        mass_S = torch.where(found_S, count_S if attention_HN is None else walks.mass(g_N), 1)
-        if literal:
-            mass_S = mass_S * count_S.clamp_min(1)
-        share_S = found_S / (mass_S * counts[0 if literal else -1].clamp_min(1)[class_S])
-        weights.append((g_N * walks.spread(share_S)).clamp_min(0).float())
-    return torch.stack(weights), torch.stack(counts).int()
+        counts.append(np.bincount(class_S[found_S], minlength=graph.classes))
+        others_S = np.maximum(count_S, 1) if literal else np.ones_like(count_S)
+        of_class_S = np.maximum(counts[0 if literal else -1], 1)[class_S]
+        if attention_HN is None:
+            share_S = found_S / (np.where(found_S, count_S, 1) * others_S * of_class_S)
+            weight_N = np.maximum(walks.spread(share_S), 0).astype(np.float32)
+            weights.append(torch.from_numpy(weight_N).to(device))
+        else:
+            found, others, of_class = (torch.from_numpy(t).to(device) for t in (found_S, others_S, of_class_S))
+            g_N = attention_HN[hop].double()
+            mass = torch.where(found, _AlongWalks.apply(g_N, walks.mass, walks.spread), 1)
+            share = found / (mass * others * of_class)
+            weights.append((g_N * _AlongWalks.apply(share, walks.spread, walks.mass)).clamp_min(0).float())
+    return torch.stack(weights), torch.from_numpy(np.stack(counts).astype(np.int32)).to(device)
 
 
-def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
+def _walks(graph: ItemGraph, class_N: np.ndarray, centres: np.ndarray, hops: int) -> Iterator[Walks]:
     """Yields walks of one step, then of two, as many as `hops`."""
-    last, degree_N = _step_of(graph, annotation_N, centres), graph.edges[0].diff()
+    starts, columns = (t.cpu().numpy() for t in graph.edges)
+    # All centres are pairs with their own class.
+    first = np.searchsorted(centres, np.arange(graph.items + 1))
+    last = LastStep(starts, columns, first, class_N[centres], class_N, graph.classes)
+    degree_S = (starts[centres + 1] - starts[centres]).astype(np.float64)
     steps: list[Step] = []
     for hop in range(1, hops + 1):
         if hop > 1:
-            first, class_P, *ends = _pairs_ahead(*last)
-            row, column = (torch.from_numpy(array).to(centres.device) for array in ends)
+            first, class_P, row, column = _pairs_ahead(*last)
             steps.append(Step(row, column, len(last.class_P), len(class_P)))
             last = last._replace(first=first, class_P=class_P)
-        if hop < 3:
-            returning_S = degree_N[centres].double() * (hop - 1)
-        else:
-            returning_S = _count_returns(graph, centres, hop)
-        yield Walks([*steps, last], centres, returning_S)
-
-
-def _step_of(graph: ItemGraph, annotation_N: Tensor, centres: Tensor) -> LastStep:
-    """Takes the step of all centres, which are pairs with their own class."""
-    starts, columns, class_N = (t.cpu().numpy() for t in (*graph.edges, annotation_N))
-    centres_S = centres.cpu().numpy()
-    first = np.searchsorted(centres_S, np.arange(graph.items + 1))
-    return LastStep(starts, columns, first, class_N[centres_S], class_N, graph.classes)
+        yield Walks([*steps, last], centres, degree_S * (hop - 1) if hop < 3 else _count_returns(graph, centres, hop))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -337,26 +338,23 @@ def _spread(
     return sums
 
 
-def _at_distance(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
+def _at_distance(graph: ItemGraph, class_N: np.ndarray, centres: np.ndarray, hops: int) -> Iterator[Walks]:
     """Yields nodes at a distance of one step, then of two, up to `hops`, that are annotated like their centre."""
-    adjacency, class_N = _adjacency(graph), annotation_N.cpu().numpy()
+    adjacency = _adjacency(graph)
     pairs_at: list[list[np.ndarray]] = [[np.empty((2, 0), np.int64)] for _ in range(hops)]
-    for first, some in enumerate(centres.cpu().split(ROWS_AT_A_TIME)):
-        centre_of = np.arange(len(some)), some.numpy()
+    for first in range(0, len(centres), ROWS_AT_A_TIME):
+        some = centres[first : first + ROWS_AT_A_TIME]
+        centre_of = np.arange(len(some)), some
         seen = ends = csr_matrix((np.ones(len(some), np.bool_), centre_of), shape=(len(some), graph.items))
         for pairs in pairs_at:
             ends = ends @ adjacency > seen
             seen = seen + ends
             row, column = ends.nonzero()
-            same = class_N[column] == class_N[centre_of[1]][row]
-            pairs.append(np.stack([row[same] + first * ROWS_AT_A_TIME, column[same]]))
+            same = class_N[column] == class_N[some][row]
+            pairs.append(np.stack([row[same] + first, column[same]]))
     for pairs in pairs_at:
-        row, column = torch.from_numpy(np.concatenate(pairs, axis=1).astype(np.int64)).to(centres.device)
-        yield Walks(
-            [Step(row, column, len(centres), graph.items)],
-            centres,
-            torch.zeros(len(centres), dtype=torch.float64, device=centres.device),
-        )
+        row, column = np.concatenate(pairs, axis=1).astype(np.int64)
+        yield Walks([Step(row, column, len(centres), graph.items)], centres, np.zeros(len(centres)))
 
 
 def _adjacency(graph: ItemGraph) -> csr_matrix:
@@ -364,16 +362,15 @@ def _adjacency(graph: ItemGraph) -> csr_matrix:
     return csr_matrix((np.ones(len(columns), np.bool_), columns, starts), shape=(graph.items, graph.items))
 
 
-def _count_returns(graph: ItemGraph, centres: Tensor, steps: int) -> Tensor:
+def _count_returns(graph: ItemGraph, centres: np.ndarray, steps: int) -> np.ndarray:
     """Counts the walks of so many steps, two at least, that lead from every centre back to it, float64 `[S]`."""
-    adjacency = _adjacency(graph).astype(np.float64)
-    walks = [torch.zeros(0, dtype=torch.float64)]
-    for some in centres.cpu().split(ROWS_AT_A_TIME):
-        near = ends = adjacency[some.numpy()]
+    adjacency, walks = _adjacency(graph).astype(np.float64), [np.zeros(0)]
+    for first in range(0, len(centres), ROWS_AT_A_TIME):
+        near = ends = adjacency[centres[first : first + ROWS_AT_A_TIME]]
         for _ in range(steps - 2):
             ends = ends @ adjacency
-        walks.append(torch.from_numpy(np.asarray(ends.multiply(near).sum(1))).flatten())
-    return torch.cat(walks).to(centres.device)
+        walks.append(np.asarray(ends.multiply(near).sum(1)).ravel())
+    return np.concatenate(walks)
 
 
 def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classes: int) -> Tensor:
@@ -385,28 +382,5 @@ def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classe
         # Few nodes are centres or next to one; where most are reached, gathering them costs more than it saves.
         if 2 * len(reached) < len(weight):
             z, annotation, weight = z[reached], annotation[reached], weight[reached]
-        sums.append(class_sums(weight[:, None] * z, annotation, classes)[0])
+        sums.append(z.new_zeros(classes, z.shape[1]).index_add(0, annotation, weight[:, None] * z))
     return torch.stack(sums)
-
-
-def neighbour_means(
-    graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, rows: Tensor
-) -> tuple[SparseMatrix, Tensor]:
-    """Computes the means that hop 1 averages, one for every centre with a neighbour of its class.
-
-    Gives the weights of some ascending rows, all neighbours of weight among them, in the means, `[centres, R]`,
-    and the classes of the centres, int64. Other arguments are as for `hop_weights`.
-    """
-    centres = centre_N.nonzero()[:, 0]
-    starts, column = graph.edges
-    degree_S = (starts[centres + 1] - starts[centres]).long()
-    owner = torch.arange(len(centres), device=rows.device).repeat_interleave(degree_S)
-    entry = torch.arange(len(owner), device=rows.device)
-    near = column[entry + (starts[centres] - (degree_S.cumsum(0) - degree_S))[owner]].long()
-    same = annotation_N[near] == annotation_N[centres[owner]]
-    owner, column = owner[same], torch.searchsorted(rows, near[same])
-    count = torch.bincount(owner, minlength=len(centres))
-    kept = count > 0
-    starts = torch.cat([count.new_zeros(1), count[kept].cumsum(0)])
-    share = count[owner].float().reciprocal()
-    return SparseMatrix.of(starts.int(), column.int(), share, len(rows)), annotation_N[centres[kept]]

@@ -85,10 +85,19 @@ def joined(lists: Sequence[tuple[Arrays, int]]) -> Arrays:
     return functions, arguments, np.concatenate(moved).astype(np.int16), factors
 
 
-class Call(NamedTuple):
-    """Inputs, a pass over them, and stand-ins for logits and embedding; `drawn` if each step has inputs of its own."""
+class Read(NamedTuple):
+    """What passes read of inputs: the matrices, their shapes, whether they are of a graph, and powers of smoothing."""
 
-    inputs: Inputs
+    parts: Sequence[Any]
+    signature: tuple[Any, ...]
+    coupled: bool
+    powers: Sequence[int]
+
+
+class Call(NamedTuple):
+    """What is read, a pass over it, and stand-ins for logits and embedding; `drawn` if each step has its own inputs."""
+
+    read: Read
     compiled: Pass
     outputs: tuple[Value, Value]
     drawn: DrawnInputs | None = None
@@ -149,15 +158,13 @@ class Passes:
         self.programs: dict[Any, tuple[Arrays, list[Pass]]] = {}
 
     def of(self, inputs: Inputs, embeds: bool = True) -> Pass | None:
-        """Finds the pass over inputs in the model's present mode; None: there is none.
+        """Finds the pass over inputs in the model's present mode, see `find`; None: there is none."""
+        read = self.read(inputs)
+        return None if read is None else self.find(read, embeds)
 
-        One that does not embed has no output but logits in the memory for values, and is trained on their gradient,
-        which takes their place.
-        """
+    def read(self, inputs: Inputs) -> Read | None:
+        """Lists what a pass would read; None: there is none over such inputs."""
         parts = parts_of(inputs)
-        # Others than those who count predictions read logits as the model itself computes them from such hops.
-        if embeds and isinstance(inputs, SmoothedHops):
-            return None
         # Neighbours that are drawn have other shapes in every step.
         draws = self._module.training and bool(getattr(self._module, "fanouts", None))
         if parts is None or masks_are_set() or draws:
@@ -166,22 +173,31 @@ class Passes:
         if not coupled and any(isinstance(hop, Tensor) for hop in parts):
             # Dense rows need no compiled loops.
             return None
-        if not embeds and any(isinstance(part, LearnedMatrix) for part in parts):
-            return None
         signature = signature_of(parts, entries=getattr(self._module, "weighs_entries", False))
-        if signature is None:
-            return None
         powers = inputs.powers if isinstance(inputs, SmoothedHops) else ()
-        key = signature, self._module.training, embeds, powers
+        return None if signature is None else Read(parts, signature, coupled, powers)
+
+    def find(self, read: Read, embeds: bool = True) -> Pass | None:
+        """Finds the pass over what is read, in the model's present mode; None: there is none.
+
+        One that does not embed has no output but logits in the memory for values, and is trained on their gradient,
+        which takes their place.
+        """
+        # Others than those who count predictions read logits as the model itself computes them from such hops.
+        if embeds and read.powers:
+            return None
+        if not embeds and any(isinstance(part, LearnedMatrix) for part in read.parts):
+            return None
+        key = read.signature, self._module.training, embeds, read.powers
         if key not in self._kept:
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
-            self._kept[key] = self._make(parts, coupled, embeds, powers)
+            self._kept[key] = self._make(read.parts, read.coupled, embeds, read.powers)
         compiled = self._kept[key]
         if compiled is None:
             return None
-        large = (len(parts[number].arrays[1]) * width > MOST_PRODUCTS for number, width in compiled.widths.items())
-        return None if any(large) else compiled
+        entries = ((len(read.parts[number].arrays[1]), width) for number, width in compiled.widths.items())
+        return None if any(count * width > MOST_PRODUCTS for count, width in entries) else compiled
 
     def _make(self, parts: Sequence[Any], coupled: bool, embeds: bool, powers: Sequence[int]) -> Pass | None:
         try:
@@ -213,11 +229,11 @@ class Passes:
         if self._calls is not None:
             return self._draw(inputs, self._calls)
         assert not isinstance(inputs, DrawnInputs)
-        compiled = self.of(inputs)
-        if compiled is None:
+        read = self.read(inputs)
+        compiled = None if read is None else self.find(read)
+        if read is None or compiled is None:
             return None
-        parts = parts_of(inputs)
-        assert parts is not None
+        parts = read.parts
         if not torch.is_grad_enabled():
             logits_NC, embedding_NH, *_ = self.go(compiled, parts, back=False)
             return Output(logits_NC, embedding_NH)
@@ -231,11 +247,12 @@ class Passes:
         drawn = asked if isinstance(asked, DrawnInputs) else None
         inputs = asked.look(0) if isinstance(asked, DrawnInputs) else asked
         # A pass that does not embed has the same shapes, and may be all that is needed.
-        compiled = self.of(inputs, embeds=False)
-        if compiled is None or len(calls) == MOST_CALLS or not self.learns_all():
+        read = self.read(inputs)
+        compiled = None if read is None else self.find(read, embeds=False)
+        if read is None or compiled is None or len(calls) == MOST_CALLS or not self.learns_all():
             raise Untraceable("inputs without a pass, too many, or frozen parameters")
         outputs: Any = Value("output", [], *compiled.logits), Value("output", [], *compiled.embedding)
-        calls.append(Call(inputs, compiled, outputs, drawn))
+        calls.append(Call(read, compiled, outputs, drawn))
         return Output(*outputs)
 
     @contextmanager

@@ -17,7 +17,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from shoal.storage.kernels.exponentials import exp
 
 FAST = {"reassoc", "contract", "nsz"}
-ZERO = np.float32(0)
+ZERO, ONE = np.float32(0), np.float32(1)
 # Bits of a float32 but its sign.
 SIGN = np.int32(2**31 - 1)
 # Lengths up to which a row has no direction.
@@ -148,6 +148,45 @@ def contrasts(
             for h in range(width):
                 gradient[n, h] /= np.float32(usable)
     return total / max(usable, 1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def margin_cross_entropies(
+    x: np.ndarray, query: np.ndarray, label: np.ndarray, known: np.ndarray, margin: float, gradient: np.ndarray
+) -> float:
+    """Computes `prototype_losses.MarginCrossEntropy` of rows, which are anchors; the gradient of a distance 0 is 0.
+
+    Distances are sums of squared differences: products lose the digits of near pairs. An IndexError for a label that
+    is no known class.
+    """
+    width, total, classes = x.shape[1], 0.0, np.flatnonzero(known)
+    count, share = len(classes), np.float32(1 / max(len(query), 1))
+    anchor, of_anchor = x[classes], np.zeros((count, width), np.float32)
+    score, distance = np.empty(count, np.float32), np.empty(count, np.float32)
+    for q in range(len(query)):
+        own = np.searchsorted(classes, label[q])
+        if own == count or classes[own] != label[q]:
+            raise IndexError("expected labels of known classes")
+        for k in range(count):
+            square = ZERO
+            for h in range(width):
+                apart = anchor[k, h] - query[q, h]
+                square += apart * apart
+            distance[k] = math.sqrt(square)
+            score[k] = -distance[k]
+        score[own] -= np.float32(margin)
+        of_own, highest = score[own], _maximum(score)
+        mass = _exponentials(score, highest)
+        total += float(highest) + math.log(mass) - float(of_own)
+        for k in range(count):
+            factor = share * ((ONE if k == own else ZERO) - score[k] / mass)
+            factor = ZERO if distance[k] == ZERO else factor / distance[k]
+            for h in range(width):
+                of_anchor[k, h] += factor * (anchor[k, h] - query[q, h])
+    gradient[:] = ZERO
+    for k in range(count):
+        gradient[classes[k]] = of_anchor[k]
+    return total / max(len(query), 1)
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"})

@@ -55,7 +55,7 @@ class Plan:
     @cached_property
     def addresses(self) -> Sequence[np.ndarray]:
         """The bases of each call's operations that are those of its inputs; others are 0."""
-        return [addresses(parts_of(call.inputs) or (), True) for call in self.calls]
+        return [addresses(call.read.parts, True) for call in self.calls]
 
     @cached_property
     def kept(self) -> int:
@@ -153,7 +153,7 @@ def plan_whole(passes: Passes, calls: Sequence[Call], loss: Loss, steps: int) ->
 
     Inputs that are drawn anew in each of the `steps` are drawn here, and are all held.
     """
-    whole = [(call, passes.of(call.inputs)) for call in calls]
+    whole = [(call, passes.find(call.read)) for call in calls]
     embedding = [call._replace(compiled=compiled) for call, compiled in whole if compiled is not None]
     drawn = [(call.drawn, call.compiled) for call in embedding if call.drawn is not None]
     if len(embedding) < len(calls):
@@ -267,7 +267,7 @@ def _lower(learners: Sequence[Learner]) -> Arrays:
             # There is no way back of what the loss reads as constants.
             if plan.in_place or any(plan.reads(call)):
                 ways_back[-1].append((call.compiled.way_back(adds=bool(ways_back[-1])), first))
-            first += len(Base) + ARRAYS * len(parts_of(call.inputs) or ())
+            first += len(Base) + ARRAYS * len(call.read.parts)
     # Bases behind those of the passes, one after another.
     others = (Place(number, 0) for number in count(first))
     losses, spare, lists = next(others), next(others), [*forward]

@@ -10,22 +10,15 @@ from torch import Tensor
 
 from shoal.algorithms.losses import prototype_losses
 from shoal.algorithms.losses.prototype_losses import (
-    NEAR,
     MarginCrossEntropy,
     SumAlignment,
-    class_margin,
-    columns_of,
     contrast,
     contrast_by_class,
     contrast_of_rows,
-    cosine_margin,
-    distances,
     mean_square,
-    measure,
     nt_xent,
     of_classes,
     prototype_alignment,
-    rows_of,
 )
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
@@ -46,80 +39,11 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
-@pytest.mark.parametrize("norm", [0.0, 1e2, 1e4])
-@pytest.mark.parametrize(("queries", "entries"), [(6, 4), (40, 30)])
-def test_distances_and_their_gradients_far_from_the_origin(norm: float, queries: int, entries: int) -> None:
-    # All points within about 3 of each other, around one of the given norm.
-    centre = norm * torch.full((5,), 5**-0.5)
-    a, b = drawn(queries) + centre, drawn(entries, 1) + centre
-    weight = torch.randn(queries, entries, generator=torch.Generator().manual_seed(2))
-    inputs = a.requires_grad_(), b.requires_grad_()
-    expected, found = in_float64(*inputs), distances(*inputs)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
-    gradients = [torch.autograd.grad((weight * d).sum(), inputs) for d in (expected, found)]
-    for right, got in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, right, rtol=1e-5, atol=1e-5)
-
-
-def test_distances_of_points_that_coincide() -> None:
-    a = drawn(6).requires_grad_()
-    found = distances(a, a.detach())
-    assert torch.equal(found.detach().diagonal(), torch.zeros(6))
-    found.diagonal().sum().backward()
-    assert torch.equal(a.grad, torch.zeros(6, 5))
-
-
-@pytest.mark.parametrize("kind", ["distance", "cosine"])
-def test_margins_of_a_loop(kind: str) -> None:
-    """The means are of the prototypes as they are; only then do they get length one."""
-    proto, of = drawn(9), torch.tensor([0, 0, 0, 2, 2, 3, 4, 4, 4])
-    means = [in_numpy(proto[of == c]).mean(0) for c in (0, 2, 3, 4)]
-    apart = [[np.linalg.norm(a - b) if kind == "distance" else 1 - cosine(a, b) for b in means] for a in means]
-    expected = max(min(apart[i][j] for j in range(4) if j != i) for i in range(4))
-    margin = class_margin if kind == "distance" else cosine_margin
-    assert margin(proto, of, 6, 100.0) == pytest.approx(expected, rel=1e-5)
-    assert margin(proto, of, 6, expected / 2) == expected / 2
-    assert margin(proto[:3], of[:3], 6, 100.0) == 0
-
-
-def test_cosines_of_one_direction_are_no_margin() -> None:
-    """Rounding may give them more than one."""
-    same = drawn(1).expand(3, 5) * torch.tensor([[1.0], [3.0], [7.0]])
-    assert 0 <= cosine_margin(same, torch.arange(3), 3, 1.0) < 1e-6
-
-
-@pytest.mark.parametrize("margin", [0.0, 0.7])
-def test_cross_entropy_on_distances_of_a_loop(margin: float) -> None:
-    query, own, anchor = drawn(7), torch.tensor([0, 2, 2, 3, 0, 3, 3]), drawn(5, 2)
-    known = torch.tensor([True, False, True, True, True])
-    values = []
-    for q, c in zip(in_numpy(query), own.tolist()):
-        logit = {
-            d: -np.linalg.norm(q - a) - margin * (c == d) for d, a in enumerate(in_numpy(anchor)) if bool(known[d])
-        }
-        values.append(np.log(sum(np.exp(value) for value in logit.values())) - logit[c])
-    found = MarginCrossEntropy(query, own, known, margin)(anchor)
-    assert float(found) == pytest.approx(np.mean(values), rel=1e-5)
-    loss = MarginCrossEntropy(query.double(), own, known, margin)
-    assert torch.autograd.gradcheck(loss, anchor.double().requires_grad_())
-
-
-@pytest.mark.parametrize("norm", [0.0, 1e2, 1e4])
-def test_distances_by_products_agree_with_float64_near_and_far(norm: float) -> None:
-    """Pairs at a distance of 0, and 1e-6 to 1 of the norm of both: the nearest are but some steps of float32 apart."""
-    anchor = drawn(9, 1) + norm * torch.full((5,), 5**-0.5)
-    share = torch.tensor([0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0])
-    query = (anchor[None] + (share * (1 + norm))[:, None, None] * drawn(9, 2)).flatten(0, 1)
-    rows, columns, distance = rows_of(query), columns_of(anchor), torch.empty(len(query), len(anchor))
-    near = NEAR * float(rows[:, -2].max() + columns[-1].max())
-    assert measure(rows, columns, near, torch.empty_like(distance, dtype=torch.float64), distance)
-    expected = (query.double()[:, None] - anchor.double()).square().sum(2).sqrt()
-    torch.testing.assert_close(distance.double(), expected, rtol=1e-6, atol=0)
-    assert torch.equal(distance[:9].diagonal(), torch.zeros(9))
-
-
-def test_cross_entropy_on_distances_keeps_the_digits_of_near_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries at their anchors, and 1e-6 to 1e-2 away, by differences in float64; blocks add up to the whole."""
+@pytest.mark.parametrize("compiled", [True, False])
+def test_cross_entropy_on_distances_keeps_the_digits_of_near_pairs(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries at their anchors, and 1e-6 to 1e-2 away, by differences in float64."""
     generator = torch.Generator().manual_seed(3)
     anchor = torch.randn(6, 32, generator=generator)
     own = torch.arange(60) % 6
@@ -133,13 +57,18 @@ def test_cross_entropy_on_distances_keeps_the_digits_of_near_pairs(monkeypatch: 
     logits = -(distance + 0.3 * torch.nn.functional.one_hot(own, 6))
     expected = torch.nn.functional.cross_entropy(logits.masked_fill(~known, -torch.inf), own)
     expected.backward()
-    for block in (2048, 7):
-        monkeypatch.setattr(prototype_losses, "QUERIES", block)
-        leaf = anchor.clone().requires_grad_()
-        found = MarginCrossEntropy(query, own, known, 0.3)(leaf)
-        found.backward()
-        assert float(found.detach()) == pytest.approx(float(expected.detach()), abs=1e-7)
-        torch.testing.assert_close(leaf.grad.double(), moved.grad, rtol=1e-5, atol=1e-7)
+    monkeypatch.setattr(prototype_losses, "is_compiled", lambda *tensors: compiled)
+    leaf = anchor.clone().requires_grad_()
+    found = MarginCrossEntropy(query, own, known, 0.3)(leaf)
+    found.backward()
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), abs=1e-7)
+    torch.testing.assert_close(leaf.grad.double(), moved.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_a_query_of_an_unknown_class_is_refused() -> None:
+    loss = MarginCrossEntropy(drawn(2), torch.tensor([0, 1]), torch.tensor([True, False, True]), 0.1)
+    with pytest.raises(IndexError, match="known"):
+        loss(drawn(3, 1))
 
 
 @pytest.mark.parametrize(("temperature", "margin"), [(0.3, 0.1), (1.5, 0.0), (0.7, 0.6)])

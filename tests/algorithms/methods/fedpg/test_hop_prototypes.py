@@ -9,7 +9,7 @@ from support.fixtures import MakeView
 from torch import Tensor
 
 from shoal.algorithms.methods.fedpg import hop_prototypes as hops_module
-from shoal.algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights, neighbour_means
+from shoal.algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights
 
 N, C, H = 30, 5, 4
 
@@ -89,7 +89,6 @@ def test_hops_without_neighbours(make_view: MakeView) -> None:
     weight, counts = hop_weights(alone, zeros, centre, 2)
     assert counts.tolist() == [[2, 0], [0, 0], [0, 0]]
     assert weight.tolist() == [[0.5, 0.5], [0, 0], [0, 0]]
-    assert neighbour_means(alone, zeros, centre, torch.arange(2))[0].shape == (0, 2)
 
 
 def test_walks_back_to_a_centre_of_many_neighbours_leave_no_weight(make_view: MakeView) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from shoal.algorithms.losses.prototypes import unit
+from shoal.algorithms.methods.fedpg import fedpg
 from shoal.algorithms.methods.fedpg.fedpg import FedPG, Uploads, draw_queries, personal_targets
 
 B, L, C, H = 7, 2, 3, 4
@@ -23,8 +24,11 @@ def drawn() -> tuple[Uploads, Tensor, Tensor]:
     return Uploads(proto, present, counts, fresh), anchors, present.any(0)
 
 
+@pytest.mark.parametrize("pairs", [1, 45, 2**20])
 @pytest.mark.parametrize(("alpha", "lam"), [(0.5, 0.9), (0.3, 0.0), (0.0, 0.95)])
-def test_equals_a_naive_loop(alpha: float, lam: float) -> None:
+def test_equals_a_naive_loop(alpha: float, lam: float, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prototype, two, or all at a time."""
+    monkeypatch.setattr(fedpg, "MOST_PAIRS", pairs)
     uploads, anchors, known = drawn()
     receivers = [0, 2, 5]
     found, size, mixed = personal_targets(uploads, receivers, anchors, known, alpha, lam, weights=True)
