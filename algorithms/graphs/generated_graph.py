@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.graphs.completed_graph import Candidates, CompletedGraph, draw_candidates
+from shoal.algorithms.graphs.drawn_edges import DrawnEdges
 from shoal.algorithms.graphs.pairs import PairDots, cross_dots, gradients_of_edges, normalised_rows, on_processor
 from shoal.algorithms.models.inputs.learned_matrix import LearnedMatrix
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -41,6 +42,11 @@ class EdgeOptions:
     draw: Literal["logistic", "gumbel"] = "logistic"
     reg_form: Literal["balanced", "literal"] = "balanced"
 
+    @property
+    def in_one_call(self) -> bool:
+        """Whether compiled code draws such edges, see `DrawnEdges`."""
+        return (self.similarity, self.draw, self.reg_form) == ("cosine", "logistic", "balanced")
+
 
 class GeneratedGraph:
     """One draw of A^g over candidate pairs: those of A' and random ones (FGGP, equations 6, 7 and 9).
@@ -57,11 +63,17 @@ class GeneratedGraph:
     def __init__(self, graph: CompletedGraph, f_NH: Tensor, rng: torch.Generator, options: EdgeOptions) -> None:
         """Draws candidates of A', and edges by the generator's output F, float32, on the device of the pairs."""
         self.candidates = draw_candidates(graph, options.random_pairs, rng)
-        self._dot_S: Tensor = PairDots.apply(f_NH, self.candidates.pairs_2S)
-        self._width, self._literal = f_NH.shape[1], options.reg_form == "literal"
-        score_S = edge_scores(edge_probability(self.candidates, f_NH, self._dot_S, options), rng, options)
-        self._soft_S = score_S / options.temperature
-        kept_S = draw_edges(score_S, self._soft_S)
+        u_S = torch.rand(len(self.candidates.known_S), generator=rng, device=f_NH.device)
+        self._regularizer: Tensor | None = None
+        if on_processor(f_NH) and options.in_one_call:
+            factors = options.lam, options.temperature, LEAST_CHANCE, LEAST_NORM
+            kept_S, self._regularizer = DrawnEdges.apply(f_NH, *self.candidates, u_S, factors)
+        else:
+            self._dot_S: Tensor = PairDots.apply(f_NH, self.candidates.pairs_2S)
+            self._width, self._literal = f_NH.shape[1], options.reg_form == "literal"
+            score_S = edge_scores(edge_probability(self.candidates, f_NH, self._dot_S, options), u_S, options)
+            self._soft_S = score_S / options.temperature
+            kept_S = draw_edges(score_S, self._soft_S)
         self.operator = DrawnOperator(self.candidates.pairs_2S, kept_S, graph.nodes)
 
     def regularizer(self) -> Tensor:
@@ -73,6 +85,8 @@ class GeneratedGraph:
         `literal`, H(A', A^g) as it is written: one mean over all candidates of the same logarithms, with the sigmoid
         that equation 7 rounds, instead of sigmoid(l). What it rounds to is 0 or 1, whose logarithm may be infinite.
         """
+        if self._regularizer is not None:
+            return self._regularizer
         known_S = self.candidates.known_S
         if self._literal and len(known_S):
             return F.binary_cross_entropy_with_logits(self._soft_S, known_S.float())
@@ -99,9 +113,8 @@ def edge_probability(candidates: Candidates, f_NH: Tensor, dot_S: Tensor, option
     return mixed_S.clamp(LEAST_CHANCE, 1 - LEAST_CHANCE)
 
 
-def edge_scores(probability_S: Tensor, rng: torch.Generator, options: EdgeOptions) -> Tensor:
-    """Draws numbers, float32 `[S]`, whose sigmoid with temperature is rounded to an edge or none."""
-    u_S = torch.rand(len(probability_S), generator=rng, device=probability_S.device)
+def edge_scores(probability_S: Tensor, u_S: Tensor, options: EdgeOptions) -> Tensor:
+    """Computes numbers, float32 `[S]`, whose sigmoid with temperature is rounded to an edge or none; u is uniform."""
     if options.draw == "logistic":
         return torch.logit(probability_S) + torch.logit(u_S)
     return torch.log(probability_S) - torch.log(-torch.log(u_S))

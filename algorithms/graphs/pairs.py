@@ -37,7 +37,7 @@ class PairDots(torch.autograd.Function):
         ctx.save_for_backward(x_NH, pairs_2S)
         if on_processor(x_NH):
             out_S = torch.empty(pairs_2S.shape[1])
-            _dots(*_arrays(*pairs_2S, x_NH), out_S.numpy())
+            write_dots(*_arrays(*pairs_2S, x_NH), out_S.numpy())
             return out_S
         return _join(x_NH, [(x_NH[i] * x_NH[j]).sum(1) for i, j in _blocks(pairs_2S)])
 
@@ -47,7 +47,7 @@ class PairDots(torch.autograd.Function):
         (weight_S,) = gradients
         out_NH = torch.zeros_like(x_NH, memory_format=torch.contiguous_format)
         if on_processor(x_NH):
-            _add_rows(*_arrays(*pairs_2S, weight_S, x_NH), out_NH.numpy())
+            add_rows(*_arrays(*pairs_2S, weight_S, x_NH), out_NH.numpy())
             return out_NH, None
         for (i, j), w in zip(_blocks(pairs_2S), weight_S.split(BLOCK)):
             out_NH.index_add_(0, i, w[:, None] * x_NH[j])
@@ -86,7 +86,7 @@ def _fetch_row(flat: np.ndarray, nodes: np.ndarray, pair: int, width: int) -> No
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
-def _dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
+def write_dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
     """Computes out = <x_i, x_j>, float32 `[S]`."""
     width = x.shape[1]
     flat = x.reshape(-1)
@@ -117,7 +117,7 @@ def _add_cross_dots(
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
-def _add_rows(low: np.ndarray, high: np.ndarray, weight: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
+def add_rows(low: np.ndarray, high: np.ndarray, weight: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
     """Adds w x_j to out_i and w x_i to out_j for every pair, float32 `[N, H]`."""
     width = x.shape[1]
     flat_x, flat_out = x.reshape(-1), out.reshape(-1)

@@ -12,16 +12,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from shoal.storage.kernels.sparse_product import INT64, LANES, Shape, tiles
+from shoal.storage.kernels.sparse_product import INT64, LANES, tiles
 
 FLOAT = ir.FloatType()
 # Rows of a tile, which fill the registers with its vectors: 32 of 64 bytes, or 16 of 32.
 ROWS = 6
 MOST = 4 if binding.get_host_cpu_features().get("avx512f", False) else 1
-SHAPES: list[Shape] = [
-    *((4, 1, False), (8, 1, False)),
-    *((LANES, vectors, full) for full in (False, True) for vectors in range(1, MOST + 1)),
-]
+SHAPES = [(4, 1), (8, 1), *((LANES, vectors) for vectors in range(1, MOST + 1))]
 
 
 @numba.njit(cache=True, nogil=True, fastmath=False)
@@ -37,8 +34,8 @@ def multiply_dense(
     for first in range(0, columns, MOST * LANES):
         width = min(columns - first, MOST * LANES)
         vectors = (width + LANES - 1) // LANES
+        tile = 0 if width <= 4 else 1 if width <= 8 else vectors + 1
         last = width if width <= 8 else width - (vectors - 1) * LANES
-        tile = 0 if width <= 4 else 1 if width <= 8 else vectors + 1 + (MOST if last == LANES else 0)
         whole = rows - rows % ROWS
         for row in range(0, whole, ROWS):
             at, into = a + 4 * row * a_row, out + 4 * (row * out_row + first)

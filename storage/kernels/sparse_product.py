@@ -19,15 +19,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 16
-# Vectors of a tile: as many as fit 32 registers of 64 bytes twice, or 16 of 32 bytes.
-MOST = 8 if binding.get_host_cpu_features().get("avx512f", False) else 3
-# Lanes and vectors of every tile, and whether it is always full: a mask for the last vector would be computed at each
-# entry. Loads of few columns are short: one across cache lines takes twice as long.
-Shape = tuple[int, int, bool]
-TILES: list[Shape] = [
-    *((4, 1, False), (8, 1, False), (8, 2, False)),
-    *((LANES, vectors, full) for full in (False, True) for vectors in range(1, MOST + 1)),
-]
+# Whether there are registers for masks, and as many as 32 of 64 bytes for vectors, beside 16 of 32 bytes.
+MASKS = binding.get_host_cpu_features().get("avx512f", False)
+# Vectors of a tile: as many as fit the registers twice.
+MOST = 8 if MASKS else 3
+# Lanes and vectors of every tile. Loads of few columns are short: one across cache lines takes twice as long.
+TILES = [(4, 1), (8, 1), (8, 2), *((LANES, vectors) for vectors in range(1, MOST + 1))]
 BIT, INT32, INT64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 LLVM_TYPES = {types.uint16: ir.HalfType(), types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 
@@ -57,8 +54,7 @@ def multiply(
             last = columns if columns <= 8 else columns - 8
         else:
             vectors = (columns + LANES - 1) // LANES
-            last = columns - (vectors - 1) * LANES
-            tile = vectors + 2 + (MOST if last == LANES else 0)
+            tile, last = vectors + 2, columns - (vectors - 1) * LANES
         for row in range(len(indptr) - 1):
             start, stop = indptr[row], indptr[row + 1]
             _sum_row(indices, values, x, out, width, alpha, beta, row, start, stop, first, tile, last)
@@ -131,18 +127,21 @@ def _sum_row(
 
 
 class Tile:
-    """Code for the vectors of a tile, of which the last one is used in part where it has a `last` column."""
+    """Code for the vectors of a tile, of which the last one may be used in part."""
 
-    def __init__(self, builder: Any, scalar: Any, lanes: int, vectors: int, last: Any | None) -> None:
+    def __init__(self, builder: Any, scalar: Any, lanes: int, vectors: int, last: Any) -> None:
+        """Takes how many lanes of the last vector are used; None: all."""
         self._builder, self._lanes, self.vectors = builder, lanes, vectors
         self._itemsize = 8 if scalar == ir.DoubleType() else 4
         self.vector = ir.VectorType(scalar, lanes)
         self.zero = self.vector([0.0] * lanes)
-        self._used: Any = None
+        self._used = None
         if last is not None:
-            numbers = ir.VectorType(INT32, lanes)
-            all_last = self._in_all(builder.trunc(last, INT32), numbers)
-            self._used = builder.icmp_signed("<", numbers([*range(lanes)]), all_last)
+            # Numbers as wide as entries: others are narrowed at each use of the mask, which has no register.
+            if self._itemsize == 4:
+                last = builder.trunc(last, INT32)
+            numbers = ir.VectorType(last.type, lanes)
+            self._used = builder.icmp_signed("<", numbers([*range(lanes)]), self._in_all(last, numbers))
 
     def _in_all(self, number: Any, vector: Any) -> Any:
         single = self._builder.insert_element(vector(ir.Undefined), number, INT32(0))
@@ -159,24 +158,25 @@ class Tile:
 
     def load(self, row: Any) -> list[Any]:
         """Loads the vectors at a place, 0 where the last one is not used."""
-        *others, last = self._pointers(row)
-        vectors = [self._builder.load(pointer) for pointer in ([*others, last] if self._used is None else others)]
+        pointers = self._pointers(row)
+        last = pointers.pop() if self._used is not None else None
+        vectors = [self._builder.load(pointer) for pointer in pointers]
         for vector in vectors:
             vector.align = self._itemsize
-        if self._used is None:
+        if last is None:
             return vectors
         align = INT32(self._itemsize)
         return [*vectors, self._call("llvm.masked.load.*.p0", self.vector, last, align, self._used, self.zero)]
 
     def store(self, vectors: Sequence[Any], row: Any) -> None:
         """Writes vectors to a place, and nothing behind what is used."""
-        *others, last = self._pointers(row)
-        for vector, pointer in zip(vectors, [*others, last] if self._used is None else others):
+        pointers = self._pointers(row)
+        last = pointers.pop() if self._used is not None else None
+        for vector, pointer in zip(vectors, pointers):
             self._builder.store(vector, pointer).align = self._itemsize
-        if self._used is None:
-            return
-        align = INT32(self._itemsize)
-        self._call("llvm.masked.store.*.p0", ir.VoidType(), vectors[-1], last, align, self._used)
+        if last is not None:
+            align = INT32(self._itemsize)
+            self._call("llvm.masked.store.*.p0", ir.VoidType(), vectors[-1], last, align, self._used)
 
     def scale(self, vectors: Sequence[Any], factor: Any) -> list[Any]:
         """Multiplies vectors by a number."""
@@ -190,14 +190,21 @@ class Tile:
         return [self._call("llvm.fma.*", self.vector, factors, vector, other) for vector, other in zip(vectors, to)]
 
 
-def tiles(builder: Any, scalar: Any, tile: Any, last: Any, shapes: Sequence[Shape] = TILES) -> Iterator[Tile]:
+def tiles(builder: Any, scalar: Any, tile: Any, last: Any, shapes: Sequence[tuple[int, int]] = TILES) -> Iterator[Tile]:
     """Begins the code of every tile in turn, of which that at place `tile` runs."""
     done = builder.append_basic_block("done")
     switch = builder.switch(tile, done)
-    for number, (lanes, vectors, full) in enumerate(shapes):
+    for number, (lanes, vectors) in enumerate(shapes):
         block = builder.append_basic_block(f"tile{number}")
         switch.add_case(INT64(number), block)
         builder.position_at_end(block)
-        yield Tile(builder, scalar, lanes, vectors, None if full else last)
+        if not MASKS:
+            whole, in_part = (builder.append_basic_block(f"{which}{number}") for which in ("whole", "part"))
+            builder.cbranch(builder.icmp_signed("==", last, INT64(lanes)), whole, in_part)
+            builder.position_at_end(whole)
+            yield Tile(builder, scalar, lanes, vectors, None)
+            builder.branch(done)
+            builder.position_at_end(in_part)
+        yield Tile(builder, scalar, lanes, vectors, last)
         builder.branch(done)
     builder.position_at_end(done)

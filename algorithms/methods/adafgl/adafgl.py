@@ -7,16 +7,17 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Ask, Client, Context, Requests, Trainer, Tree, Upload
 from shoal.algorithms.client import FlatModel
+from shoal.algorithms.methods.adafgl.branch_layers import score_hidden
+from shoal.algorithms.methods.adafgl.branch_losses import loss_of_branches
 from shoal.algorithms.methods.adafgl.knowledge import Knowledge, Rows, homophily, knowledge, propagate_weighted
 from shoal.algorithms.methods.adafgl.signed_messages import signed_messages
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.inputs.neighbourhood import kept_rows
-from shoal.algorithms.models.layers.dropout import fill_kept, masks
+from shoal.algorithms.models.layers.dropout import fill_kept, masks, transform
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.protocol import creating_on
 from shoal.algorithms.rng import Stream, seed_default
@@ -76,22 +77,30 @@ class Branches(nn.Module):
         Dropout draws for all nodes, so that the rows that are asked for have no say in what is drawn.
         """
         homo_NH, message_NH, smooth_RH = propagate_weighted(known, x_NF, self.propagated_weights(), asked)
-
-        def mask_of(x: Tensor, p: float) -> Tensor:
-            return fill_kept(x.new_empty(len(x_NF), x.shape[1]), p).div_(1 - p)[asked.rows]  # type: ignore
-
+        rows, x_RF = (None, x_NF) if asked is None else (asked.rows, asked.x_RF)
+        own_RH = transform(x_RF, self.own.first_weights()[0])
         homo_NC = _after(self.homo, homo_NH)
-        with nullcontext() if asked is None else masks(mask_of):
-            own_RC = self.own(x_NF if asked is None else asked.x_RF).logits_NC
-            smooth_RC = _after(self.smooth, smooth_RH)
+        own_RC, smooth_RC = (
+            _after(branch, x_RH, rows, len(x_NF)) for branch, x_RH in ((self.own, own_RH), (self.smooth, smooth_RH))
+        )
         message_NC = _after(self.message, message_NH)
-        rows = None if asked is None else asked.rows
         return Scores(homo_NC, own_RC, smooth_RC, signed_messages(message_NC, known, self.beta, rows))
 
 
-def _after(branch: Head, product_NH: Tensor) -> Tensor:
-    """Computes the scores of a branch whose first weight is multiplied already."""
-    return branch.after_first(product_NH + branch.linears[0].get_parameter("bias")).logits_NC
+def _after(branch: Head, x_RH: Tensor, rows: Tensor | None = None, nodes: int = 0) -> Tensor:
+    """Computes the scores of a branch whose first weight is multiplied already; some rows are among so many nodes."""
+
+    def mask_of(x: Tensor, p: float) -> Tensor:
+        return fill_kept(x.new_empty(nodes, x.shape[1]), p).div_(1 - p)[rows]
+
+    if not branch.training or not x_RH.is_cpu:
+        with nullcontext() if rows is None else masks(mask_of):
+            return branch.after_first(x_RH + branch.linears[0].get_parameter("bias")).logits_NC
+    assert branch.prelu is not None
+    biases, weights = ([layer.get_parameter(name) for layer in branch.linears] for name in ("bias", "weight"))
+    # Without rows they are all.
+    count = len(x_RH) if rows is None else nodes
+    return score_hidden(x_RH, biases, weights[1:], branch.prelu.weight, branch.dropout, rows, count)
 
 
 # Features, classes, K, width, dropout and beta of `Branches`.
@@ -215,10 +224,9 @@ class AdaFGL(FedAvg):
             for _ in range(options.epochs):
                 torch._foreach_zero_(added)
                 scores = module(info, client.data.whole(0), asked)
-                of_rows = scores._replace(homo=scores.homo[asked.rows])
-                loss = torch.stack([F.cross_entropy(rows, client.data.train_label) for rows in of_rows]).sum()
-                if self.preserve:
-                    loss = loss + self.preserve * F.mse_loss(scores.homo.softmax(1), info.p_NC)
+                loss = loss_of_branches(
+                    scores.homo, scores[1:], asked.rows, client.data.train_label, info.p_NC, self.preserve
+                )
                 loss.backward()
                 step()
         return bounded_loss(float(loss.detach()))

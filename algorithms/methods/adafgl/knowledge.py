@@ -3,9 +3,10 @@
 Axes: N nodes, C classes, F features, K steps of propagation.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from shoal.algorithms.losses.label_propagation import propagate_labels
 from shoal.algorithms.losses.prototypes import unit
+from shoal.algorithms.methods.adafgl.weighted_hops import go_back_through_hops, multiply_by_hops
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.shards.view import View
 
@@ -79,15 +81,17 @@ class Likeness(NamedTuple):
 
 
 class Mixing(NamedTuple):
-    """P~ as left right + rest, `[N, B]`, `[B, N]` and `[N, N]`: nowhere are there N x N numbers."""
+    """P~ as two sparse matrices: x and the few rows `right` x, `[B, N]`, are multiplied by `rest`, `[N, N + B]`.
 
-    left_NB: Tensor
-    right_BN: Tensor
+    Nowhere are there N x N numbers: nodes of like probabilities share rows.
+    """
+
+    right: SparseMatrix
     rest: SparseMatrix
 
     def times(self, x_NH: Tensor) -> Tensor:
-        """Computes P~ x, `[N, H]`, which may be differentiated in x."""
-        return torch.addmm(self.rest @ x_NH, self.left_NB, self.right_BN @ x_NH)
+        """Computes P~ x, `[N, H]`."""
+        return self.rest @ torch.cat([x_NH, self.right @ x_NH])
 
 
 class Knowledge(NamedTuple):
@@ -127,21 +131,33 @@ def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) ->
 
 def _mixing(data: View, alpha: float, left_NB: Tensor, right_BN: Tensor, places: Tensor, values: Tensor) -> Mixing:
     """Builds P~ from the parts of S."""
-    starts, columns = data.edges
+    shared = left_NB.any(0) & right_BN.any(1)
+    left_NB, right_BN = (1 - alpha) * left_NB[:, shared], right_BN[shared]
+    count, (starts, columns) = len(right_BN), data.edges
     nodes = torch.arange(data.nodes, device=data.device)
     edges = torch.stack([nodes.repeat_interleave(starts.diff()), columns.long()])
-    where = torch.cat([places, edges, nodes.repeat(2, 1)], dim=1)
-    parts = (1 - alpha) * values, alpha * data.adjacency.values(), values.new_ones(data.nodes)
-    rest = torch.sparse_coo_tensor(where, torch.cat(parts), (data.nodes, data.nodes), check_invariants=False)
-    rest = rest.coalesce()
+    sharing, sharers = left_NB.nonzero().T, right_BN.nonzero().T
+    behind = sharing + torch.tensor([[0], [data.nodes]], device=data.device)
+    where = torch.cat([places, edges, nodes.repeat(2, 1), behind], dim=1)
+    parts = (1 - alpha) * values, alpha * data.adjacency.values(), values.new_ones(data.nodes), left_NB[*sharing]
+    size = data.nodes, data.nodes + count
+    rest = torch.sparse_coo_tensor(where, torch.cat(parts), size, check_invariants=False).coalesce()
     (row, column), entries = rest.indices(), rest.values()
-    left_NB = (1 - alpha) * left_NB
-    total_N = (left_NB @ right_BN.sum(1)).index_add_(0, row, entries)
-    root_N = total_N.rsqrt()
-    counts = torch.bincount(row, minlength=data.nodes).cumsum(0)
+    sum_M = torch.cat([entries.new_ones(data.nodes), right_BN.sum(1)])
+    root_N = entries.new_zeros(data.nodes).index_add_(0, row, entries * sum_M[column]).rsqrt()
+    root_M = torch.cat([root_N, entries.new_ones(count)])
+    return Mixing(
+        _matrix(sharers, right_BN[*sharers] * root_N[sharers[1]], (count, data.nodes)),
+        _matrix(rest.indices(), entries * root_N[row] * root_M[column], size),
+    )
+
+
+def _matrix(places: Tensor, values: Tensor, size: tuple[int, int]) -> SparseMatrix:
+    """Makes a matrix of entries that are in the order of rows and columns."""
+    row, column = places
+    counts = torch.bincount(row, minlength=size[0]).cumsum(0)
     starts = torch.cat([counts.new_zeros(1), counts]).int()
-    matrix = SparseMatrix.of(starts, column.int(), entries * root_N[row] * root_N[column], data.nodes)
-    return Mixing(root_N[:, None] * left_NB, right_BN * root_N, matrix.prepare())
+    return SparseMatrix.of(starts, column.int(), values, size[1])
 
 
 class Rows(NamedTuple):
@@ -174,6 +190,8 @@ class _Propagated(torch.autograd.Function):
         if known.hops_NG.numel():
             hops = _hops_read(known, asked, len(weights))
             return tuple(hop @ weight.t() for hop, weight in zip(hops, weights))
+        if _is_compiled(x_NF):
+            return _multiply_by_hops(known, x_NF, weights, asked)
         of_hops = zip(*(weight.t().split(x_NF.shape[1]) for weight in weights))
         *nearer, product = [torch.cat([x_NF @ part for part in parts], dim=1) for parts in of_hops]
         for of_hop in reversed(nearer):
@@ -192,6 +210,9 @@ class _Propagated(torch.autograd.Function):
         *others, last = gradients
         if asked is not None:
             last = torch.zeros_like(others[0]).index_add_(0, asked.rows, last)
+        if _is_compiled(x_NF):
+            _go_back_through_hops(info, x_NF, [*others, last], ctx.weights)
+            return (None,) * (3 + len(gradients))
         product = torch.cat([*others, last], dim=1)
         of_hops = zip(*(weight.grad.t().split(x_NF.shape[1]) for weight in ctx.weights))
         for number, of_hop in enumerate(of_hops):
@@ -200,6 +221,41 @@ class _Propagated(torch.autograd.Function):
             for part, gradient in zip(of_hop, product.chunk(len(of_hop), dim=1)):
                 x_NF.times_transposed(gradient, part)
         return (None,) * (3 + len(gradients))
+
+
+def _is_compiled(x_NF: Features) -> TypeGuard[SparseMatrix]:
+    """Whether one call multiplies by what is not written out."""
+    return isinstance(x_NF, SparseMatrix) and x_NF.form is not None
+
+
+def _multiply_by_hops(
+    known: Knowledge, x_NF: SparseMatrix, weights: Sequence[Tensor], asked: Rows | None
+) -> tuple[Tensor, ...]:
+    """Multiplies on a processor, see `propagate_weighted`."""
+    (hidden, wide), (nodes, features) = weights[0].shape, x_NF.shape
+    factors, outs = [weight.detach().t().contiguous() for weight in weights], torch.empty(len(weights), nodes, hidden)
+    mixing, steps = known.mixing, wide // features - 1
+    matrices = x_NF.arrays, mixing.right.arrays, mixing.rest.arrays
+    multiply_by_hops(*matrices, _places(factors), _places(outs), features, hidden, steps)
+    *products, last = outs
+    return *products, last if asked is None else last[asked.rows]
+
+
+def _go_back_through_hops(
+    known: Knowledge, x_NF: SparseMatrix, gradients: Sequence[Tensor], weights: Sequence[Tensor]
+) -> None:
+    """Writes the gradients of weights on a processor."""
+    (hidden, wide), features = weights[0].shape, x_NF.shape[1]
+    gradients, mixing, steps = [g.contiguous() for g in gradients], known.mixing, wide // features - 1
+    into = [weight.grad.t() for weight in weights if weight.grad is not None]
+    assert len(into) == len(weights)
+    assert all(gradient.is_contiguous() for gradient in into)
+    matrices = x_NF.transposed_arrays, mixing.right.arrays, mixing.rest.arrays
+    go_back_through_hops(*matrices, _places(gradients), _places(into), features, hidden, steps)
+
+
+def _places(tensors: Iterable[Tensor]) -> np.ndarray:
+    return np.array([tensor.data_ptr() for tensor in tensors])
 
 
 def _hops_read(known: Knowledge, asked: Rows | None, weights: int) -> list[Tensor]:

@@ -28,12 +28,12 @@ from shoal.algorithms.methods.fggp.prototypes import (
     summed_up,
     votes,
 )
-from shoal.algorithms.methods.fggp.view_contrast import ContrastOptions, contrast_of_nodes
+from shoal.algorithms.methods.fggp.view_contrast import ViewOptions, loss_of_views
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, join_body
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, Operator, operator_over
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import Stream
-from shoal.algorithms.training.joint_training import adding, label_loss, weighted_sum
+from shoal.algorithms.training.joint_training import adding
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -358,20 +358,12 @@ class FGGP(FedAvg):
 
     def _objective(self, client: Client, own: Output, other: Output, regularizer: Term | None) -> Tensor:
         """Computes the loss of equation 9; only a generator has a regularizer."""
-        return weighted_sum(
-            (1.0, lambda: label_loss(client, own, "all")),
-            (1.0, lambda: label_loss(client, other, "all")),
-            (self.beta, lambda: self._contrast(client, own, other)),
-            *(((self.gamma, regularizer),) if regularizer is not None else ()),
+        data, by_logit = client.data, self.certainty == "logit"
+        options = ViewOptions(
+            self.beta, self.tau, self.contrast_form == "literal", self.least_mass, self.feature == "relu", by_logit
         )
-
-    def _contrast(self, client: Client, own: Output, other: Output) -> Tensor:
-        class_N, certain_N = self._certain(client, own.logits_NC)
-        options = ContrastOptions(
-            self.tau, self.contrast_form == "literal", self.least_mass, relu=self.feature == "relu"
-        )
-        views = own.embedding_NH, other.embedding_NH
-        return contrast_of_nodes(*views, class_N, certain_N, client.info.classes, options)
+        loss = loss_of_views(own, other, data.train, data.train_label, client.info.classes, options)
+        return loss if regularizer is None or not self.gamma else loss + self.gamma * regularizer()
 
     def _nearest(self, client: Client, received: Received) -> Tensor:
         """Returns the neighbours that the client keeps, computed anew if it is time."""

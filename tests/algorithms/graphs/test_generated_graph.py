@@ -148,7 +148,7 @@ def test_how_often_an_edge_is_there(chance: float, draw: Any, temperature: float
     """P = B, and 1 - exp(-B) for equation 7 as it is written; within five standard errors of 200,000 draws."""
     count = 200_000
     options = EdgeOptions(draw=draw, temperature=temperature)
-    score = edge_scores(torch.full((count,), chance), rng(3), options)
+    score = edge_scores(torch.full((count,), chance), torch.rand(count, generator=rng(3)), options)
     edges = draw_edges(score, score / temperature)
     wanted = chance if draw == "logistic" else 1 - math.exp(-chance)
     assert set(edges.tolist()) == {0.0, 1.0}

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from shoal.algorithms.client import Client
 from shoal.algorithms.methods.adafgl import knowledge as adafgl_knowledge
 from shoal.algorithms.methods.adafgl.adafgl import AdaFGL, Received
-from shoal.algorithms.methods.adafgl.knowledge import knowledge, propagate_weighted
+from shoal.algorithms.methods.adafgl.branch_losses import loss_of_branches
+from shoal.algorithms.methods.adafgl.knowledge import Rows, knowledge, propagate_weighted
 from shoal.algorithms.methods.adafgl.signed_messages import signed_messages
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.dropout import drop
@@ -44,9 +45,17 @@ def test_knowledge_by_hand(make_view: MakeView, weight: float | None, width: int
         np.testing.assert_allclose(found.hops_NG, hops, rtol=1e-6)
     assert bool(found.hops_NG.numel()) == (width == 2)
     w_HG = np.random.default_rng(0).standard_normal((3, 2 * width)).astype(np.float32)
-    first, second = propagate_weighted(found, view.whole(0), [torch.from_numpy(w_HG), torch.from_numpy(2 * w_HG)])
-    np.testing.assert_allclose(first, hops @ w_HG.T, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(second, 2 * hops @ w_HG.T, rtol=1e-4, atol=1e-5)
+    weights = [torch.from_numpy(times * w_HG).t().contiguous().t().requires_grad_() for times in (1, 2)]
+    for w in weights:
+        w.grad = torch.full_like(w, torch.nan)
+    asked = Rows(torch.tensor([2, 0]), view.whole(0), found.hops_NG[[2, 0]] if width == 2 else found.hops_NG)
+    first, second = propagate_weighted(found, view.whole(0), weights, asked)
+    np.testing.assert_allclose(first.detach(), hops @ w_HG.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(second.detach(), 2 * hops[[2, 0]] @ w_HG.T, rtol=1e-4, atol=1e-5)
+    along = np.random.default_rng(1).standard_normal((3, 3)).astype(np.float32)
+    ((first + 0) * torch.from_numpy(along)).sum().add((second * torch.from_numpy(along[:2])).sum()).backward()
+    np.testing.assert_allclose(weights[0].grad, along.T @ hops, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(weights[1].grad, along[:2].T @ hops[[2, 0]], rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture
@@ -125,6 +134,20 @@ def test_rows_at_a_time_equal_a_table_of_all_pairs(
     along = torch.randn(len(rows), 5)
     gradients = [torch.autograd.grad((of * along).sum(), y)[0] for of in (found, expected[rows])]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("preserve", [0.0, 1.5])
+def test_one_call_has_the_loss_and_gradients_of_torch(preserve: float) -> None:
+    torch.manual_seed(1)
+    rows, label, p = torch.tensor([4, 0, 7]), torch.tensor([2, 4, 0]), torch.randn(9, 5).softmax(1)
+    branches = [3 * torch.randn(count, 5) for count in (9, 3, 3, 3)]
+    results = []
+    for kind in (torch.float32, torch.float64):
+        homo, *others = (x.to(kind).clone().requires_grad_() for x in branches)
+        loss = loss_of_branches(homo, others, rows, label, p.to(kind), preserve)
+        results.append([loss.double(), *(x.double() for x in torch.autograd.grad(2 * loss, [homo, *others]))])
+    for one, wanted in zip(*results):
+        torch.testing.assert_close(one, wanted, rtol=1e-5, atol=1e-7)
 
 
 class Perceptron:
