@@ -12,7 +12,6 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.protocol import creating_on
 from shoal.algorithms.training.batched.batched_inputs import numbers_of_row, size_groups
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
-from shoal.algorithms.training.batched.joined_terms import count_further
 from shoal.algorithms.training.local_training import pull_of
 from shoal.storage.errors import ShoalError
 
@@ -83,7 +82,7 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     if waiting:
         visit, w, *_ = waiting[0]
         rows_of, numbers = zip(*(numbers_of_row(inputs, visit.client.model.coupled) for *_, inputs in waiting))
-        read = [rows + count_further(terms) for rows, (*_, terms, _) in zip(rows_of, waiting)]
+        read = [rows + _further_rows(terms) for rows, (*_, terms, _) in zip(rows_of, waiting)]
         # A client takes parameters, their gradients and two moments, beside the rows.
         groups = [[waiting[i] for i in group] for group in size_groups(read, 4 * numbers[0], 4 * 4 * len(w))]
     while groups:
@@ -104,6 +103,11 @@ def _terms_of(visit: Begun) -> Sequence[RowTerm | SumTerm]:
         return ()
     with creating_on(client.data.device):
         return method.row_terms(client, visit.received)
+
+
+def _further_rows(terms: Sequence[RowTerm | SumTerm]) -> int:
+    """Counts the rows that a client reads in a step beside its training rows."""
+    return sum(numbers_of_row(term.inputs, None)[0] for term in terms if isinstance(term, SumTerm))
 
 
 def _train_batch(

@@ -12,7 +12,6 @@ from shoal.engine.records.inputs import contents
 from shoal.engine.sections.sections import list_store_changes
 from shoal.storage.datasets.registry import published_contents
 from shoal.storage.datasets.sources.source import data_root
-from shoal.storage.datasets.user.user_dataset import digest_files
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.dataset_names import may_be_sparse
 from shoal.storage.options.types import is_own
@@ -63,7 +62,13 @@ def published_digests(config: Config) -> dict[str, str]:
     """Returns digests by path of the files of a config's datasets, published or read by own code, as far as present."""
     digests: dict[str, str] = {}
     for source in sources(config):
-        digests |= digest_files(source) if is_own(source.dataset) else published_contents(source)
+        if is_own(source.dataset):
+            # Other datasets load none of it.
+            from shoal.storage.datasets.user.user_dataset import digest_files
+
+            digests |= digest_files(source)
+        else:
+            digests |= published_contents(source)
     return digests
 
 

@@ -81,7 +81,7 @@ class Server:
         self._models = {name: [built.info for built in built] for name, built in self._built.items()}
         self._initial = job.initial(model_of(self._built, self.infos[0], MODEL), MODEL, 0)
         self._version = self._initial._version
-        # Those of other models, which a method may build in every round.
+        # Initial parameters of other models, which a method may build in every round.
         self._initial_of: dict[tuple[str, int, int], Tensor] = {}
         trainers = job.trainers(store, self.algorithm, [built.flat for built in self._built[MODEL]])
         cell_size = cell_size_of(plan.cell_size, trainers)

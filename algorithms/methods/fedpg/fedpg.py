@@ -115,13 +115,13 @@ def personal_targets(
         own_B[everyone[received]] = True
         fellows = np.flatnonzero(mixes_BS.any(1) | own_B)
         places = fellows, received, np.searchsorted(fellows, everyone[received])
-        others, place, own = (torch.from_numpy(array).to(device) for array in places)
+        others, place, mine = (torch.from_numpy(array).to(device) for array in places)
         masks = mixes_BS[fellows].T, has_BS[everyone[received]].T
         mixes_SO, has_SP = (torch.from_numpy(mask.copy()).to(device) for mask in masks)
         proto_SOH = uploads.proto_BLCH[others, level[:, None], c[:, None]]
         direction_SOH = unit(proto_SOH)
-        admitted_SPO = (direction_SOH[:, own] @ direction_SOH.mT >= lam) & mixes_SO[:, None]
-        admitted_SPO[:, torch.arange(len(own), device=device), own] = True
+        admitted_SPO = (direction_SOH[:, mine] @ direction_SOH.mT >= lam) & mixes_SO[:, None]
+        admitted_SPO[:, torch.arange(len(mine), device=device), mine] = True
         weight_SPO = admitted_SPO * uploads.counts_BC[others, c[:, None]].float()[:, None]
         rows_SPO = weight_SPO / weight_SPO.sum(2, keepdim=True)
         target_SPH = alpha * anchor_LCH[level, c][:, None] + (1 - alpha) * (rows_SPO @ proto_SOH)

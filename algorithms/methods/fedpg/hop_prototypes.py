@@ -243,10 +243,10 @@ def hop_weights(
             weight_N = np.maximum(walks.spread(share_S), 0).astype(np.float32)
             weights.append(torch.from_numpy(weight_N).to(device))
         else:
-            found, others, of_class = (torch.from_numpy(t).to(device) for t in (found_S, others_S, of_class_S))
+            exists, others, of_class = (torch.from_numpy(t).to(device) for t in (found_S, others_S, of_class_S))
             g_N = attention_HN[hop].double()
-            mass = torch.where(found, _AlongWalks.apply(g_N, walks.mass, walks.spread), 1)
-            share = found / (mass * others * of_class)
+            mass = torch.where(exists, _AlongWalks.apply(g_N, walks.mass, walks.spread), 1)
+            share = exists / (mass * others * of_class)
             weights.append((g_N * _AlongWalks.apply(share, walks.spread, walks.mass)).clamp_min(0).float())
     return torch.stack(weights), torch.from_numpy(np.stack(counts).astype(np.int32)).to(device)
 

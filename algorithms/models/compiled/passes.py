@@ -86,7 +86,7 @@ def joined(lists: Sequence[tuple[Arrays, int]]) -> Arrays:
 
 
 class Read(NamedTuple):
-    """What passes read of inputs: the matrices, their shapes, whether they are of a graph, and powers of smoothing."""
+    """The parts of inputs that passes read: matrices, their shapes, if they are of a graph, and powers of smoothing."""
 
     parts: Sequence[Any]
     signature: tuple[Any, ...]
@@ -95,7 +95,10 @@ class Read(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What is read, a pass over it, and stand-ins for logits and embedding; `drawn` if each step has its own inputs."""
+    """The parts that are read, a pass over them, and stand-ins for logits and embedding.
+
+    `drawn` says whether each step has inputs of its own.
+    """
 
     read: Read
     compiled: Pass

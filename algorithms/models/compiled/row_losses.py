@@ -164,8 +164,8 @@ def margin_cross_entropies(
     anchor, of_anchor = x[classes], np.zeros((count, width), np.float32)
     score, distance = np.empty(count, np.float32), np.empty(count, np.float32)
     for q in range(len(query)):
-        own = np.searchsorted(classes, label[q])
-        if own == count or classes[own] != label[q]:
+        of_label = np.searchsorted(classes, label[q])
+        if of_label == count or classes[of_label] != label[q]:
             raise IndexError("expected labels of known classes")
         for k in range(count):
             square = ZERO
@@ -174,12 +174,12 @@ def margin_cross_entropies(
                 square += apart * apart
             distance[k] = math.sqrt(square)
             score[k] = -distance[k]
-        score[own] -= np.float32(margin)
-        of_own, highest = score[own], _maximum(score)
+        score[of_label] -= np.float32(margin)
+        of_own, highest = score[of_label], _maximum(score)
         mass = _exponentials(score, highest)
         total += float(highest) + math.log(mass) - float(of_own)
         for k in range(count):
-            factor = share * ((ONE if k == own else ZERO) - score[k] / mass)
+            factor = share * ((ONE if k == of_label else ZERO) - score[k] / mass)
             factor = ZERO if distance[k] == ZERO else factor / distance[k]
             for h in range(width):
                 of_anchor[k, h] += factor * (anchor[k, h] - query[q, h])

@@ -6,7 +6,7 @@ Axes: B clients, N rows of the longest of them, F features, C classes, P paramet
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,7 +22,9 @@ from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import BatchedInputs, batched_inputs, pad
-from shoal.algorithms.training.batched.joined_terms import JoinedSums, join_terms
+
+if TYPE_CHECKING:
+    from shoal.algorithms.training.batched.joined_terms import JoinedSums
 
 NO_LABEL = -100
 # The dictionaries and names by which modules of a model hold parameters, these, and their places in its order.
@@ -156,7 +158,12 @@ class BatchedTrainer:
             gathered = [client.model.gathered("train") for client in clients]
         batch = Batch.of(gathered, [client.data.train_label for client in clients])
         states = [client.state for client in clients]
-        joined = join_terms(terms, batch.label_BN.shape[1])
+        joined: Sequence[RowTerm | JoinedSums] = ()
+        if any(terms):
+            # Other methods load none of it.
+            from shoal.algorithms.training.batched.joined_terms import join_terms
+
+            joined = join_terms(terms, batch.label_BN.shape[1])
         loss_B, moments = self.fit_batch(batch, w_BP, states, lambda i: clients[i].rng("train"), pulls, joined)
         if self.options.opt_state == "keep":
             for client, of_client in zip(clients, moments):
@@ -170,7 +177,7 @@ class BatchedTrainer:
         states: Sequence[Tree],
         rng: Callable[[int], torch.Generator],
         pulls: Sequence[Pull | None] | Pull = (),
-        terms: Sequence[RowTerm | JoinedSums] = (),
+        terms: Sequence["RowTerm | JoinedSums"] = (),
         copies: bool = False,
     ) -> tuple[Tensor, Sequence[Tree]]:
         """Trains as `fit` does; returns losses `[B]` and the moments of clients, by their names in a state.
@@ -211,11 +218,11 @@ class BatchedTrainer:
             ).view_as(label_BN)
             loss_B = loss_BN.sum(1) / batch.count_B
             for term in terms:
-                if isinstance(term, JoinedSums):
+                if isinstance(term, RowTerm):
+                    loss_B = loss_B + term.means(out[1].float(), label_BN)
+                else:
                     further_BRH = self._outputs(term.inputs, True, parts, draws)[1].float()
                     loss_B = loss_B + term.of_clients(further_BRH)
-                else:
-                    loss_B = loss_B + term.means(out[1].float(), label_BN)
             gradients = torch.autograd.grad(loss_B.sum(), parts)
             torch._foreach_copy_(places, gradients)
             self.stepped = True

@@ -77,11 +77,6 @@ def join_terms(several: Sequence[Sequence[RowTerm | SumTerm]], rows: int) -> lis
     return joined
 
 
-def count_further(terms: Sequence[RowTerm | SumTerm]) -> int:
-    """Counts the rows that a client reads in a step beside its training rows."""
-    return sum(len(_hops(term.inputs)[0]) for term in terms if isinstance(term, SumTerm))
-
-
 def _hops(inputs: Inputs, rows: int | None = None) -> list[StoredFeatures]:
     """Returns the rows of all hops, or so many of them."""
     assert not isinstance(inputs, Neighbourhood | ItemBatch)
