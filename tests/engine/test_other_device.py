@@ -48,6 +48,8 @@ OWN = {
         *("isfinite", "_linalg_eigh", "linalg_vector_norm", "clamp_min", "div", "flip", "alias", "cumsum", "mul", "t"),
         *("cat", "mm", "select", "split_with_sizes"),
     },
+    # Likenesses of all pairs are made there, some at a time.
+    "adafgl": {"mm", "permute"},
     "fggp": {"div", "index", "linalg_vector_norm", "mm", "nonzero", "select", "t"},
 }
 # What torch 2.13 has no kernel for on GPUs, of all that these runs call with `Tensor.is_cuda` left alone.

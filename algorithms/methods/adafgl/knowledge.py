@@ -141,14 +141,15 @@ def _mixing(data: View, alpha: float, left_NB: Tensor, right_BN: Tensor, places:
     where = torch.cat([places, edges, nodes.repeat(2, 1), behind], dim=1)
     parts = (1 - alpha) * values, alpha * data.adjacency.values(), values.new_ones(data.nodes), left_NB[*sharing]
     size = data.nodes, data.nodes + count
-    rest = torch.sparse_coo_tensor(where, torch.cat(parts), size, check_invariants=False).coalesce()
-    (row, column), entries = rest.indices(), rest.values()
+    keys, place = (where[0] * size[1] + where[1]).unique(return_inverse=True)
+    entries = values.new_zeros(len(keys)).index_add_(0, place, torch.cat(parts))
+    row, column = keys // size[1], keys % size[1]
     sum_M = torch.cat([entries.new_ones(data.nodes), right_BN.sum(1)])
     root_N = entries.new_zeros(data.nodes).index_add_(0, row, entries * sum_M[column]).rsqrt()
     root_M = torch.cat([root_N, entries.new_ones(count)])
     return Mixing(
         _matrix(sharers, right_BN[*sharers] * root_N[sharers[1]], (count, data.nodes)),
-        _matrix(rest.indices(), entries * root_N[row] * root_M[column], size),
+        _matrix(torch.stack([row, column]), entries * root_N[row] * root_M[column], size),
     )
 
 

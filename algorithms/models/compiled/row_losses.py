@@ -29,7 +29,8 @@ def is_compiled(x_NH: Tensor, *constants: Tensor) -> bool:
 
     Constants are matrices as wide as the rows. Compiled code checks no shapes: others are torch's, to refuse or not.
     """
-    if not has_torch_function((x_NH,)) and (
+    # Stand-ins of rows, by which a loss is traced, are no tensors.
+    if isinstance(x_NH, Tensor) and (
         not x_NH.is_cpu or x_NH.dtype != torch.float32 or torch._C._functorch.is_functorch_wrapped_tensor(x_NH)
     ):
         return False

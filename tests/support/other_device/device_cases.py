@@ -49,7 +49,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "gcfl_plus, all": {**GCFL_PLUS, "algorithm.share": "all", "model.name": "gcn"},
     # Two rounds alone, after the shared one.
     "adafgl": {"algorithm.name": "adafgl", "algorithm.hidden": 6, "algorithm.shared_rounds": 1, "rounds": 3},
-    "adafgl, coupled": {"algorithm": {"name": "adafgl", "shared_rounds": 1, "cut": 0.0}, "model.name": "gcn", **LINEAR},
+    "adafgl, coupled": {
+        "algorithm": {"name": "adafgl", "shared_rounds": 1, "cut": 0.0},
+        "model.name": "gcn",
+        **LINEAR,
+        **MOMENTUM,
+    },
     "fedsage_plus": FEDSAGE_PLUS,
     "fedsage_plus, few": {**FEDSAGE_PLUS, "algorithm.peers": 1, "algorithm.sampled_nodes": 3, "model.name": "gat"},
     **{name: {**FEDSAGE_PLUS, "algorithm.name": name} for name in MENDED[1:]},
