@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.util import cache_from_source
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -96,8 +97,13 @@ def _without_generated_files() -> Iterator[None]:
     for name in list(sys.modules)[count:]:
         folder, file = os.path.split(getattr(sys.modules.get(name), "__file__", None) or "")
         if folder == tempfile.gettempdir() and file.startswith(f"{name}_"):
+            path = os.path.join(folder, file)
             with suppress(OSError):
-                os.unlink(os.path.join(folder, file))
+                os.unlink(path)
+            compiled = cache_from_source(path)
+            with suppress(OSError):
+                os.unlink(compiled)
+                os.rmdir(os.path.dirname(compiled))
 
 
 @_without_generated_files()
