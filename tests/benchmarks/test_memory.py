@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 BLOCK, SLACK = 96 << 20, 12 << 20
-# In a process of its own: threads and objects of others would write into shared pages, each of which is then twice there.
+# In a process of its own: threads and objects of others would write into shared pages, which are then there twice.
 FORK = """
 import gc, os, sys, time
 import numpy as np
