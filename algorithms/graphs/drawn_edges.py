@@ -96,7 +96,7 @@ def _draw(
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _tell_known(known: np.ndarray, edges: int, width: int, dot: np.ndarray) -> float:
-    """Computes L_reg, and puts its derivatives in the place of the products of pairs."""
+    """Computes L_reg, and overwrites the products of pairs by its derivatives."""
     others = len(known) - edges
     kinds = np.float32(2 if edges and others else 1)
     of_known, of_other = ONE / (kinds * np.float32(max(edges, 1))), ONE / (kinds * np.float32(max(others, 1)))

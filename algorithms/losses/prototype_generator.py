@@ -56,7 +56,7 @@ def train_kept(
 
 
 def _step(w: Tensor, gradient: Tensor, moments: Tree, lr: float, weight_decay: float) -> None:
-    """Takes torch's step of AdamW, to the bit, without its search for parameters, options and hooks."""
+    """Takes a step of AdamW with the bits of torch's, which also looks for parameters, options and hooks."""
     moments["step"] += 1
     mean, square, step = moments["exp_avg"], moments["exp_avg_sq"], float(moments["step"])
     w.mul_(1 - lr * weight_decay)

@@ -300,7 +300,7 @@ def test_terms_of_training_rows(run: Start, keys: dict[str, Any], model: str) ->
 @pytest.mark.parametrize("keys", OF_FURTHER_ROWS, ids=lambda keys: "-".join(map(str, keys)))
 @pytest.mark.parametrize("model", ["mlp", "sign"])
 def test_terms_of_further_rows(run: Start, keys: dict[str, Any], model: str) -> None:
-    """Nobody has a term in the first round; there is a client without training rows, and one with a single node."""
+    """No client has a term in the first round; there is a client without training rows, and one with a single node."""
     keys = {"algorithm.name": "fedpg", "algorithm.server_steps": 3, **keys, "model.name": model}
     keys |= {"train.optimizer": "sgd", "train.lr": 0.1, "train.dropout": 0.3}
     keys |= {"participation.ratio": 0.7, "engine.cell_size": 4}
