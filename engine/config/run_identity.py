@@ -14,7 +14,7 @@ from shoal.engine.config.round_sections import OTHERS, DeviceOptions
 from shoal.storage.options.types import is_own
 
 # It is raised with every change of a default or of an arithmetic: earlier runs then have other names.
-NUMBERS = 12
+NUMBERS = 13
 # It is raised where a partitioner divides a graph otherwise than before: earlier stores, and runs on them, then have
 # other names. Partitioners that are not here are what they always were.
 PARTITIONS = {"semi-external": 2}

@@ -1,12 +1,14 @@
 """Products of small dense matrices, C = A B + beta C, on one core, for compiled loops that cannot call torch.
 
 A number of A B is one chain of fused multiply-adds in the order of its row of A: its bits depend on that row and on one
-column of B, not on other sizes, on the processor, or on threads. Several rows of C are summed in registers at once.
+column of B, not on other sizes, on the processor, or on threads. Several rows of C are summed in registers at once. So
+are squared distances of rows of A from columns of B.
 """
 
 from typing import Any
 
 import numba
+import numpy as np
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
@@ -15,6 +17,9 @@ from numba.extending import intrinsic
 from shoal.storage.kernels.sparse_product import INT64, LANES, tiles
 
 FLOAT = ir.FloatType()
+# What is summed over a row and a column.
+PRODUCTS, SQUARES = 0, 1
+NONE = np.float32(0)
 # Rows of a tile, which fill the registers with its vectors: 32 of 64 bytes, or 16 of 32.
 ROWS = 6
 MOST = 4 if binding.get_host_cpu_features().get("avx512f", False) else 1
@@ -39,22 +44,44 @@ def multiply_dense(
         whole = rows - rows % ROWS
         for row in range(0, whole, ROWS):
             at, into = a + 4 * row * a_row, out + 4 * (row * out_row + first)
-            _multiply_rows(at, a_row, a_step, b + 4 * first, b_row, into, out_row, depth, beta, tile, last, ROWS)
+            _sum_rows(at, a_row, a_step, b + 4 * first, b_row, into, out_row, depth, beta, tile, last, ROWS, PRODUCTS)
         for row in range(whole, rows):
             at, into = a + 4 * row * a_row, out + 4 * (row * out_row + first)
-            _multiply_rows(at, a_row, a_step, b + 4 * first, b_row, into, out_row, depth, beta, tile, last, 1)
+            _sum_rows(at, a_row, a_step, b + 4 * first, b_row, into, out_row, depth, beta, tile, last, 1, PRODUCTS)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=False)
+def square_distances(
+    a: int, a_row: int, b: int, b_row: int, out: int, out_row: int, rows: int, depth: int, columns: int
+) -> None:
+    """Computes the squared distances of rows of A from columns of B, `[rows, columns]`.
+
+    Matrices are given as to `multiply_dense`. Differences come first, so that near rows and columns lose no digits.
+    """
+    for first in range(0, columns, MOST * LANES):
+        width = min(columns - first, MOST * LANES)
+        vectors = (width + LANES - 1) // LANES
+        tile = 0 if width <= 4 else 1 if width <= 8 else vectors + 1
+        last = width if width <= 8 else width - (vectors - 1) * LANES
+        whole = rows - rows % ROWS
+        for row in range(0, whole, ROWS):
+            at, into = a + 4 * row * a_row, out + 4 * (row * out_row + first)
+            _sum_rows(at, a_row, 1, b + 4 * first, b_row, into, out_row, depth, NONE, tile, last, ROWS, SQUARES)
+        for row in range(whole, rows):
+            at, into = a + 4 * row * a_row, out + 4 * (row * out_row + first)
+            _sum_rows(at, a_row, 1, b + 4 * first, b_row, into, out_row, depth, NONE, tile, last, 1, SQUARES)
 
 
 @intrinsic(prefer_literal=True)
-def _multiply_rows(
+def _sum_rows(
     context: Any, a: Any, a_row: Any, a_step: Any, b: Any, b_row: Any, out: Any, out_row: Any,
-    depth: Any, beta: Any, tile: Any, last: Any, rows: Any,
+    depth: Any, beta: Any, tile: Any, last: Any, rows: Any, what: Any,
 ) -> Any:  # fmt: skip
     """Computes some rows of the result, in the columns of a tile, by its place; `last` are in its last vector."""
-    count = rows.literal_value
+    count, of_squares = rows.literal_value, what.literal_value == SQUARES
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        a, a_row, a_step, b, b_row, out, out_row, depth, beta, tile, last, _ = args
+        a, a_row, a_step, b, b_row, out, out_row, depth, beta, tile, last, _, _ = args
         begins = [builder.inttoptr(address, FLOAT.as_pointer()) for address in (a, b, out)]
         for code in tiles(builder, FLOAT, tile, last, SHAPES):
             sums = [[cgutils.alloca_once(builder, code.vector) for _ in range(code.vectors)] for _ in range(count)]
@@ -65,7 +92,8 @@ def _multiply_rows(
                 entry = builder.gep(begins[0], [builder.mul(loop.index, a_step)])
                 for number, row in enumerate(sums):
                     factor = builder.load(builder.gep(entry, [builder.mul(INT64(number), a_row)]))
-                    added = code.add_scaled(vectors, factor, [builder.load(total) for total in row])
+                    add = code.add_squares if of_squares else code.add_scaled
+                    added = add(vectors, factor, [builder.load(total) for total in row])
                     for total, vector in zip(row, added):
                         builder.store(vector, total)
             for number, row in enumerate(sums):
@@ -79,4 +107,4 @@ def _multiply_rows(
         return context.get_dummy_value()
 
     i, number = types.int64, types.float32
-    return types.void(i, i, i, i, i, i, i, i, number, i, i, rows), generate
+    return types.void(i, i, i, i, i, i, i, i, number, i, i, rows, what), generate

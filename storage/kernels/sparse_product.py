@@ -189,6 +189,12 @@ class Tile:
         factors = self._in_all(factor, self.vector)
         return [self._call("llvm.fma.*", self.vector, factors, vector, other) for vector, other in zip(vectors, to)]
 
+    def add_squares(self, vectors: Sequence[Any], number: Any, to: Sequence[Any]) -> list[Any]:
+        """Adds the squares of what vectors are above a number to `to`, rounded once."""
+        numbers = self._in_all(number, self.vector)
+        apart = [self._builder.fsub(vector, numbers) for vector in vectors]
+        return [self._call("llvm.fma.*", self.vector, each, each, other) for each, other in zip(apart, to)]
+
 
 def tiles(builder: Any, scalar: Any, tile: Any, last: Any, shapes: Sequence[tuple[int, int]] = TILES) -> Iterator[Tile]:
     """Begins the code of every tile in turn, of which that at place `tile` runs."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
+from shoal.storage.kernels.dense_product import multiply_dense, square_distances
 from shoal.storage.kernels.exponentials import exp
 
 FAST = {"reassoc", "contract", "nsz"}
@@ -22,6 +23,8 @@ ZERO, ONE = np.float32(0), np.float32(1)
 SIGN = np.int32(2**31 - 1)
 # Lengths up to which a row has no direction.
 EPS = 1e-12
+# Rows whose distances are held at a time, and the share of both squared lengths below which a squared distance is near.
+BLOCK, NEAR = 96, np.float32(1 / 64)
 
 
 def is_compiled(x_NH: Tensor, *constants: Tensor) -> bool:
@@ -151,39 +154,67 @@ def contrasts(
     return total / max(usable, 1)
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST)
+@numba.njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def margin_cross_entropies(
     x: np.ndarray, query: np.ndarray, label: np.ndarray, known: np.ndarray, margin: float, gradient: np.ndarray
 ) -> float:
     """Computes `prototype_losses.MarginCrossEntropy` of rows, which are anchors; the gradient of a distance 0 is 0.
 
-    Distances are sums of squared differences: products lose the digits of near pairs. An IndexError for a label that
-    is no known class.
+    Distances are sums of squared differences: products lose the digits of near pairs. The gradient sums up queries and
+    anchors apart, from the mean anchor on, but for near pairs. An IndexError for a label that is no known class.
     """
     width, total, classes = x.shape[1], 0.0, np.flatnonzero(known)
     count, share = len(classes), np.float32(1 / max(len(query), 1))
     anchor, of_anchor = x[classes], np.zeros((count, width), np.float32)
-    score, distance = np.empty(count, np.float32), np.empty(count, np.float32)
-    for q in range(len(query)):
-        of_label = np.searchsorted(classes, label[q])
-        if of_label == count or classes[of_label] != label[q]:
-            raise IndexError("expected labels of known classes")
-        for k in range(count):
-            square = ZERO
+    by_place, middle = np.ascontiguousarray(anchor.T), np.zeros(width, np.float32)
+    for k in range(count):
+        for h in range(width):
+            middle[h] += anchor[k, h] / np.float32(count)
+    apart, block = anchor - middle, np.empty((BLOCK, width), np.float32)
+    added = np.empty((count, width), np.float32)
+    length, factor = np.empty(count, np.float32), np.empty((BLOCK, count), np.float32)
+    score, of_score = np.empty(count, np.float32), np.empty(count, np.float32)
+    for k in range(count):
+        length[k] = NEAR * _square(apart[k])
+    for first in range(0, len(query), BLOCK):
+        rows, at = min(BLOCK, len(query) - first), query.ctypes.data + 4 * first * width
+        places = by_place.ctypes.data, count, factor.ctypes.data, count
+        square_distances(at, width, *places, rows, width, count)
+        for n in range(rows):
             for h in range(width):
-                apart = anchor[k, h] - query[q, h]
-                square += apart * apart
-            distance[k] = math.sqrt(square)
-            score[k] = -distance[k]
-        score[of_label] -= np.float32(margin)
-        of_own, highest = score[of_label], _maximum(score)
-        mass = _exponentials(score, highest)
-        total += float(highest) + math.log(mass) - float(of_own)
+                block[n, h] = query[first + n, h] - middle[h]
+        of_score[:] = ZERO
+        for n in range(rows):
+            row, of_query, of_label = factor[n], query[first + n], np.searchsorted(classes, label[first + n])
+            if of_label == count or classes[of_label] != label[first + n]:
+                raise IndexError("expected labels of known classes")
+            least, near = NEAR * _square(block[n]), 0
+            for k in range(count):
+                near += np.int32(row[k] < least + length[k])
+                row[k] = np.float32(math.sqrt(row[k]))
+                score[k] = -row[k]
+            score[of_label] -= np.float32(margin)
+            of_own, highest = score[of_label], _maximum(score)
+            mass = _exponentials(score, highest)
+            total += float(highest) + math.log(mass) - float(of_own)
+            scale = share / mass
+            score[of_label] -= mass
+            for k in range(count):
+                # What the gradient has of the query, less what it has of the anchor.
+                score[k] = scale * score[k] / row[k] if row[k] > ZERO else ZERO
+                row[k], score[k] = score[k], row[k]
+            for k in range(count if near else 0):
+                if score[k] * score[k] < least + length[k]:
+                    for h in range(width):
+                        of_anchor[k, h] -= row[k] * (anchor[k, h] - of_query[h])
+                    row[k] = ZERO
+            for k in range(count):
+                of_score[k] += row[k]
+        of_block = factor.ctypes.data, 1, count, block.ctypes.data, width, added.ctypes.data, width
+        multiply_dense(*of_block, count, rows, width, ZERO)
         for k in range(count):
-            factor = share * ((ONE if k == of_label else ZERO) - score[k] / mass)
-            factor = ZERO if distance[k] == ZERO else factor / distance[k]
             for h in range(width):
-                of_anchor[k, h] += factor * (anchor[k, h] - query[q, h])
+                of_anchor[k, h] += added[k, h] - of_score[k] * apart[k, h]
     gradient[:] = ZERO
     for k in range(count):
         gradient[classes[k]] = of_anchor[k]
@@ -487,15 +518,20 @@ def _softmax(x: np.ndarray, out: np.ndarray) -> float:
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _unit(x: np.ndarray, out: np.ndarray) -> float:
     """Writes the direction of a row, zeros for one without, and returns its length, infinite for that one."""
-    square = ZERO
-    for h in range(len(x)):
-        square += x[h] * x[h]
-    length = math.sqrt(square)
+    length = math.sqrt(_square(x))
     if length <= EPS:
         length = math.inf
     for h in range(len(x)):
         out[h] = x[h] * np.float32(1 / length)
     return length
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _square(x: np.ndarray) -> np.float32:
+    square = ZERO
+    for h in range(len(x)):
+        square += x[h] * x[h]
+    return square
 
 
 @numba.njit(cache=True, nogil=True, fastmath=False)

@@ -20,6 +20,7 @@ from shoal.algorithms.losses.prototype_losses import (
     of_classes,
     prototype_alignment,
 )
+from shoal.algorithms.models.compiled.row_losses import BLOCK
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 
@@ -40,14 +41,15 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("count", "offset"), [(60, 0.0), (2 * BLOCK + 60, 0.0), (2 * BLOCK + 60, 3.0)])
 def test_cross_entropy_on_distances_keeps_the_digits_of_near_pairs(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
+    count: int, offset: float, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Queries at their anchors, and 1e-6 to 1e-2 away, by differences in float64."""
+    """Queries at their anchors, and 1e-6 to 1e-2 away, by differences in float64; all far from the origin, too."""
     generator = torch.Generator().manual_seed(3)
-    anchor = torch.randn(6, 32, generator=generator)
-    own = torch.arange(60) % 6
-    away = 10.0 ** (-2 - torch.arange(60) % 5)[:, None] * torch.randn(60, 32, generator=generator)
+    anchor = offset + torch.randn(6, 32, generator=generator)
+    own = torch.arange(count) % 6
+    away = 10.0 ** (-2 - torch.arange(count) % 5)[:, None] * torch.randn(count, 32, generator=generator)
     away[:6] = 0
     query, known = anchor[own] + away, torch.arange(6) != 4
     query, own = query[known[own]], own[known[own]]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shoal.storage.kernels.dense_product import MOST, ROWS, multiply_dense
+from shoal.storage.kernels.dense_product import MOST, ROWS, multiply_dense, square_distances
 from shoal.storage.kernels.sparse_product import LANES
 
 ONE, ZERO = np.float32(1), np.float32(0)
@@ -40,6 +40,25 @@ def test_products_are_those_of_float64_and_touch_nothing_else(rows: int, columns
         assert np.isnan(whole[:, columns:]).all()
         multiply(a, b, out, ONE, transposed)
         np.testing.assert_allclose(out, 2 * expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("rows", SIZES)
+def test_squared_distances_are_those_of_float64_of_near_pairs_too(rows: int, columns: int) -> None:
+    rng = np.random.default_rng(rows + 100 * columns)
+    for depth in (0, 1, 7):
+        b = rng.standard_normal((depth, columns)).astype(np.float32)
+        # Rows are a thousandth away from a column each, or far.
+        a = b.T[np.arange(rows) % columns] + np.float32(1e-3) * rng.standard_normal((rows, depth)).astype(np.float32)
+        a[1::2] = rng.standard_normal(a[1::2].shape)
+        whole = np.full((rows + 1, columns + 2), np.nan, np.float32)
+        square_distances(
+            a.ctypes.data, depth, b.ctypes.data, columns, whole.ctypes.data, columns + 2, rows, depth, columns
+        )
+        expected = np.square(a[:, :, None].astype(np.float64) - b).sum(1)
+        np.testing.assert_allclose(whole[:rows, :columns], expected, rtol=1e-6, atol=0)
+        assert np.isnan(whole[rows:]).all()
+        assert np.isnan(whole[:, columns:]).all()
 
 
 def test_a_number_depends_on_its_row_and_its_column_alone() -> None:
