@@ -1,13 +1,17 @@
 """Networks that the server trains round after round; between rounds they lie in the server's state."""
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.client import FlatModel
-from shoal.algorithms.losses.prototypes import unit
-from shoal.algorithms.models.compiled.step_operations import BETA1, BETA2, EPS
+from shoal.algorithms.losses.prototype_losses import AnchorLoss, differentiate
+from shoal.algorithms.losses.prototypes import EPS, unit
+from shoal.algorithms.models.compiled import step_operations
+from shoal.algorithms.models.compiled.step_operations import BETA1, BETA2
 from shoal.algorithms.protocol import Tree
 
 # The server's state holds the network's parameters under this name.
@@ -35,6 +39,28 @@ def train_kept(
         The loss before the last step; NaN without a step.
     """
     model = network if isinstance(network, FlatModel) else FlatModel(network)
+
+    def learn() -> float:
+        assert model.w.grad is not None
+        model.w.grad.zero_()
+        value = loss()
+        value.backward()
+        return float(value.detach())
+
+    return _train(server, model, learn, steps, lr, weight_decay, seed, entry)
+
+
+def _train(
+    server: Tree,
+    model: FlatModel,
+    learn: Callable[[], float],
+    steps: int,
+    lr: float,
+    weight_decay: float,
+    seed: int,
+    entry: str,
+) -> float:
+    """See `train_kept`; `learn` writes a model's gradient and returns the loss."""
     if entry in server:
         model.load(server[entry])
     else:
@@ -43,16 +69,14 @@ def train_kept(
     if steps and not moments:
         zeros = {name: torch.zeros_like(model.w.detach()) for name in ("exp_avg", "exp_avg_sq")}
         moments = {"step": torch.zeros(()), **zeros}
-    value = torch.tensor(float("nan"))
+    value = math.nan
     for _ in range(steps):
+        value = learn()
         assert model.w.grad is not None
-        model.w.grad.zero_()
-        value = loss()
-        value.backward()
         _step(model.w.detach(), model.w.grad, moments, lr, weight_decay)
     server[entry] = model.w.detach().clone()
     server.update({f"{entry}.{name}": t for name, t in moments.items()})
-    return float(value.detach())
+    return value
 
 
 def _step(w: Tensor, gradient: Tensor, moments: Tree, lr: float, weight_decay: float) -> None:
@@ -62,7 +86,7 @@ def _step(w: Tensor, gradient: Tensor, moments: Tree, lr: float, weight_decay: f
     w.mul_(1 - lr * weight_decay)
     mean.lerp_(gradient, 1 - BETA1)
     square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-    deviation = (square.sqrt() / (1 - BETA2**step) ** 0.5).add_(EPS)
+    deviation = (square.sqrt() / (1 - BETA2**step) ** 0.5).add_(step_operations.EPS)
     w.addcdiv_(mean, deviation, value=-lr / (1 - BETA1**step))
 
 
@@ -88,17 +112,38 @@ class PrototypeGenerator(nn.Module):
         anchor_SH = self.layers[1](self.layers[0](self.table).relu())
         return unit(anchor_SH) if self.normalized else anchor_SH
 
+    def learn(self, loss: AnchorLoss) -> float:
+        """Writes the gradients of all parameters, which exist, without autograd; returns the loss of the anchors."""
+        (table, *layers), (of_table, *of_layers) = zip(*((p.detach(), p.grad) for p in self.parameters()))
+        hidden_SH = torch.addmm(layers[1], table, layers[0].T).relu_()
+        anchor_SH = torch.addmm(layers[3], hidden_SH, layers[2].T)
+        if self.normalized:
+            length_S1 = torch.linalg.vector_norm(anchor_SH, dim=1, keepdim=True)
+            length_S1 = length_S1.where(length_S1 > EPS, torch.inf)
+            anchor_SH /= length_S1
+        value, g_SH = differentiate(loss, anchor_SH)
+        if self.normalized:
+            g_SH = (g_SH - (g_SH * anchor_SH).sum(1, keepdim=True) * anchor_SH) / length_S1
+        torch.mm(g_SH.T, hidden_SH, out=of_layers[2])
+        torch.sum(g_SH, 0, out=of_layers[3])
+        g_SH = (g_SH @ layers[2]).mul_(hidden_SH > 0)
+        torch.mm(g_SH.T, table, out=of_layers[0])
+        torch.sum(g_SH, 0, out=of_layers[1])
+        torch.mm(g_SH, layers[0], out=of_table)
+        return value
+
 
 def train_generator(
     server: Tree,
     generator: PrototypeGenerator,
-    loss: Callable[[Tensor], Tensor],
+    loss: AnchorLoss,
     steps: int,
     lr: float,
     weight_decay: float,
     seed: int,
 ) -> tuple[Tensor, float]:
     """`train_kept` by a loss of the anchors; gives those after the last step, `[S, H]`, and the loss before it."""
-    value = train_kept(server, generator, lambda: loss(generator()), steps, lr, weight_decay, seed)
+    learn = partial(generator.learn, loss)
+    value = _train(server, FlatModel(generator), learn, steps, lr, weight_decay, seed, STATE)
     with torch.no_grad():
         return generator(), value

@@ -3,8 +3,12 @@
 Axes: Q queries with a class each, B entries of a bank with a class each, G items in two views, C classes.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -56,8 +60,54 @@ def _margin(apart_CC: Tensor, cap: float) -> float:
     return min(max(float(nearest_C.max()), 0.0), cap)
 
 
+# A loss of anchors, float32 `[S, H]`, a scalar.
+AnchorLoss = Callable[[Tensor], Tensor]
+
+
+class LossWithGradient(ABC):
+    """An `AnchorLoss` that knows its gradient on processors, without autograd."""
+
+    @abstractmethod
+    def __call__(self, anchor_SH: Tensor) -> Tensor:
+        """Computes the loss, a scalar."""
+
+    @abstractmethod
+    def differentiate(self, anchor_SH: Tensor) -> tuple[float, Tensor]:
+        """Computes the loss and its gradient, float32 `[S, H]`."""
+
+
+def differentiate(loss: AnchorLoss, anchor_SH: Tensor) -> tuple[float, Tensor]:
+    """Computes a loss and its gradient, float32 `[S, H]`, by the loss's own way or by autograd."""
+    if isinstance(loss, LossWithGradient) and anchor_SH.is_cpu and anchor_SH.dtype == torch.float32:
+        return loss.differentiate(anchor_SH)
+    leaf_SH = anchor_SH.detach().requires_grad_()
+    value = loss(leaf_SH)
+    (gradient_SH,) = torch.autograd.grad(value, leaf_SH)
+    return float(value.detach()), gradient_SH
+
+
 @dataclass(frozen=True)
-class MarginCrossEntropy:
+class SumOfLevels(LossWithGradient):
+    """The sum of the losses of some levels, by their numbers, each of the anchors `[C, H]` of one of L levels."""
+
+    losses: Mapping[int, AnchorLoss]
+    levels: int
+
+    def __call__(self, anchor_SH: Tensor) -> Tensor:
+        anchor_LCH = anchor_SH.view(self.levels, -1, anchor_SH.shape[1])
+        return sum((loss(anchor_LCH[level]) for level, loss in self.losses.items()), anchor_SH.new_zeros(()))
+
+    def differentiate(self, anchor_SH: Tensor) -> tuple[float, Tensor]:
+        gradient_SH, value = torch.zeros_like(anchor_SH), 0.0
+        anchors, gradients = (t.view(self.levels, -1, t.shape[1]) for t in (anchor_SH, gradient_SH))
+        for level, loss in self.losses.items():
+            of_level, gradients[level] = differentiate(loss, anchors[level])
+            value += of_level
+        return value, gradient_SH
+
+
+@dataclass(frozen=True)
+class MarginCrossEntropy(LossWithGradient):
     """The mean cross-entropy of logits -(|q - a_c'| + margin 1[c' = c]) over anchors, for the same queries (FedTGP).
 
     The own class has to win by the margin. Of the anchors, trainable prototypes, those in `known_C` take part, those of
@@ -77,6 +127,15 @@ class MarginCrossEntropy:
         own_QC = F.one_hot(self.class_Q, len(anchor_CH))
         logits_QC = -(distances(self.query_QH, anchor_CH) + self.margin * own_QC)
         return F.cross_entropy(logits_QC.masked_fill(~self.known_C, -torch.inf), self.class_Q)
+
+    def differentiate(self, anchor_CH: Tensor) -> tuple[float, Tensor]:
+        gradient_CH = torch.empty_like(anchor_CH)
+        constants = *self._arrays, float(self.margin)
+        return margin_cross_entropies(anchor_CH.numpy(), *constants, gradient_CH.numpy()), gradient_CH
+
+    @cached_property
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        return tuple(t.contiguous().numpy() for t in (self.query_QH, self.class_Q, self.known_C))
 
 
 def contrast(

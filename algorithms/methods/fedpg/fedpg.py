@@ -1,6 +1,6 @@
 """FedPG: clients share prototypes of their classes and of the neighbourhoods of these, and nothing else."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -27,8 +27,10 @@ from shoal.algorithms.base import (
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from shoal.algorithms.losses.prototype_losses import (
+    AnchorLoss,
     MarginCrossEntropy,
     SumAlignment,
+    SumOfLevels,
     class_margin,
     contrast,
     cosine_margin,
@@ -337,21 +339,15 @@ class FedPG(MappedLoss):
         server.setdefault("known", torch.zeros_like(got["present"][0]))
         server["known"] |= got["present"].any(0)
 
-    def _server_loss(self, queries: Sequence[Queries], known_LC: Tensor) -> Callable[[Tensor], Tensor]:
+    def _server_loss(self, queries: Sequence[Queries], known_LC: Tensor) -> SumOfLevels:
         """Loss of the anchors `[L * C, H]`, summed over levels."""
         margin_of = {"margin": class_margin, "contrast": cosine_margin}.get(self.server_loss, largest_cosine)
         classes = known_LC.shape[1]
         margins = [margin_of(q.proto_QH[: q.own], q.class_Q[: q.own], classes, self.margin_cap) for q in queries]
-        losses = [self._loss_of_level(q, known_LC[q.level], margin) for q, margin in zip(queries, margins)]
+        losses = {q.level: self._loss_of_level(q, known_LC[q.level], margin) for q, margin in zip(queries, margins)}
+        return SumOfLevels(losses, len(known_LC))
 
-        def loss(anchor_SH: Tensor) -> Tensor:
-            anchor_LCH = anchor_SH.view(*known_LC.shape, -1)
-            of_levels = [of_level(anchor_LCH[q.level]) for q, of_level in zip(queries, losses)]
-            return sum(of_levels, anchor_SH.new_zeros(()))
-
-        return loss
-
-    def _loss_of_level(self, q: Queries, known_C: Tensor, margin: float) -> Callable[[Tensor], Tensor]:
+    def _loss_of_level(self, q: Queries, known_C: Tensor, margin: float) -> AnchorLoss:
         """Loss of the anchors `[C, H]` of one level."""
         if self.server_loss == "margin":
             return MarginCrossEntropy(q.proto_QH, q.class_Q, known_C, margin)

@@ -190,7 +190,7 @@ def margin_cross_entropies(
                 raise IndexError("expected labels of known classes")
             least, near = NEAR * _square(block[n]), 0
             for k in range(count):
-                near += np.int32(row[k] < least + length[k])
+                near += row[k] < least + length[k]
                 row[k] = np.float32(math.sqrt(row[k]))
                 score[k] = -row[k]
             score[of_label] -= np.float32(margin)

@@ -12,9 +12,11 @@ from shoal.algorithms.losses import prototype_losses
 from shoal.algorithms.losses.prototype_losses import (
     MarginCrossEntropy,
     SumAlignment,
+    SumOfLevels,
     contrast,
     contrast_by_class,
     contrast_of_rows,
+    differentiate,
     mean_square,
     nt_xent,
     of_classes,
@@ -232,3 +234,18 @@ def test_prototypes_at_hops_and_on_their_targets() -> None:
     prototype_alignment(z, z.detach(), torch.ones(4, dtype=torch.bool)).backward()
     assert z.grad is not None
     assert math.isfinite(float(z.grad.abs().max()))
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.4])
+def test_a_loss_of_levels_knows_the_gradient_that_autograd_finds(margin: float) -> None:
+    """Of two levels of three, each by its own gradient, and a third whose anchors have no part in it."""
+    classes = torch.arange(20) % 4
+    losses = {level: MarginCrossEntropy(drawn(20, level), classes, torch.ones(4) > 0, margin) for level in (0, 2)}
+    loss, anchor = SumOfLevels({**losses}, 3), drawn(12, 5)
+    value, gradient = differentiate(loss, anchor)
+    expected, by_autograd = differentiate(lambda anchor_SH: loss(anchor_SH), anchor)
+    assert value == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(gradient, by_autograd, rtol=1e-5, atol=1e-7)
+    assert not gradient[4:8].any()
+    assert gradient[:4].any()
+    assert value == pytest.approx(sum(float(losses[i](anchor[4 * i : 4 * i + 4])) for i in losses), rel=1e-6)
