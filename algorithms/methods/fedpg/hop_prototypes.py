@@ -375,6 +375,9 @@ def _count_returns(graph: ItemGraph, centres: np.ndarray, steps: int) -> np.ndar
 
 def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classes: int) -> Tensor:
     """Computes prototypes `[L, C, H]` from embeddings, differentiable in both; rows are any that hold all weight."""
+    tensors = z_NH, weight_LN, annotation_N
+    if all(t.is_cpu and not t.requires_grad and t.dtype != torch.float64 for t in tensors):
+        return torch.from_numpy(_sum_by_class(*(t.contiguous().numpy() for t in tensors), classes))
     sums = []
     for weight in weight_LN:
         z, annotation = z_NH, annotation_N
@@ -384,3 +387,15 @@ def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classe
             z, annotation, weight = z[reached], annotation[reached], weight[reached]
         sums.append(z.new_zeros(classes, z.shape[1]).index_add(0, annotation, weight[:, None] * z))
     return torch.stack(sums)
+
+
+@numba.njit(cache=True, nogil=True)
+def _sum_by_class(z: np.ndarray, weight: np.ndarray, class_of: np.ndarray, classes: int) -> np.ndarray:
+    """See `hop_prototypes`; the bits of torch's sums."""
+    sums = np.zeros((len(weight), classes, z.shape[1]), np.float32)
+    for level in range(len(weight)):
+        for n in range(len(z)):
+            if weight[level, n] != 0:
+                for h in range(z.shape[1]):
+                    sums[level, class_of[n], h] += weight[level, n] * z[n, h]
+    return sums
