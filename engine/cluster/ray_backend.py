@@ -5,6 +5,7 @@ import os
 import socket
 import time
 import traceback
+import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -37,9 +38,12 @@ from shoal.engine.cluster.room import cells_and_memory, host_number, resources_o
 from shoal.engine.cluster.roster import DataLocality, local_clients, plain_error
 from shoal.engine.cluster.states import (
     LOST_STATES,
+    SENT_WITH_A_CALL,
     Item,
+    StatesLost,
     hand_over_inboxes,
     hand_over_states,
+    leave_on_device,
     take_states,
     tensors_of,
     with_states,
@@ -48,8 +52,9 @@ from shoal.engine.cluster.states import (
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import ServerLost, server_device
 from shoal.engine.hosts.device import give_back_memory, lost, resident
+from shoal.engine.hosts.devices.gpu import fetch
 from shoal.engine.hosts.host import Host
-from shoal.engine.messages.cell import Cell
+from shoal.engine.messages.cell import Cell, OnDevice
 from shoal.engine.messages.job import Job
 from shoal.engine.records.checkpoint import write_clients
 from shoal.engine.rounds.costs import NO_KERNEL, Kernel, Live, Watch, note_kernels, seconds_of_kernels, working_clock
@@ -73,8 +78,12 @@ SECONDS_OF_A_CALL = 0.25
 class HostActor(Host):
     """A host as a Ray actor."""
 
+    # Smaller states come with the outcomes, and outlive the process.
+    keeps_from = float(SENT_WITH_A_CALL)
+
     def __init__(self) -> None:
         super().__init__()
+        self._process = uuid.uuid4().hex
         share_tensors()
         self._prints = Prints()
         self._server: Any = None
@@ -117,11 +126,13 @@ class HostActor(Host):
             # The results of the call before lie in Ray's memory now, so that theirs can be freed.
             give_back_memory(KEPT_BETWEEN_CALLS)
         before, began, outcomes = seconds_of_kernels(), working_clock(), []
+        given = [with_states(cell, kept, self._state_at) for cell in cells]
         with self._ending_without_gpu(), self._prints.capture(cells[0].round):
-            for outcome in self.run_cells(job_id, [with_states(cell, kept) for cell in cells], shared):
+            for outcome in self.run_cells(job_id, given, shared):
                 if outcome is not None:
                     outcome.busy, began = working_clock() - began, working_clock()
                 outcomes.append(outcome)
+        leave_on_device(outcomes, self._process)
         held, kernels = resident(), seconds_of_kernels() - before
         for outcome in (made := [outcome for outcome in outcomes if outcome is not None]):
             outcome.memory, outcome.kernels = held, kernels / len(outcomes)
@@ -136,6 +147,22 @@ class HostActor(Host):
             if outcome is not None:
                 large += take_blocks(outcome, cells[0].up, len(large))
         return [outcomes, *large, *[None] * (results - len(large))]
+
+    def give_states(self, places: Sequence[OnDevice]) -> list[Any]:
+        """Copies states that stayed on the device to the processor, one by one; returns nothing, and then these."""
+        with self._ending_without_gpu():
+            trees = [self._state_at(place) for place in places]
+            return [None, *(dict(zip(tree, fetch(list(tree.values())))) for tree in trees)]
+
+    def _state_at(self, place: OnDevice) -> Tree:
+        """Returns a state that stayed on the device. Raises StatesLost: it is of another process."""
+        stacks = None if self._opened is None else self._opened.stacks
+        if place.process != self._process or stacks is None:
+            raise StatesLost(f"client {place.client}")
+        state = stacks.kept_state(place.client, place.version)
+        if state is None:
+            raise StatesLost(f"client {place.client}")
+        return state
 
     def multiply(self, rows: Tensor, order: Sequence[int], gives: bool, *blocks: Tensor) -> list[Any]:
         """Multiplies as `shoal.engine.cluster.mixing.multiply_blocks` does."""
@@ -416,8 +443,8 @@ class RayBackend:
             name=f"server-{self._servers}",
             num_cpus=share.server_cpus,
             num_gpus=share.server_gpus,
-            # A second thread answers `alive` while a round runs in the first.
-            max_concurrency=2,
+            # A second thread answers `alive` while a round runs in the first, and `state` waits for busy hosts.
+            max_concurrency=3,
             scheduling_strategy=here,
         )
         return actor.remote(self._config, self.hosts[: self._number.hosts], job, plan, state)
@@ -552,7 +579,8 @@ class ServerActor:
 
     def state(self, on_disk: Collection[str]) -> FederationState:
         """Returns the state after the last committed round, without the models of these digests."""
-        return self._server.state.without_models(on_disk)
+        state = self._server.state.without_models(on_disk)
+        return replace(state, kept=self._pool.fetch_states(state.kept)) if state.kept else state
 
     def alive(self) -> tuple[Live | None, list[dict[str, Any]]]:
         """Returns the progress of the round under way, and the lines of those of the same call before it.

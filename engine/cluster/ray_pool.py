@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from shoal.algorithms.protocol import Reduce, Tree
 from shoal.engine.cluster.mixing import BLOCKS, mixes, take_blocks
 from shoal.engine.cluster.queues import Queues, Task, place
 from shoal.engine.cluster.reports import Work
 from shoal.engine.cluster.roster import Roster, plain_error
-from shoal.engine.cluster.states import LOST_STATES, SENT_WITH_A_CALL, hand_over_states, place_refs
+from shoal.engine.cluster.states import LOST_STATES, SENT_WITH_A_CALL, hand_over_states, loses_states, place_refs
 from shoal.engine.hosts.backend import ServerLost
 from shoal.engine.hosts.device import give_back_memory
-from shoal.engine.messages.cell import Cell, Outcome, one_by_one
+from shoal.engine.messages.cell import Cell, Kept, OnDevice, Outcome, one_by_one
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.reduction import merge, tree_bytes
 from shoal.storage.errors import ShoalError
@@ -154,7 +154,7 @@ class RayPool:
 
     def call(self, host: int, cells: Sequence[Cell], shared: Any) -> list[Any]:
         """Calls a host; returns references to the outcomes, and to new states if these stay with hosts."""
-        cells, kept = place_refs(cells)
+        cells, kept = place_refs([self._fetch_for(host, cell) for cell in cells])
         keeps = self.keeps and cells[0].phase
         states = sum(len(cell.ids) for cell in cells) if keeps else 0
         results = states + (len(cells) * len(mixes(cells[0].up)) * BLOCKS if keeps else 0)
@@ -162,6 +162,31 @@ class RayPool:
         if not results:
             return [run.remote(*given)]
         return run.options(num_returns=1 + results).remote(*given, states=states, results=results)
+
+    def _fetch_for(self, host: int, cell: Cell) -> Cell:
+        """Lets other hosts put states of a cell that are on their devices into the cluster's memory."""
+        away = {i: kept for i, kept in cell.kept.items() if isinstance(kept.ref, OnDevice) and kept.host != host}
+        return replace(cell, kept={**cell.kept, **self._ask_for(away)[0]}) if away else cell
+
+    def fetch_states(self, kept: Mapping[int, Kept]) -> dict[int, Kept]:
+        """Puts all states that are on devices into the cluster's memory; raises ServerLost if one is lost."""
+        fetched, asked = self._ask_for({i: one for i, one in kept.items() if isinstance(one.ref, OnDevice)})
+        try:
+            ray.get(asked)
+        except RayError as error:
+            raise ServerLost(LOST_STATES) from error
+        return {**kept, **fetched}
+
+    def _ask_for(self, kept: Mapping[int, Kept]) -> tuple[dict[int, Kept], list[Any]]:
+        """Asks hosts for states on their devices; returns these as references, and one a call that is done with it."""
+        fetched, asked = dict[int, Kept](), []
+        for host in sorted({one.host for one in kept.values()}):
+            mine = {i: one for i, one in kept.items() if one.host == host}
+            give = self.roster.hosts[host].give_states.options(num_returns=1 + len(mine))
+            done, *refs = give.remote([one.ref for one in mine.values()])
+            asked.append(done)
+            fetched |= {i: replace(one, ref=ref) for (i, one), ref in zip(mine.items(), refs)}
+        return fetched, asked
 
     @contextmanager
     def transferring(self) -> Iterator[None]:
@@ -262,7 +287,7 @@ class _Phase:
         try:
             outcomes = ray.get(ref)
         except RayTaskError as error:
-            if isinstance(error.cause, ObjectLostError):
+            if loses_states(error):
                 raise ServerLost(LOST_STATES) from error
             raise plain_error(error) from error
         except RayError as error:
@@ -292,7 +317,10 @@ class _Phase:
         for entry, (part,) in outcome.blocks.items():
             refs = [(here or call.states)[place] for place in part.refs]
             outcome.blocks[entry] = [replace(part, refs=refs, pool=self._pool)]
-        outcome.kept = {i: replace(kept, ref=call.states[kept.ref], host=call.host) for i, kept in outcome.kept.items()}
+        outcome.kept = {
+            i: replace(kept, ref=ref if isinstance(ref := kept.ref, OnDevice) else call.states[ref], host=call.host)
+            for i, kept in outcome.kept.items()
+        }
         if any(outcome.states.values()):
             outcome.kept |= hand_over_states(outcome.states, call.host)
             # States outlive the round, and must not hold memory of the object store.

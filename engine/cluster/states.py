@@ -1,12 +1,13 @@
 """States of clients in the memory of a cluster: they stay on the machine of the visit, and references travel.
 
 Each state is a separate result of the call that made it. Ray keeps it on that machine, and the server, which called,
-owns it: it outlives the host's process. If a machine is lost, so are its states, and the run goes on from its newest
-checkpoint.
+owns it: it outlives the host's process. Of clients that a host trains as a stack on a GPU, states stay there; they are
+put into that memory for a checkpoint or another host. If a machine or such a host is lost, so are its states, and the
+run goes on from its newest checkpoint.
 """
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
 from shoal.algorithms.protocol import Tree, only_trains
 from shoal.engine.cluster.mixing import LEAST_OF_A_BLOCK
-from shoal.engine.messages.cell import Cell, Kept, Outcome
+from shoal.engine.hosts.devices.state_rows import KeptState
+from shoal.engine.messages.cell import Cell, Kept, OnDevice, Outcome
 from shoal.engine.records.checkpoint import PART_BYTES, address_of, write_clients
 from shoal.engine.rounds.reduction import Inbox, Mixed, tree_bytes
 from shoal.engine.rounds.state import FederationState
@@ -31,8 +33,20 @@ SENT_WITH_A_CALL = 96_000
 LOST_STATES = "states of clients were lost with their machine"
 
 
+class StatesLost(Exception):
+    """A host does not have a state that stayed on its device: it was replaced."""
+
+
+def loses_states(error: RayTaskError) -> bool:
+    """Returns whether a call failed because states that it needs are lost, or the host that had them."""
+    return isinstance(error.cause, ObjectLostError | RayActorError | StatesLost)
+
+
 def place_refs(cells: Sequence[Cell]) -> tuple[list[Cell], list[Any]]:
-    """Replaces states and results of mixing in cells by places in a list of references; returns cells and the list."""
+    """Replaces states and results of mixing in cells by places in a list of references; returns cells and the list.
+
+    States on the device of the host that is called stay as they are.
+    """
     refs: list[Any] = []
 
     def place(further: Sequence[Any]) -> tuple[int, ...]:
@@ -44,23 +58,43 @@ def place_refs(cells: Sequence[Cell]) -> tuple[list[Cell], list[Any]]:
 
     placed_cells = []
     for cell in cells:
-        kept = {client: replace(state, ref=place([state.ref])[0]) for client, state in cell.kept.items()}
+        kept = {
+            client: state if isinstance(state.ref, OnDevice) else replace(state, ref=place([state.ref])[0])
+            for client, state in cell.kept.items()
+        }
         inboxes = {client: place_box(box) for client, box in cell.inboxes.items()}
         placed_cells.append(replace(cell, kept=kept, inboxes=inboxes) if kept or inboxes else cell)
     return placed_cells, refs
 
 
-def with_states(cell: Cell, values: Sequence[Any]) -> Cell:
-    """Puts `values` into a cell that has their places; leaves out moments if clients are only evaluated."""
+def with_states(cell: Cell, values: Sequence[Any], on_device: Callable[[OnDevice], Tree]) -> Cell:
+    """Puts `values`, and what is `on_device`, into a cell that has their places.
+
+    Moments are left out if clients are only evaluated.
+    """
 
     def whole(row: Any) -> Tensor:
         return torch.cat([values[place] for place in row.refs]).reshape(row.shape) if isinstance(row, Mixed) else row
 
-    states: dict[int, Tree] = {client: values[state.ref] for client, state in cell.kept.items()}
+    states: dict[int, Tree] = {
+        client: on_device(state.ref) if isinstance(state.ref, OnDevice) else values[state.ref]
+        for client, state in cell.kept.items()
+    }
     if not cell.phase:
         states = {i: {name: t for name, t in tree.items() if not only_trains(name)} for i, tree in states.items()}
     inboxes = {client: {entry: whole(row) for entry, row in box.items()} for client, box in cell.inboxes.items()}
     return replace(cell, states={**cell.states, **states}, inboxes=inboxes, kept={})
+
+
+def leave_on_device(outcomes: Sequence[Outcome | None], process: str) -> None:
+    """Takes states that stay on the device of this process out of outcomes, which keep their places."""
+    for outcome in outcomes:
+        states = {} if outcome is None else outcome.states
+        for client, tree in list(states.items()):
+            if isinstance(tree, KeptState):
+                assert outcome is not None
+                place = OnDevice(process, client, tree.version)
+                outcome.kept[client] = Kept(place, tuple(tree), tree_bytes(states.pop(client)), -1)
 
 
 def take_states(outcomes: Sequence[Outcome | None]) -> list[Tree]:

@@ -85,7 +85,7 @@ def server_device(config: Config) -> torch.device:
 class HostHere(Host):
     """A host in the server's process, which notes each visit, so that a crash names the client; see `note_places`."""
 
-    keeps_states = True
+    keeps_from = 0.0
     round = 0
     note: Callable[[str], None] = staticmethod(lambda place: None)
 

@@ -390,8 +390,8 @@ class _CellAtWork:
 class Host:
     """A host, which runs cells of the job that was opened on it last."""
 
-    # New states of clients may stay on the device: they are read in this process.
-    keeps_states = False
+    # New states of clients from so many bytes on may stay on the device: they are read in this process.
+    keeps_from: float = math.inf
 
     def __init__(self) -> None:
         self._opened: OpenedJob | None = None
@@ -408,7 +408,7 @@ class Host:
         if self._opened is not None and self._opened.device != device:
             self._cache = Cache(0)
         self._share_memory(job, device)
-        self._opened = OpenedJob(job, device, self._cache, self.keeps_states)
+        self._opened = OpenedJob(job, device, self._cache, self.keeps_from)
 
     def _share_memory(self, job: Job, device: torch.device) -> None:
         # Half the memory is for what hosts cache, the rest for states, models and Ray.
@@ -456,7 +456,7 @@ class Host:
             except MethodFault:
                 # Data that was written to must not reach the next round or run of this process.
                 self._cache = Cache(self._cache.limit)
-                self._opened = OpenedJob(opened.job, opened.device, self._cache, self.keeps_states)
+                self._opened = OpenedJob(opened.job, opened.device, self._cache, self.keeps_from)
                 raise
 
     def visit(self, client_id: int, cell: Cell, down: Tree) -> Visit:

@@ -1,5 +1,6 @@
 """A job that is open on a host: its method, models, trainers, stages and data."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -75,10 +76,10 @@ class OpenedJob:
         guarded: Writes of the method into read-only data are looked for, and its form is checked in every round.
     """
 
-    def __init__(self, job: Job, device: torch.device, cache: Cache, keeps_states: bool) -> None:
+    def __init__(self, job: Job, device: torch.device, cache: Cache, keeps_from: float) -> None:
         """Builds what training needs; raises a ShoalError if the store or the method does not fit the job.
 
-        `keeps_states`: new states of clients may stay on the device.
+        `keeps_from`: new states of clients from so many bytes on may stay on the device.
         """
         store = job.open_store()
         self.job, self.device, self.creating = job, device, creating_on(device)
@@ -146,13 +147,13 @@ class OpenedJob:
             )
             self.kinds.append(kind)
         batches = any(kind.batched is not None for kind in self.kinds)
-        self.stacks = self._make_stacks(cache, keeps_states and device != CPU) if batches else None
+        self.stacks = self._make_stacks(cache, math.inf if device == CPU else keeps_from) if batches else None
 
-    def _make_stacks(self, cache: Cache, keeps_states: bool) -> "CellStacks":
+    def _make_stacks(self, cache: Cache, keeps_from: float) -> "CellStacks":
         # Jobs without batches load none of it.
         from shoal.engine.hosts.devices.cell_stack import CellStacks
 
-        return CellStacks(self, cache, keeps_states)
+        return CellStacks(self, cache, keeps_from)
 
     def train_with(self, options: TrainOptions) -> None:
         """Trains with other options from now on."""

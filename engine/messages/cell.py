@@ -12,12 +12,25 @@ from shoal.algorithms.protocol import Reduce, Tree, Upload
 from shoal.algorithms.train_options import TrainOptions
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The state that a client keeps where it was visited last, in a cluster's memory.
+class OnDevice(NamedTuple):
+    """The place of a state that stays on a host's device.
 
     Attributes:
-        ref: Reference to the tensors by name.
+        process: The host's; one that replaces it does not have the state.
+        version: Number of the state among all that clients kept in that process.
+    """
+
+    process: str
+    client: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The state that a client keeps where it was visited last, in a cluster's memory or on a host's device.
+
+    Attributes:
+        ref: Reference to the tensors by name, or `OnDevice`.
         names: Their names.
         nbytes: Bytes of all of them.
         host: Number of the host that made them.
@@ -96,7 +109,7 @@ class Cell:
         score_with: What is applied to these before they are evaluated after training.
         again: Client whose visit is made twice, with the same result; None: nobody's.
         first_loss: The largest loss of the phase's first round; infinite in that round.
-        kept: States that are in a cluster's memory, by client; a host has them in `states`.
+        kept: States that are in a cluster's memory or on devices, by client; a host has them in `states`.
         stages: What stages ask of the hosts.
         places: Of the clients, in the tree by which means are added up; behind them may be empty ones.
     """
@@ -156,7 +169,7 @@ class Outcome:
         failures: Clients whose code or upload failed: the error's line and the traceback.
         losses: Mean training loss; NaN where nothing was trained.
         states: New states.
-        kept: New states that stay in a cluster's memory.
+        kept: New states that stay in a cluster's memory or on a device.
         sums: Partial sums of `Reduce.MEAN` entries, by range of places; see `shoal.engine.rounds.reduction.Sums`.
         tensors: `Reduce.STACK` and `Reduce.MIX` entries, stacked; so those of `Reduce.MEAN` of cells with `rows`.
         blocks: `Reduce.MIX` entries that are in a cluster's memory.

@@ -102,12 +102,12 @@ class CellStacks:
     while there is room: they are values, so that a round which fails leaves those before it.
     """
 
-    def __init__(self, opened: Any, cache: Cache, keeps_states: bool) -> None:
+    def __init__(self, opened: Any, cache: Cache, keeps_from: float) -> None:
         """Takes cells of a host's job (`shoal.engine.hosts.opened_job.OpenedJob`); the cache is the host's.
 
-        `keeps_states`: whoever is given states takes them as they are, on the host's device.
+        `keeps_from`: states of so many bytes stay on the host's device: whoever is given them takes them so.
         """
-        self._opened, self._cache, self._keeps_states = opened, cache, keeps_states
+        self._opened, self._cache, self._keeps_from = opened, cache, keeps_from
         self._rows: RowMethod | None = opened.algorithm if by_rows(opened.algorithm) else None
         algorithm = opened.algorithm
         self._means = algorithm if isinstance(algorithm, SendsMeans) and sends_means(algorithm) else None
@@ -148,7 +148,12 @@ class CellStacks:
 
     def reads_in_place(self, cell: Cell) -> bool:
         """Returns whether a cell's states are read where they lie; else copies are sent."""
-        return self._keeps_states and self.takes(cell)
+        return math.isfinite(self._keeps_from) and self.takes(cell)
+
+    def kept_state(self, client: int, version: int) -> KeptState | None:
+        """Returns the state of a client that stayed on the device; None: it is not here any more."""
+        rows = self._states.get(self._opened.infos[client].model)
+        return None if rows is None else rows.find(client, version)
 
     def bring(self, cell: Cell) -> bool:
         """Brings what the clients of a cell train on to where it is kept; False: what is kept is each client's own."""
@@ -396,7 +401,7 @@ class CellStacks:
             shapes |= dict.fromkeys(replaced, (parameters,))
             rows = StateRows(shapes, self._opened.device)
             self._states[number] = rows
-        room = int(2 * STATES_SHARE * self._cache.limit) if self._keeps_states else 0
+        room = int(2 * STATES_SHARE * self._cache.limit) if rows.size >= 2 * self._keeps_from else 0
         return rows.copy(ids, states, cell.round, room, replaced)
 
     def _stream(self, number: int, ids: Sequence[int], row: int) -> torch.Generator:

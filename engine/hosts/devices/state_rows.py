@@ -5,6 +5,7 @@ So a round that fails has left what it began with. One operator a name copies th
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -12,9 +13,17 @@ from torch import Tensor
 from shoal.algorithms.protocol import Tree
 from shoal.engine.hosts.devices.gpu import send
 
+_versions = count(1)
+
 
 class KeptState(dict[str, Tensor]):
-    """The state of a client as views of one of its rows."""
+    """The state of a client as views of one of its rows.
+
+    Attributes:
+        version: Number of what is there among all that was written in this process; 0: nothing was.
+    """
+
+    version = 0
 
 
 @dataclass
@@ -35,6 +44,7 @@ class _Slot:
         if self.rounds[read] == number:
             return None
         self.newest, self.rounds[1 - read] = 1 - read, number
+        self.states[1 - read].version = next(_versions)
         return self.states[1 - read]
 
 
@@ -45,7 +55,7 @@ class StateRows:
         """Begins without rows, of states that have tensors of these shapes by name, float32."""
         self._shapes, self._device = shapes, device
         # Bytes of both rows of a client.
-        self._size = max(1, 2 * sum(4 * torch.Size(shape).numel() for shape in shapes.values()))
+        self.size = max(1, 2 * sum(4 * torch.Size(shape).numel() for shape in shapes.values()))
         self._slots: dict[int, _Slot] = {}
 
     def copy(
@@ -60,7 +70,7 @@ class StateRows:
             RuntimeError: A tensor has another name or shape, or there is no memory.
         """
         new = [client for client in clients if client not in self._slots]
-        if new := new[: max(0, room // self._size - len(self._slots))]:
+        if new := new[: max(0, room // self.size - len(self._slots))]:
             pairs = [KeptState(rows) for rows in self._make_rows(2 * len(new))]
             self._slots.update({client: _Slot((pairs[2 * i], pairs[2 * i + 1])) for i, client in enumerate(new)})
         slots = [self._slots.get(client) for client in clients]
@@ -69,6 +79,11 @@ class StateRows:
         copies: list[Tree] = [next(passing) if rows is None else rows for rows in targets]
         self._fill(copies, states, replaced)
         return copies
+
+    def find(self, client: int, version: int) -> KeptState | None:
+        """Returns what a client kept, by its number; None: it is not here any more."""
+        slot = self._slots.get(client)
+        return next((state for state in slot.states if state.version == version), None) if slot else None
 
     def _make_rows(self, clients: int) -> list[Tree]:
         """Makes rows of clients, not yet filled."""
