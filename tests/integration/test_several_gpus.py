@@ -14,6 +14,7 @@ from integration.runs import last_state
 from support.other_device.machine import HOOK, taken, variables
 from support.small_runs import small_run
 
+from shoal.engine.cluster.states import LOST_STATES
 from shoal.engine.config.config import parse_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
@@ -27,6 +28,8 @@ KEYS: dict[str, Any] = {
     "algorithm": {"name": "scaffold"},
     "run": {"checkpoint_every": 1},
 }
+# One of two GPUs makes about 2,850 in a round, so that it is lost in round 3 or 4.
+OPERATORS_OF_TWO_ROUNDS = 7800
 OF_MACHINE = ("seconds", "retries", "hosts", "memory", "events", "seal")
 
 
@@ -107,6 +110,23 @@ def test_cells_of_a_lost_gpu_go_to_others(tmp_path: Path, alone: Done, on: Calla
     assert (together.numbers, together.state) == (alone.numbers, alone.state)
     assert sum(line["retries"] for line in together.lines) > 0
     assert "lost with host" in together.log
+    assert len(taken(tmp_path / "notes")) == 2
+
+
+@pytest.mark.slow
+def test_states_of_a_lost_gpu_are_those_of_the_newest_checkpoint(
+    tmp_path: Path, on: Callable[..., Done], there: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Guards look at visits, and states of 120 kB stay on GPUs.
+    monkeypatch.setenv("SHOAL_CHECK_ALWAYS", "0")
+    large = {**KEYS, "model": {"name": "mlp", "hidden": 2500}, "train": {"optimizer": "sgd", "lr": 0.1}}
+    large["run"] = {"checkpoint_every": 2}
+    run(parse_config(small_run(tmp_path / "alone", **large, engine={"device": "cuda"}), "alone"))
+    alone = done(tmp_path / "alone" / "runs")
+    keys = ("model.name=mlp", "model.hidden=2500", "train.optimizer=sgd", "train.lr=0.1", "run.checkpoint_every=2")
+    together = on(2, keys, {"1": OPERATORS_OF_TWO_ROUNDS})
+    assert (together.numbers, together.state) == (alone.numbers, alone.state)
+    assert f"the server was lost ({LOST_STATES}); going on after round 2" in together.said
     assert len(taken(tmp_path / "notes")) == 2
 
 
