@@ -156,10 +156,9 @@ class HostActor(Host):
 
     def _state_at(self, place: OnDevice) -> Tree:
         """Returns a state that stayed on the device. Raises StatesLost: it is of another process."""
-        stacks = None if self._opened is None else self._opened.stacks
-        if place.process != self._process or stacks is None:
-            raise StatesLost(f"client {place.client}")
-        state = stacks.kept_state(place.client, place.version)
+        opened, state = self._opened, None
+        if opened is not None and opened.stacks is not None and place.process == self._process:
+            state = opened.stacks.kept_state(place.client, place.version)
         if state is None:
             raise StatesLost(f"client {place.client}")
         return state

@@ -30,7 +30,7 @@ from shoal.storage.errors import FetchError
 log = logging.getLogger(__name__)
 # Ray sends so many bytes with a call. Larger states stay on their machine; larger downloads are put into memory once.
 SENT_WITH_A_CALL = 96_000
-LOST_STATES = "states of clients were lost with their machine"
+LOST_STATES = "states of clients were lost with their machine or host"
 
 
 class StatesLost(Exception):
@@ -88,13 +88,12 @@ def with_states(cell: Cell, values: Sequence[Any], on_device: Callable[[OnDevice
 
 def leave_on_device(outcomes: Sequence[Outcome | None], process: str) -> None:
     """Takes states that stay on the device of this process out of outcomes, which keep their places."""
-    for outcome in outcomes:
-        states = {} if outcome is None else outcome.states
-        for client, tree in list(states.items()):
-            if isinstance(tree, KeptState):
-                assert outcome is not None
-                place = OnDevice(process, client, tree.version)
-                outcome.kept[client] = Kept(place, tuple(tree), tree_bytes(states.pop(client)), -1)
+    for outcome in [outcome for outcome in outcomes if outcome is not None]:
+        staying = {client: tree for client, tree in outcome.states.items() if isinstance(tree, KeptState)}
+        for client, tree in staying.items():
+            place = OnDevice(process, client, tree.version)
+            outcome.kept[client] = Kept(place, tuple(tree), tree_bytes(tree), -1)
+            del outcome.states[client]
 
 
 def take_states(outcomes: Sequence[Outcome | None]) -> list[Tree]:
