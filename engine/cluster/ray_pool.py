@@ -170,7 +170,7 @@ class RayPool:
 
     def fetch_states(self, kept: Mapping[int, Kept]) -> dict[int, Kept]:
         """Puts all states that are on devices into the cluster's memory; raises ServerLost if one is lost."""
-        fetched, asked = self._ask_for({i: one for i, one in kept.items() if isinstance(one.ref, OnDevice)})
+        fetched, asked = self._ask_for({i: state for i, state in kept.items() if isinstance(state.ref, OnDevice)})
         try:
             ray.get(asked)
         except RayError as error:
@@ -180,12 +180,12 @@ class RayPool:
     def _ask_for(self, kept: Mapping[int, Kept]) -> tuple[dict[int, Kept], list[Any]]:
         """Asks hosts for states on their devices; returns these as references, and one a call that is done with it."""
         fetched, asked = dict[int, Kept](), []
-        for host in sorted({one.host for one in kept.values()}):
-            mine = {i: one for i, one in kept.items() if one.host == host}
+        for host in sorted({state.host for state in kept.values()}):
+            mine = {i: state for i, state in kept.items() if state.host == host}
             give = self.roster.hosts[host].give_states.options(num_returns=1 + len(mine))
-            done, *refs = give.remote([one.ref for one in mine.values()])
+            done, *refs = give.remote([state.ref for state in mine.values()])
             asked.append(done)
-            fetched |= {i: replace(one, ref=ref) for (i, one), ref in zip(mine.items(), refs)}
+            fetched |= {i: replace(state, ref=ref) for (i, state), ref in zip(mine.items(), refs)}
         return fetched, asked
 
     @contextmanager
