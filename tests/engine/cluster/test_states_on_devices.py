@@ -168,7 +168,7 @@ def test_no_state_leaves_the_device_in_a_round(hosts_there: list[Any], alone: An
     for opt_state in ("keep", "reset"):
         here = alone({"algorithm.name": "fedavg", "train.opt_state": opt_state, "evaluation.every": 1})
         # A host alone: else the other one may take its last cell.
-        away, pool = server_of(hosts_there[:1], here, f"{tmp_path}-{opt_state}")
+        away, _ = server_of(hosts_there[:1], here, f"{tmp_path}-{opt_state}")
         bytes_of_rounds.append([])
         for _ in range(3):
             away.round()
