@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -112,25 +111,31 @@ class PrototypeGenerator(nn.Module):
         anchor_SH = self.layers[1](self.layers[0](self.table).relu())
         return unit(anchor_SH) if self.normalized else anchor_SH
 
-    def learn(self, loss: AnchorLoss) -> float:
-        """Writes the gradients of all parameters, which exist, without autograd; returns the loss of the anchors."""
-        (table, *layers), (of_table, *of_layers) = zip(*((p.detach(), p.grad) for p in self.parameters()))
-        hidden_SH = torch.addmm(layers[1], table, layers[0].T).relu_()
-        anchor_SH = torch.addmm(layers[3], hidden_SH, layers[2].T)
-        if self.normalized:
-            length_S1 = torch.linalg.vector_norm(anchor_SH, dim=1, keepdim=True)
-            length_S1 = length_S1.where(length_S1 > EPS, torch.inf)
-            anchor_SH /= length_S1
-        value, g_SH = differentiate(loss, anchor_SH)
-        if self.normalized:
-            g_SH = (g_SH - (g_SH * anchor_SH).sum(1, keepdim=True) * anchor_SH) / length_S1
-        torch.mm(g_SH.T, hidden_SH, out=of_layers[2])
-        torch.sum(g_SH, 0, out=of_layers[3])
-        g_SH = (g_SH @ layers[2]).mul_(hidden_SH > 0)
-        torch.mm(g_SH.T, table, out=of_layers[0])
-        torch.sum(g_SH, 0, out=of_layers[1])
-        torch.mm(g_SH, layers[0], out=of_table)
-        return value
+    def learner(self, loss: AnchorLoss) -> Callable[[], float]:
+        """Returns what writes the gradients of all parameters, which exist, without autograd, and returns the loss."""
+        parameters = list(self.parameters())
+        table, weight, bias, weight_2, bias_2 = (p.detach() for p in parameters)
+        of_table, of_weight, of_bias, of_weight_2, of_bias_2 = (p.grad for p in parameters)
+
+        def learn() -> float:
+            hidden_SH = torch.addmm(bias, table, weight.T).relu_()
+            anchor_SH = torch.addmm(bias_2, hidden_SH, weight_2.T)
+            if self.normalized:
+                length_S1 = torch.linalg.vector_norm(anchor_SH, dim=1, keepdim=True)
+                length_S1 = length_S1.where(length_S1 > EPS, torch.inf)
+                anchor_SH /= length_S1
+            value, g_SH = differentiate(loss, anchor_SH)
+            if self.normalized:
+                g_SH = (g_SH - (g_SH * anchor_SH).sum(1, keepdim=True) * anchor_SH) / length_S1
+            torch.mm(g_SH.T, hidden_SH, out=of_weight_2)
+            torch.sum(g_SH, 0, out=of_bias_2)
+            g_SH = (g_SH @ weight_2).mul_(hidden_SH > 0)
+            torch.mm(g_SH.T, table, out=of_weight)
+            torch.sum(g_SH, 0, out=of_bias)
+            torch.mm(g_SH, weight, out=of_table)
+            return value
+
+        return learn
 
 
 def train_generator(
@@ -143,7 +148,7 @@ def train_generator(
     seed: int,
 ) -> tuple[Tensor, float]:
     """`train_kept` by a loss of the anchors; gives those after the last step, `[S, H]`, and the loss before it."""
-    learn = partial(generator.learn, loss)
-    value = _train(server, FlatModel(generator), learn, steps, lr, weight_decay, seed, STATE)
+    model = FlatModel(generator)
+    value = _train(server, model, generator.learner(loss), steps, lr, weight_decay, seed, STATE)
     with torch.no_grad():
         return generator(), value
