@@ -39,11 +39,13 @@ def drawn_generators(seed: int, classes: int, features: int, device: torch.devic
 
 def prompts(layers: tuple[Layer, ...], known_C: Tensor, x_QKF: Tensor) -> Tensor:
     """Generates a neighbour's features for each node of the known classes, `[Q, K, F]`, of their own features."""
-    x = x_QKF
-    for number, (weight, bias) in enumerate(layers, start=1):
+    x, all_known = x_QKF, bool(known_C.all())
+    for number, layer in enumerate(layers, start=1):
+        # Most of the work is to read the weights, which need not be copied.
+        weight, bias = layer if all_known else (t[known_C] for t in layer)
         # Entries are dropped before the last layer alone, whatever mode the model is in.
         x = drop(x, DROPPED, number == len(layers))
-        x = torch.baddbmm(bias[known_C], x, weight[known_C])
+        x = torch.baddbmm(bias, x, weight)
         x = x.relu() if number < len(layers) else x.tanh()
     return x
 
