@@ -21,7 +21,7 @@ from shoal.algorithms.rng import Stream
 from shoal.algorithms.training.joint_training import adding, label_loss, own_optimizer, require_whole_steps
 from shoal.algorithms.training.local_training import bounded_loss, make_optimizer
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import Count, NotNegative, Positive, Share
+from shoal.storage.options.types import Count, NotNegative, Share
 
 # What a client's state holds: synthetic nodes, `[2, C, K, F]`, both normalisations, `[2, 2, H]`, and gamma, `[C]`. The
 # first of two branches is for nodes of high degree.

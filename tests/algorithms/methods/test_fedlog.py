@@ -149,7 +149,7 @@ class Condensing(DenseClient):
         ),
         ({"name": "sage", "hidden": HIDDEN, "head": "linear"}, {"nodes": 2, "pre_epochs": 0, "generalize": 3.0}),
         ({"name": "gamlp", "hidden": HIDDEN}, {"nodes": 2, "pre_epochs": 1, "mastered": 0.0, "pace": 0.3}),
-        ({"name": "gat", "hidden": HIDDEN, "head": "linear"}, {"nodes": 1, "degree": 0, "pre_epochs": 1, "spread": 0.0}),
+        ({"name": "gat", "hidden": HIDDEN, "head": "linear"}, {"nodes": 1, "degree": 0, "pre_epochs": 1}),
         ({"name": "gcn", "hidden": HIDDEN, "head": "linear"}, {"nodes": 2, "pre_epochs": 1, "generalize": 0.0}),
     ],
     ids=["gcn", "sage", "gamlp", "gat", "no global nodes"],
