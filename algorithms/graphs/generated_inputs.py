@@ -1,4 +1,4 @@
-"""What a model reads of a small graph that a method makes, with gradients to the features."""
+"""Inputs of a model over a small graph that a method makes, with gradients to the features."""
 
 import numpy as np
 from torch import Tensor
