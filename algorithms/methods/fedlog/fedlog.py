@@ -68,7 +68,8 @@ class FedLoG(Algorithm):
     reads at the receivers', so that zeros are added; and generators that clients train on features and gradients of
     neighbours and the server averages by class, which no client loads. Prompts are made, in the code and here, by
     untrained generators, the same for all clients. The code also stops `pre_epochs` early by accuracy on test nodes,
-    takes batches of 64 training nodes, and trains on classes that nobody has; ours does not.
+    takes batches of 64 training nodes, starts all clients from the same X, and trains on classes that nobody has; ours
+    does not. Its GNN is a `sage` of two layers with `head: linear`, its moments begin anew in each round.
 
     Down: P + 4 H numbers, the seed, G of known classes, K F each, and a bit for every class. Up: P + 4 H numbers, 1,
     X_i0 of the C_i classes that the client has, and all r_ic, P + 4 H + 1 + C_i K F + C scalars.
