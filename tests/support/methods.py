@@ -13,7 +13,7 @@ FGGP = {"hidden": 6, "knn_every": 2}
 NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fggp", "class_means", "fedgcn"}
 MENDED = ("fedsage_plus", "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc")
 LABELLING = ("fedgl", "fedgl_fedgta", "fedgl_moon", "fedgl_feddc")
-NODE_ONLY |= {*MENDED, *LABELLING, "fedtad", "s2fgl", "fedspray", "fediih"}
+NODE_ONLY |= {*MENDED, *LABELLING, "fedtad", "s2fgl", "fedspray", "fediih", "fedlog"}
 GRAPH_ONLY = {"fedstar", "fedgpl"}
 # Options and model; a GCN alone where a method is not named.
 NEEDS: dict[str, tuple[Keys, Any]] = {
@@ -26,6 +26,7 @@ NEEDS: dict[str, tuple[Keys, Any]] = {
     "adafgl": ({"shared_rounds": 1, "hidden": 6}, GCN),
     "fggp": (FGGP, CONV),
     "fediih": ({}, DISENTANGLED),
+    "fedlog": ({"nodes": 2, "pre_epochs": 1}, GCN),
     "fedstar": ({}, {"name": "star", "hidden": 8}),
     "fedgpl": ({}, {"name": "gcn", "hidden": 8, "prompt": {"name": "vpg"}}),
 }

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.graphs.completed_graph import complete_graph
+from shoal.algorithms.graphs.generated_inputs import inputs_over
 from shoal.algorithms.graphs.nearest import nearest
-from shoal.algorithms.models.inputs.masked_features import AlteredFeatures, smoothing_over
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, operator_over
+from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.head import undrawn
 
 WIDTHS = (64, 128, 256)
@@ -59,9 +59,4 @@ def pseudo_inputs(model: FlatModel, x_NF: Tensor, neighbours: int) -> Inputs:
     """
     alone = np.zeros(len(x_NF) + 1, dtype=np.int32)
     graph = complete_graph(alone, np.zeros(0, dtype=np.int32), nearest(x_NF, neighbours), x_NF.device)
-    starts, columns = graph.indptr.numpy(), graph.indices.numpy()
-    if (coupled := model.coupled) is not None:
-        matrix = operator_over(coupled.operator, starts, columns).to(x_NF.device)
-        return Neighbourhood(x_NF, (matrix,) * coupled.depth)
-    smoothing = smoothing_over(starts, columns, 0.5).to(x_NF.device)
-    return [AlteredFeatures(x_NF, None, smoothing, k) if k else x_NF for k in model.inputs]
+    return inputs_over(model, x_NF, graph.indptr.numpy(), graph.indices.numpy())

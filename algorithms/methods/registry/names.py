@@ -52,6 +52,7 @@ METHODS = {
     "s2fgl": "shoal.algorithms.methods.s2fgl.s2fgl:S2FGL",
     "fedspray": "shoal.algorithms.methods.fedspray.fedspray:FedSpray",
     "fediih": "shoal.algorithms.methods.fediih.fediih:FedIIH",
+    "fedlog": "shoal.algorithms.methods.fedlog.fedlog:FedLoG",
 }
 # Methods that their papers write otherwise than their classes are called.
 AS_WRITTEN = {

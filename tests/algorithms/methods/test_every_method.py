@@ -63,6 +63,7 @@ LABELLED: list[tuple[str, Keys]] = [
             "fedspray",
         )
     ),
+    ("fedlog", {"nodes": 2, "pre_epochs": 1}),
     ("moon", {"rows": "all"}),
     ("fedtad", {"nodes": 12}),
     ("fedgl", {"threshold": 0.0}),
@@ -255,6 +256,7 @@ def test_models_that_pass_messages(run: Start, name: str, options: Keys, model: 
         ("fedpub", {}, {"name": "sgc", "layers": 2}),
         ("fedspray", {"hidden": 6, "threshold": 0.3}, WHOLE),
         ("fediih", {}, DISENTANGLED),
+        ("fedlog", {"nodes": 2, "pre_epochs": 1}, GCN),
         ("fedsage_plus", {**SAGE_PLUS, "generator_rounds": 1}, SAGE),
         *((name, COPILOT, WHOLE) for name in ("fml", "fedkd")),
     ],
@@ -285,6 +287,7 @@ def test_sparse_features_give_the_same_numbers(
         ("fedtad", {"nodes": 12}, GCN, 4),
         ("fediih", {}, DISENTANGLED, 4),
         ("s2fgl", {}, GAMLP, 4),
+        ("fedlog", {"nodes": 2, "pre_epochs": 1}, GAMLP, 4),
         ("fedspray", {"hidden": 6, "threshold": 0.3}, GAMLP, 4),
         ("moon", {"mu": 5.0}, GAMLP, 4),
         ("moon", {"mu": 5.0, "rows": "all"}, GAMLP, 4),

@@ -146,6 +146,7 @@ HELD: dict[str, tuple[dict[str, Expected], Keys]] = {
     "fedtgp": ({"proto": decays, **TRAINED}, {}),
     "fedtad": ({"w": decays, "w.*": decays, **TRAINED}, {}),
     "s2fgl": ({**MEAN, "proto": decays, "known": decays}, {}),
+    "fedlog": ({**MEAN, "norms": nothing, "seed": fixed, "proto": decays, "known": decays}, {}),
     "fedspray": ({**MEAN, "proto": decays, "known": decays}, {}),
     "fedpg": (
         {**TRAINED, "anchor": decays, "fresh": cohort, **dict.fromkeys(("proto", "present", "counts"), last_upload)}, {}

@@ -52,6 +52,10 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
         "generator_rounds": [-1], "hide": [0, 1], "most_neighbours": [0], "hidden": [0], "degree": [-1],
         "feature": [-1], "label": [-1], "across": [-1], "peers": [0], "sampled_nodes": [0],
     },
+    "fedlog": {
+        "nodes": [0, 1025], "degree": [-1], "spread": [-1.0], "generalize": [-1.0], "pre_epochs": [-1],
+        "mastered": [-0.1, 1.1], "pace": [-0.1, 1.1],
+    },
     "fedspray": {"lam": [-1.0], "threshold": [-0.1, 1.1], "hidden": [0, 4097], "proxy_lr": [0.0]},
     "fedtad": {
         "server_epochs": [-1], "generator_steps": [0], "distil_steps": [0], "generator_lr": [0.0], "distil_lr": [0.0],
@@ -152,6 +156,9 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("fgssl", DRAWN, "model.fanouts", ""),
     ("s2fgl", SGC, "model.layers", ""),
     ("moon", {"train.batch_size": 4}, "train.batch_size", ""),
+    ("fedlog", {"train.batch_size": 4}, "train.batch_size", ""),
+    ("fedlog", DRAWN, "model.fanouts", ""),
+    ("fedlog", SGC, "model.layers", ""),
     ("fedspray", {"train.batch_size": 4}, "train.batch_size", ""),
     ("fedspray", DRAWN, VISIT, "model.fanouts"),
     ("class_means", {"algorithm.hops": 5}, "algorithm.hops", ""),

@@ -33,7 +33,7 @@ MINE: dict[str, tuple[Keys, Any]] = {
     "adafgl": ({"shared_rounds": 2, "hidden": 6}, GCN),
 }
 # Others predict by their models alone; those of graphs are tested beside their methods.
-OF_ITS_OWN = ("fedavg", "fednh", "fggp", "adafgl", *MENDED)
+OF_ITS_OWN = ("fedavg", "fednh", "fggp", "adafgl", "fedlog", *MENDED)
 OTHERS = [name for name in METHODS if name not in (*OF_ITS_OWN, *GRAPH_ONLY)]
 
 
@@ -98,6 +98,16 @@ def by_branches(state: Named, logits: Tensor, a: np.ndarray, x: Tensor) -> Tenso
     return state["homophily"] * (homo.softmax(1) + p) / 2 + (1 - state["homophily"]) * hetero
 
 
+def by_condensed(state: Named, p: Named, z: Tensor, degree: Tensor) -> Tensor:
+    """The probabilities by the prototypes of FedLoG's two branches, with a threshold of 3."""
+    nodes = state["nodes"]
+    proto = gcn(p, torch.eye(nodes[..., 0].numel()), nodes.flatten(0, 2))[0].unflatten(0, nodes.shape[:3]).mean(2)
+    normed = torch.stack([F.layer_norm(z, z.shape[1:], *norm) for norm in state["norms"]])
+    high, low = (-torch.cdist(normed, proto).square()).softmax(2)
+    share = torch.sigmoid(degree - 4)[:, None]
+    return share * high + (1 - share) * low
+
+
 def with_generated(state: Named, a: np.ndarray, x: Tensor) -> tuple[np.ndarray, Tensor]:
     """The graph with the neighbours that FedSage+'s generator, of hidden width 6, makes for its nodes."""
     f, h, parts, flat = x.shape[1], 6, {}, state["generator"]
@@ -127,6 +137,8 @@ def of_nodes(name: str, p: Named, state: Named, down: Named, shard: Shard, train
     z, logits = gcn(p, smoothing(a), x)
     if name == "fednh":
         return (F.normalize(z) @ F.normalize(p["head.linears.0.weight"]).t()).argmax(1)
+    if "norms" in state:
+        return by_condensed(state, p, z, torch.from_numpy(a.sum(1))).argmax(1)
     if name == "fggp":
         if "bank" not in down and train:
             # Who never took part has the means of its own classes.

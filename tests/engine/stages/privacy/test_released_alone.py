@@ -54,6 +54,7 @@ MEANS = {
         "class_means",
         "fedstar",
         "fedspray",
+        "fedlog",
     ),
 }
 OF_NORMS = {"fedgta", "fedgl_fedgta"}

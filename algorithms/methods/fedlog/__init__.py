@@ -1,0 +1,1 @@
+"""FedLoG: the method, and the synthetic nodes that clients condense and are prompted with."""
