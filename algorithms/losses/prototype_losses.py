@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.losses.prototypes import EPS, class_means, direction, unit
+from shoal.algorithms.models.compiled.projected_losses import margin_cross_entropies
 from shoal.algorithms.models.compiled.row_losses import (
     contrasts,
     contrasts_by_class,
     is_compiled,
-    margin_cross_entropies,
     row_loss,
     softplus_along,
     squares,

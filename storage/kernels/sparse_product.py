@@ -193,7 +193,7 @@ class Tile:
         """Adds the squares of what vectors are above a number to `to`, rounded once."""
         numbers = self._in_all(number, self.vector)
         apart = [self._builder.fsub(vector, numbers) for vector in vectors]
-        return [self._call("llvm.fma.*", self.vector, each, each, other) for each, other in zip(apart, to)]
+        return [self._call("llvm.fma.*", self.vector, vector, vector, other) for vector, other in zip(apart, to)]
 
 
 def tiles(builder: Any, scalar: Any, tile: Any, last: Any, shapes: Sequence[tuple[int, int]] = TILES) -> Iterator[Tile]:

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
-from shoal.storage.kernels.dense_product import multiply_dense, square_distances
 from shoal.storage.kernels.exponentials import exp
 
 FAST = {"reassoc", "contract", "nsz"}
@@ -23,8 +22,6 @@ ZERO, ONE = np.float32(0), np.float32(1)
 SIGN = np.int32(2**31 - 1)
 # Lengths up to which a row has no direction.
 EPS = 1e-12
-# Rows whose distances are held at a time, and the share of both squared lengths below which a squared distance is near.
-BLOCK, NEAR = 96, np.float32(1 / 64)
 
 
 def is_compiled(x_NH: Tensor, *constants: Tensor) -> bool:
@@ -152,73 +149,6 @@ def contrasts(
             for h in range(width):
                 gradient[n, h] /= np.float32(usable)
     return total / max(usable, 1)
-
-
-@numba.njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
-def margin_cross_entropies(
-    x: np.ndarray, query: np.ndarray, label: np.ndarray, known: np.ndarray, margin: float, gradient: np.ndarray
-) -> float:
-    """Computes `prototype_losses.MarginCrossEntropy` of rows, which are anchors; the gradient of a distance 0 is 0.
-
-    Distances are sums of squared differences: products lose the digits of near pairs. The gradient sums up queries and
-    anchors apart, from the mean anchor on, but for near pairs. An IndexError for a label that is no known class.
-    """
-    width, total, classes = x.shape[1], 0.0, np.flatnonzero(known)
-    count, share = len(classes), np.float32(1 / max(len(query), 1))
-    anchor, of_anchor = x[classes], np.zeros((count, width), np.float32)
-    by_place, middle = np.ascontiguousarray(anchor.T), np.zeros(width, np.float32)
-    for k in range(count):
-        for h in range(width):
-            middle[h] += anchor[k, h] / np.float32(count)
-    apart, block = anchor - middle, np.empty((BLOCK, width), np.float32)
-    added = np.empty((count, width), np.float32)
-    length, factor = np.empty(count, np.float32), np.empty((BLOCK, count), np.float32)
-    score, of_score = np.empty(count, np.float32), np.empty(count, np.float32)
-    for k in range(count):
-        length[k] = NEAR * _square(apart[k])
-    for first in range(0, len(query), BLOCK):
-        rows, at = min(BLOCK, len(query) - first), query.ctypes.data + 4 * first * width
-        places = by_place.ctypes.data, count, factor.ctypes.data, count
-        square_distances(at, width, *places, rows, width, count)
-        for n in range(rows):
-            for h in range(width):
-                block[n, h] = query[first + n, h] - middle[h]
-        of_score[:] = ZERO
-        for n in range(rows):
-            row, of_query, of_label = factor[n], query[first + n], np.searchsorted(classes, label[first + n])
-            if of_label == count or classes[of_label] != label[first + n]:
-                raise IndexError("expected labels of known classes")
-            least, near = NEAR * _square(block[n]), 0
-            for k in range(count):
-                near += row[k] < least + length[k]
-                row[k] = np.float32(math.sqrt(row[k]))
-                score[k] = -row[k]
-            score[of_label] -= np.float32(margin)
-            of_own, highest = score[of_label], _maximum(score)
-            mass = _exponentials(score, highest)
-            total += float(highest) + math.log(mass) - float(of_own)
-            scale = share / mass
-            score[of_label] -= mass
-            for k in range(count):
-                # What the gradient has of the query, less what it has of the anchor.
-                score[k] = scale * score[k] / row[k] if row[k] > ZERO else ZERO
-                row[k], score[k] = score[k], row[k]
-            for k in range(count if near else 0):
-                if score[k] * score[k] < least + length[k]:
-                    for h in range(width):
-                        of_anchor[k, h] -= row[k] * (anchor[k, h] - of_query[h])
-                    row[k] = ZERO
-            for k in range(count):
-                of_score[k] += row[k]
-        of_block = factor.ctypes.data, 1, count, block.ctypes.data, width, added.ctypes.data, width
-        multiply_dense(*of_block, count, rows, width, ZERO)
-        for k in range(count):
-            for h in range(width):
-                of_anchor[k, h] += added[k, h] - of_score[k] * apart[k, h]
-    gradient[:] = ZERO
-    for k in range(count):
-        gradient[classes[k]] = of_anchor[k]
-    return total / max(len(query), 1)
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"})
@@ -493,8 +423,8 @@ def _shares(direction: np.ndarray, n: int, near: np.ndarray, temperature: float,
 @numba.njit(cache=True, nogil=True, fastmath={"contract"})
 def _softmax_of(row: np.ndarray) -> np.float32:
     """Replaces a row by its softmax, and returns the logarithm of the sum of its exponentials."""
-    highest = _maximum(row)
-    mass = _exponentials(row, highest)
+    highest = find_maximum(row)
+    mass = exponentiate(row, highest)
     for h in range(len(row)):
         row[h] /= mass
     return np.float32(highest + math.log(mass))
@@ -518,7 +448,7 @@ def _softmax(x: np.ndarray, out: np.ndarray) -> float:
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
 def _unit(x: np.ndarray, out: np.ndarray) -> float:
     """Writes the direction of a row, zeros for one without, and returns its length, infinite for that one."""
-    length = math.sqrt(_square(x))
+    length = math.sqrt(sum_squares(x))
     if length <= EPS:
         length = math.inf
     for h in range(len(x)):
@@ -527,7 +457,8 @@ def _unit(x: np.ndarray, out: np.ndarray) -> float:
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST)
-def _square(x: np.ndarray) -> np.float32:
+def sum_squares(x: np.ndarray) -> np.float32:
+    """Sums the squares of a row."""
     square = ZERO
     for h in range(len(x)):
         square += x[h] * x[h]
@@ -547,9 +478,9 @@ def cross_entropy(logits: np.ndarray, label: np.ndarray) -> float:
         row, true_class = logits[n], label[n]
         if not 0 <= true_class < classes:
             raise IndexError("expected labels below the number of logits")
-        highest = _maximum(row)
+        highest = find_maximum(row)
         of_label = row[true_class] - highest
-        mass = _exponentials(row, highest)
+        mass = exponentiate(row, highest)
         scale = np.float32(1) / mass
         for c in range(classes):
             row[c] *= scale
@@ -559,7 +490,7 @@ def cross_entropy(logits: np.ndarray, label: np.ndarray) -> float:
 
 
 @numba.njit(cache=True, nogil=True, fastmath=False)
-def _maximum(row: np.ndarray) -> np.float32:
+def find_maximum(row: np.ndarray) -> np.float32:
     """Finds the maximum by integers in the order of floats, of which LLVM makes vector code."""
     highest = np.int32(-(2**31))
     for c in range(len(row)):
@@ -569,7 +500,7 @@ def _maximum(row: np.ndarray) -> np.float32:
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def _exponentials(row: np.ndarray, highest: np.float32) -> np.float32:
+def exponentiate(row: np.ndarray, highest: np.float32) -> np.float32:
     """Replaces a row by exp(row - highest); returns their sum."""
     total = np.float32(0)
     for c in range(len(row)):

@@ -22,7 +22,7 @@ from shoal.algorithms.losses.prototype_losses import (
     of_classes,
     prototype_alignment,
 )
-from shoal.algorithms.models.compiled.row_losses import BLOCK
+from shoal.algorithms.models.compiled.projected_losses import BLOCK
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 
