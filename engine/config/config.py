@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from shoal.engine.config.overrides import (
     sections_of,
     with_long_forms,
 )
+from shoal.engine.config.plain_overlay import NeedsOmegaConf, is_plain
 from shoal.engine.config.round_sections import DeviceOptions, ParticipationOptions, ScheduleOptions
 from shoal.engine.config.sections import (
     ACCURACY,
@@ -193,6 +195,7 @@ def load_config(
     values: Mapping[str, Any] = NO_VALUES,
     varied: frozenset[str] = frozenset(),
     source: str = COMMAND_LINE,
+    typed: Collection[str] | None = None,
 ) -> Config:
     """Reads a config file, or the config of a run folder, and applies overrides.
 
@@ -205,6 +208,7 @@ def load_config(
         values: By dotted key, plain values; those of a section are laid over it.
         varied: Keys of which a sweep has several values: what has no effect in a row is left out of it.
         source: Where overrides stand, which errors of them name.
+        typed: The overrides of the user, None: all; what others replace is not named.
     """
     file = _config_file(path)
     for override, following in zip(overrides, [*overrides[1:], ""]):
@@ -216,9 +220,7 @@ def load_config(
             raise ShoalError(override, f"{hint}an override has the form key.sub=value")
     try:
         text = read_text(file, MOST_BYTES)
-        require_small(text)
-        raw = _of_today(OmegaConf.load(io.StringIO(text)))
-        resolved, given = _resolve(raw, _named_anew([*map(override_of, overrides), *_given(values)]))
+        resolved, given = _lay_over(text, _named_anew([*map(override_of, overrides), *_given(values)]), typed)
     except FileNotFoundError:
         names = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
         hint = did_you_mean(file.stem, names)
@@ -267,9 +269,34 @@ def _of_today(raw: Any) -> Any:
     return raw if today == plain else OmegaConf.create(today)
 
 
-def _resolve(raw: Any, given: Sequence[tuple[str, str, Any]]) -> tuple[dict[str, Any], Given]:
+@lru_cache(maxsize=8)
+def _content(text: str) -> Any:
+    """Reads the content of a file by the keys of today: plain values, or OmegaConf's where one names another."""
+    require_small(text)
+    raw = _of_today(OmegaConf.load(io.StringIO(text)))
+    plain = OmegaConf.to_container(raw)
+    return plain if type(plain) is dict and is_plain(plain) else raw
+
+
+def _lay_over(
+    text: str, given: Sequence[tuple[str, str, Any]], typed: Collection[str] | None
+) -> tuple[dict[str, Any], Given]:
+    """Lays values over the text of a file, as `_resolve`."""
+    # What is laid over it changes a copy.
+    content = deepcopy(_content(text))
+    if type(content) is not dict:
+        return _resolve(content, given, typed)
+    try:
+        return content, lay_over(content, given, sections(), typed)
+    except NeedsOmegaConf:
+        return _resolve(OmegaConf.create(_content(text)), given, typed)
+
+
+def _resolve(
+    raw: Any, given: Sequence[tuple[str, str, Any]], typed: Collection[str] | None = None
+) -> tuple[dict[str, Any], Given]:
     """Lays values over the content of a file, and returns it, its references resolved, with the keys of these."""
-    laid = lay_over(raw, given, sections())
+    laid = lay_over(raw, given, sections(), typed)
     plain = OmegaConf.to_container(raw)
     if not isinstance(plain, dict):
         raise ValueError("the file must be a mapping of keys")

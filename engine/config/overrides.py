@@ -4,8 +4,9 @@ Which sections there are, and what a word stands for in each, comes from the cla
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -13,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 from yaml import MarkedYAMLError, YAMLError
 
+from shoal.engine.config import plain_overlay
 from shoal.engine.config.config_text import announce, require_small
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import Named
@@ -90,7 +92,12 @@ def with_long_forms(plain: Any, sections: Sections, at: str = "") -> Any:
     return {short: plain} if isinstance(plain, str) else plain
 
 
-def lay_over(raw: DictConfig, given: Sequence[tuple[str, str, Any]], sections: Sections) -> Given:
+def lay_over(
+    raw: DictConfig | dict[str, Any],
+    given: Sequence[tuple[str, str, Any]],
+    sections: Sections,
+    typed: Collection[str] | None = None,
+) -> Given:
     """Puts plain values into a config in long form; where a key is given twice, the last value holds.
 
     A word for a section is the value of one of its keys, so that options may stand before or behind it. Where options
@@ -98,10 +105,13 @@ def lay_over(raw: DictConfig, given: Sequence[tuple[str, str, Any]], sections: S
     that go with that one are named.
 
     Args:
+        raw: Changed in place.
         given: What the user wrote, a dotted key, and its value.
+        typed: What is named of it is what these replace; None: all.
 
     Raises:
         ShoalError: A value cannot be set there.
+        NeedsOmegaConf: `raw` is plain, and a value cannot be laid over it so.
     """
     units = [unit for shown, key, value in given for unit in _units(key, value, shown, sections)]
     whole = {unit.key: number for number, unit in enumerate(units) if _of_a_name(unit.key, sections)}
@@ -110,14 +120,19 @@ def lay_over(raw: DictConfig, given: Sequence[tuple[str, str, Any]], sections: S
     # A list is there before options of its entries, and what is no mapping drops none that are given.
     for unit in sorted(units, key=lambda unit: unit.key not in whole or isinstance(unit.value, Mapping)):
         try:
-            OmegaConf.update(raw, unit.key, unit.value, force_add=True)
+            if isinstance(raw, dict):
+                plain_overlay.update(raw, unit.key, unit.value)
+            else:
+                OmegaConf.update(raw, unit.key, unit.value, force_add=True)
         except UNREADABLE as error:
             raise ShoalError(
                 unit.shown,
                 f"cannot be set: {reason_of(error)}; an entry of a list is named by its place, as in model.0.hidden=32",
             ) from error
+    by = {unit.key: unit.shown for unit in units}
     for key, old in before.items():
-        _name_what_goes(key, old, OmegaConf.select(raw, key), sections[key])
+        if typed is None or by[key] in typed:
+            _name_what_goes(key, old, _select(raw, key), sections[key])
     names = frozenset(unit.key for unit in units)
     return Given(names | before.keys(), frozenset(unit.key for unit in units if unit.by_word))
 
@@ -141,26 +156,30 @@ def _of_a_name(key: str, sections: Sections) -> bool:
     return key in sections and issubclass(sections[key], Named)
 
 
-def _remove(raw: DictConfig, key: str) -> Any:
+def _select(raw: DictConfig | dict[str, Any], key: str) -> Any:
+    return plain_overlay.select(raw, key) if isinstance(raw, dict) else OmegaConf.select(raw, key)
+
+
+def _remove(raw: DictConfig | dict[str, Any], key: str) -> Any:
     """Takes a section out of a config, and returns its plain value; None: it has none."""
     above, _, name = key.rpartition(".")
-    holder = OmegaConf.select(raw, above) if above else raw
-    if not isinstance(holder, DictConfig) or name not in holder:
+    holder = _select(raw, above) if above else raw
+    if not isinstance(holder, DictConfig | dict) or name not in holder:
         return None
-    old = OmegaConf.to_container(holder)[name]  # type: ignore[call-overload,index]
+    old = holder[name] if isinstance(holder, dict) else OmegaConf.to_container(holder)[name]  # type: ignore[call-overload,index]
     del holder[name]
     return old
 
 
 def _name_what_goes(key: str, old: Any, new: Any, section: type) -> None:
     """Says which options of the old section are not in the new one, unless a list takes its place, which shows it."""
-    if isinstance(new, ListConfig):
+    if isinstance(new, ListConfig | list):
         return
     entries = {f"{key}.{place}": entry for place, entry in enumerate(old)} if isinstance(old, list) else {key: old}
     for at, entry in entries.items():
         options = dict(entry) if isinstance(entry, Mapping) else {}
         name = options.pop(word_key(section), None)
-        stay = new if at == key and isinstance(new, DictConfig) else {}
+        stay = new if at == key and isinstance(new, DictConfig | dict) else {}
         for option, value in options.items():
             default = section.model_fields.get(option)  # type: ignore[attr-defined]
             if option not in stay and (default is None or value != default.default):
@@ -170,6 +189,7 @@ def _name_what_goes(key: str, old: Any, new: Any, section: type) -> None:
                 )
 
 
+@lru_cache(maxsize=4096)
 def override_of(text: str) -> tuple[str, str, Any]:
     """Returns the text `key.sub=value`, its dotted key, and its plain value. Raises ShoalError: it has none."""
     key, value = text.split("=", 1)

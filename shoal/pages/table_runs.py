@@ -163,7 +163,7 @@ class TableRuns:
             )
         self.rows = [row for _, _, _, row in runs]
         selections = tuple(selection for _, selection, _, _ in runs)
-        self.study = replace(study_of(paper, name, [], self._seeds), selections=selections)
+        self.study = replace(study_of(paper, name, [], self._seeds, asked.overrides), selections=selections)
 
     @property
     def root(self) -> Path | None:

@@ -241,7 +241,12 @@ def read_figures(table: PaperTable, block: str, row: str) -> dict[str, Printed]:
 
 @dataclass(frozen=True)
 class PaperStudy(Selected):
-    """The runs of some cells of a table as a sweep: a selection for every cell, value to choose from, and seed."""
+    """The runs of some cells of a table as a sweep: a selection for every cell, value to choose from, and seed.
+
+    `typed` are the overrides of the user, which go over the keys of all cells.
+    """
+
+    typed: tuple[str, ...] = ()
 
     @cached_property
     def configs(self) -> list[Config]:
@@ -251,7 +256,7 @@ class PaperStudy(Selected):
     def config_of(self, selection: Selection) -> Config:
         """Reads the config of one selection; raises as `configs`."""
         try:
-            config = load_config(self.config, selection.overrides, source="")
+            config = load_config(self.config, selection.overrides, source="", typed=self.typed)
             require_names(config)
         except ShoalError as error:
             cell = ", ".join(name for key, name in selection.columns.items() if key != "seed")
@@ -288,7 +293,8 @@ def study_of(
                 # Cells that show several figures of one run share it.
                 selections.setdefault((*given, *overrides), Selection(columns, (*given, *overrides)))
     chosen = {} if choose is None else {"choose": choose.key, "choose_seeds": choose.seeds, "choose_by": choose.by}
-    return PaperStudy(str(paper.config_of(table)), (paper.name, table), selections=tuple(selections.values()), **chosen)  # type: ignore[arg-type]
+    runs = tuple(selections.values())
+    return PaperStudy(str(paper.config_of(table)), (paper.name, table), selections=runs, typed=(*overrides,), **chosen)  # type: ignore[arg-type]
 
 
 def _text(value: Any) -> str:
