@@ -1,7 +1,7 @@
 """The models of a run, and which client trains which."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from shoal.engine.config.sizes import size
 from shoal.engine.sections.sections import options_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.edges.kinds import Kinds
+from shoal.storage.options.types import is_own
 
 # A parameter takes so many bytes: value, gradient, and two moments of Adam.
 OF_PARAMETER = 16
@@ -53,16 +54,60 @@ def model_of(built: BuiltModels, info: ClientInfo, name: str) -> BuiltModel:
     return several[info.model if len(several) > 1 else 0]
 
 
+class KnownModels:
+    """Models that were built, for configs that differ elsewhere, and the configs by which methods were rehearsed.
+
+    What a user's code makes is made anew each time.
+    """
+
+    def __init__(self) -> None:
+        """Begins without a model."""
+        self._built: dict[str, BuiltModels] = {}
+        self._rehearsed: set[str] = set()
+
+    def once(self, config: Config, algorithm: Algorithm, rehearse: Callable[[], None]) -> None:
+        """Rehearses a method, unless it passed with the same models, clients and training; raises as `rehearse`."""
+        of_server = config.heterogeneity, config.train, config.rounds, config.seed, config.kernel().hops
+        key = repr((type(algorithm), algorithm, config.models(), config.task, config.partition.clients, of_server))
+        if key not in self._rehearsed:
+            rehearse()
+            if not _has_own(algorithm, config.models()):
+                self._rehearsed.add(key)
+
+    def built(
+        self, algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, **shape: Any
+    ) -> BuiltModels:
+        """Returns what `built_models` builds of equal arguments on the same device; raises as it does."""
+        if _has_own(algorithm, specs):
+            return built_models(algorithm, specs, embedding, **shape)
+        method = type(algorithm), algorithm.models(), algorithm.reads_embedding
+        key = repr((torch.get_default_device(), method, specs, embedding, shape))
+        if key not in self._built:
+            self._built[key] = built_models(algorithm, specs, embedding, **shape)
+        return self._built[key]
+
+
+def _has_own(algorithm: Algorithm, specs: Sequence[ModelSpec]) -> bool:
+    return any(is_own(spec.name) for spec in specs) or not type(algorithm).__module__.startswith("shoal.")
+
+
 def require_fitting(
-    algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, memory_limit: int, **shape: Any
+    algorithm: Algorithm,
+    specs: Sequence[ModelSpec],
+    embedding: int | None,
+    memory_limit: int,
+    known: KnownModels | None = None,
+    **shape: Any,
 ) -> BuiltModels:
     """Builds the same models on the device `meta`, as shapes without values, before any memory is taken.
+
+    Models that are `known` are not built again.
 
     Raises:
         ShoalError: As `built_models` does, or training would take more than `memory_limit` bytes.
     """
     with torch.device("meta"):
-        sketched = built_models(algorithm, specs, embedding, **shape)
+        sketched = (known or KnownModels()).built(algorithm, specs, embedding, **shape)
     parameters = sum(built.flat.w.numel() for several in sketched.values() for built in several)
     if parameters * OF_PARAMETER > memory_limit:
         raise ShoalError(
@@ -238,7 +283,7 @@ def require_supported(config: Config, algorithm: Algorithm) -> None:
         )
 
 
-def require_mixable(config: Config, algorithm: Algorithm) -> None:
+def require_mixable(config: Config, algorithm: Algorithm, known: KnownModels | None = None) -> None:
     """Refuses a list of models for a method whose clients must share one, and models that no dataset could be for.
 
     Raises:
@@ -259,4 +304,4 @@ def require_mixable(config: Config, algorithm: Algorithm) -> None:
     bfloat16 = config.engine.precision == "bfloat16"
     shape: dict[str, Any] = {"features": 1, "classes": 1, "hops": hops, "dropout": train.dropout, "bfloat16": bfloat16}
     shape |= {"task": config.task, "edge_features": least_edge_features([model.name for model in models])}
-    require_fitting(algorithm, models, config.heterogeneity.embedding, config.memory_limit(), **shape)
+    require_fitting(algorithm, models, config.heterogeneity.embedding, config.memory_limit(), known, **shape)

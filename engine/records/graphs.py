@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -36,9 +36,14 @@ OF_DATA_CONFIG = (
 )
 
 
+@lru_cache(maxsize=1)
+def _types() -> Mapping[str, Any]:
+    return get_type_hints(DataSource, include_extras=True)
+
+
 def sources(config: Config) -> tuple[DataSource, ...]:
     """Makes the datasets that a config names. Raises ShoalError: options, names or numbers of paths are wrong."""
-    hints = get_type_hints(DataSource, include_extras=True)
+    hints = _types()
     readable = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
     options: dict[str, Any] = {}
     user_class = isinstance(config.data.dataset, str) and has_user_options(config.data.dataset)

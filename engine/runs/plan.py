@@ -12,7 +12,7 @@ from shoal.engine.callbacks.calls import load_callbacks
 from shoal.engine.config.config import Config, device_choice, require_one_thread
 from shoal.engine.config.names import own_among
 from shoal.engine.config.round_sections import ParticipationOptions
-from shoal.engine.messages.models import require_mixable, require_supported
+from shoal.engine.messages.models import KnownModels, require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
@@ -67,17 +67,18 @@ class RunPlan:
         return SOME if some_take_part(self.config) else ALL
 
     @classmethod
-    def of(cls, config: Config, trains: bool = True) -> "RunPlan":
+    def of(cls, config: Config, trains: bool = True, known: KnownModels | None = None) -> "RunPlan":
         """Checks method, models, device, dataset, callbacks and rounds of a config. A ShoalError names the key.
 
         The method's `setup` is called, too, on made-up sizes, so that it refuses before any data is prepared.
 
-        Without `trains`, to prepare and export, it needs no callbacks, no learning rates and no trace.
+        Without `trains`, to prepare and export, it needs no callbacks, no learning rates and no trace. Models that are
+        `known` from plans of other configs are not built again.
         """
         method = describe(config.algorithm.name, config.algorithm.options)
         algorithm = load(method)
         require_supported(config, algorithm)
-        require_mixable(config, algorithm)
+        require_mixable(config, algorithm, known)
         callbacks = load_callbacks(config) if trains else {}
         if trains:
             require_one_thread(config)
@@ -92,7 +93,7 @@ class RunPlan:
             if feature.checks_method and feature.is_on(config):
                 load_place(feature.checks_method)(config, algorithm)
         if trains:
-            rehearse_setup(config, algorithm)
+            rehearse_setup(config, algorithm, known)
         return cls(config, method, algorithm, device, callbacks, rounds)
 
     @cached_property

@@ -15,7 +15,7 @@ from shoal.algorithms.models.names import least_edge_features
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import CPU, key
 from shoal.engine.config.config import Config
-from shoal.engine.messages.models import BuiltModels, assign_models, built_models
+from shoal.engine.messages.models import BuiltModels, KnownModels, assign_models
 from shoal.storage.errors import ShoalError
 
 # Features, classes, and items of a client, of which half train.
@@ -25,16 +25,21 @@ ITEMS = {"graph": "graphs", "edge": "pairs"}
 MOST_PARAMETERS = 5_000_000
 
 
-def rehearse_setup(config: Config, algorithm: Algorithm) -> None:
-    """Calls `Algorithm.setup` as a run does, on clients of two made-up graphs.
+def rehearse_setup(config: Config, algorithm: Algorithm, known: KnownModels | None = None) -> None:
+    """Calls `Algorithm.setup` as a run does, on clients of one or two made-up graphs, unless it is known to pass.
 
     Raises:
         ShoalError: `setup` fails on both in the same words; what it says of one alone is for the run's own data.
     """
+    models = known or KnownModels()
+    models.once(config, algorithm, partial(_rehearse, config, algorithm, models))
+
+
+def _rehearse(config: Config, algorithm: Algorithm, known: KnownModels) -> None:
     refusals: set[str] = set()
     for features, classes, items in SIZES:
         try:
-            context = _context(config, algorithm, features, classes, items)
+            context = _context(config, algorithm, features, classes, items, known)
         except ShoalError:
             # The data decides which models can be.
             return
@@ -44,6 +49,7 @@ def rehearse_setup(config: Config, algorithm: Algorithm) -> None:
             # What the method prints, it prints in the run.
             with redirect_stdout(StringIO()):
                 algorithm.setup(context)
+            return
         except BaseException as error:
             try:
                 raise_named(algorithm, "setup", error)
@@ -53,7 +59,9 @@ def rehearse_setup(config: Config, algorithm: Algorithm) -> None:
                 refusals.add(named.line)
 
 
-def _context(config: Config, algorithm: Algorithm, features: int, classes: int, items: int) -> Context | None:
+def _context(
+    config: Config, algorithm: Algorithm, features: int, classes: int, items: int, known: KnownModels
+) -> Context | None:
     """Makes the context of `setup` on a made-up graph; None: the models are too large to be built for it."""
     clients = 1 if algorithm.centralized else config.partition.clients
     hops, task = config.kernel().hops, config.task
@@ -61,10 +69,10 @@ def _context(config: Config, algorithm: Algorithm, features: int, classes: int, 
     shape["edge_features"] = least_edge_features([spec.name for spec in config.models()])
     embedding = config.heterogeneity.embedding
     with torch.device("meta"):
-        sketched = built_models(algorithm, config.models(), embedding, **shape, task=task)
+        sketched = known.built(algorithm, config.models(), embedding, **shape, task=task)
     if sum(len(model.flat.w) for several in sketched.values() for model in several) > MOST_PARAMETERS:
         return None
-    built: BuiltModels = built_models(algorithm, config.models(), embedding, **shape, task=task)
+    built: BuiltModels = known.built(algorithm, config.models(), embedding, **shape, task=task)
     sizes = {"nodes": items, "train": items // 2, "domain": 0} | ({ITEMS[task]: items} if task in ITEMS else {})
     columns: dict[str, Any] = {name: np.full(clients, size) for name, size in sizes.items()}
     columns |= {"client": np.arange(clients), "model": assign_models(config, clients)}

@@ -4,14 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from shoal.engine.records.graphs import sources
-from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import put
 from shoal.engine.screen.progress import say
 from shoal.pages.reproduction_page import write_results
 from shoal.pages.table_plans import TablePlans
 from shoal.pages.table_runs import CHANGED, Asked, TableRuns, cells_of, shorten_labels
-from shoal.storage.datasets.registry import missing_files
 from shoal.storage.errors import ShoalError
 from shoal.sweeps.sweep_view import span
 from shoal.tables.papers import Paper, known_names
@@ -54,7 +51,7 @@ def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
             notes += [note for note in runs.notes() if note.startswith("no runs")]
             for group, places in _by_column(runs).items():
                 to_go = [at for at in places if not runs.rows[at].figures]
-                missing = list(dict.fromkeys(path for at in to_go for path in _missing(runs.plans[at])))
+                missing = list(dict.fromkeys(path for at in to_go for path in plans.missing(runs.plans[at])))
                 seconds = 0.0 if not to_go else _seconds(plans, runs, places, to_go, bool(missing))
                 state = "-" if seconds is None else span(seconds)
                 rows.append((name, group, str(len(places)), str(len(to_go)), "unknown" if missing else state))
@@ -70,11 +67,6 @@ def show_reproduction(paper: Paper, names: Sequence[str], asked: Asked) -> None:
         put(CHANGED.format(", ".join(asked.changed)))
     unknown = "; of runs whose data is there" if without else ""
     put(f"{left} runs to go, {span(total)} to expect without the methods' own work and preparing{unknown}")
-
-
-def _missing(plan: RunPlan) -> list[Path]:
-    """Returns the published files that a run reads and that are not there."""
-    return [path for source in sources(plan.config) for path in missing_files(source)]
 
 
 def _by_column(runs: TableRuns) -> Mapping[str, list[int]]:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from shoal.engine.config.config import Config
 from shoal.engine.config.config_text import MOST_BYTES
+from shoal.engine.messages.models import KnownModels
 from shoal.engine.preparing.checks import read_graph, require_fitting_graph
 from shoal.engine.records.graphs import sources
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
+from shoal.storage.datasets.registry import missing_files
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.files.reading import read_text
 from shoal.storage.graph.graph import Graph
@@ -32,6 +34,8 @@ class TablePlans:
         """Begins without a plan."""
         self._plans: dict[tuple[str, ...], RunPlan] = {}
         self._seconds: dict[str, float] = {}
+        self._missing: dict[str, list[Path]] = {}
+        self._models = KnownModels()
         self._refers: dict[str, bool] = {}
         self._graph: tuple[tuple[DataSource, ...], Graph] | None = None
 
@@ -44,7 +48,7 @@ class TablePlans:
         refers = self._refers_to_keys(study.config) or any(REFERENCE in text for text in given)
         key = study.config, *(text for text in given if refers or not text.startswith(SEED))
         if key not in self._plans:
-            self._plans[key] = RunPlan.of(study.config_of(selection))
+            self._plans[key] = RunPlan.of(study.config_of(selection), known=self._models)
         plan, seed = self._plans[key], int(selection.columns["seed"])
         if refers or plan.config.seed == seed:
             return plan
@@ -67,6 +71,13 @@ class TablePlans:
         if key not in self._seconds:
             self._seconds[key] = expected(plan, read=self._read).time.rounds
         return self._seconds[key]
+
+    def missing(self, plan: RunPlan) -> list[Path]:
+        """Returns the published files that a run reads and that are not there; they are looked for once."""
+        graphs = repr(sources(plan.config))
+        if graphs not in self._missing:
+            self._missing[graphs] = [path for source in sources(plan.config) for path in missing_files(source)]
+        return self._missing[graphs]
 
     def _read(self, config: Config) -> Graph:
         """Reads the graph of a config; the last one that was read is kept, since columns of a table share theirs."""

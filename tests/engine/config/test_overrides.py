@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 from support.errors import refused
 from support.needs import has_keys, has_schedules, needs
 
 import shoal
 from shoal.engine.config import config_text
-from shoal.engine.config.config import Config, config_from, load_config, sections
+from shoal.engine.config.config import Config, _content, _lay_over, _resolve, config_from, load_config, sections
 from shoal.engine.config.config_text import with_seal
-from shoal.engine.config.overrides import with_long_forms, word_key
+from shoal.engine.config.overrides import override_of, with_long_forms, word_key
+from shoal.storage.errors import ShoalError
 from shoal.study.study import Study
 
 PLAIN: dict[str, Any] = {"name": "words", "data": {"dataset": "sbm"}, "algorithm": "fedavg"}
@@ -216,3 +218,23 @@ def test_long_forms_leave_all_else_alone() -> None:
     assert long == {**plain, "data": {"features": {"kind": "degree"}, "options": {"features": "x"}}}
     assert with_long_forms({"callbacks": ["csv", {"name": "mlflow"}]}, sections())["callbacks"][0] == {"name": "csv"}
     assert isinstance(config_from({**PLAIN, "callbacks": ["csv"]}), Config)
+
+
+# Values laid over a file, some of which need OmegaConf.
+LAID = ["rounds=3", "model=gcn", "model.hidden=8", "model={name: sage, layers: 1}", "data.options={seed: 4}"]
+LAID += ["data.fractions=[0.5, 0.2, 0.3]", "name=${data.dataset}", "data=null", "train.lr=0.1", "data.options.seed=1"]
+
+
+@pytest.mark.parametrize("texts", itertools.permutations(LAID, 2))
+def test_plain_values_are_laid_over_a_config_as_omegaconf_does(texts: tuple[str, str]) -> None:
+    file = yaml.safe_dump({**PLAIN, "model": {"name": "sgc", "hidden": 4}, "train": {"lr": 1.0}})
+    given = [override_of(text) for text in texts]
+    outcomes = []
+    for lay in (lambda: _lay_over(file, given, None), lambda: _resolve(OmegaConf.create(_content(file)), given)):
+        try:
+            outcomes.append(lay())
+        except ShoalError as error:
+            outcomes.append(error.line)
+        except ValueError as error:
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]

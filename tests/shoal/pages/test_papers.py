@@ -15,8 +15,13 @@ from support.errors import refused
 from support.small_runs import small_run
 from typer.testing import CliRunner
 
+from shoal.algorithms.client import FlatModel
 from shoal.cli.cli import app
+from shoal.engine.config import config_text
+from shoal.engine.config.config import Config
+from shoal.engine.messages import models
 from shoal.engine.records.run_folder import read_summary
+from shoal.engine.runs.plan import RunPlan
 from shoal.pages.reproduce import named_in, reproduce, show_reproduction
 from shoal.pages.table_runs import Asked, TableRuns, cells_of
 from shoal.tables.papers import PaperCell, paper_names, read_paper, some_of, study_of
@@ -323,6 +328,49 @@ def test_wrong_names_are_one_line(paper: Path) -> None:
         named_in(read_paper(str(paper)), [], ["Near,Cora"])
     with refused("Near, FedAvg", says="train.rl"):
         reproduce(read_paper(str(paper)), ["table1"], Asked(only=["FedAvg"], overrides=["train.rl=1"]), 1)
+
+
+def test_dry_run_plans_a_run_once_and_builds_each_model_once(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repetitions, and tables with the same runs, need no plan of their own."""
+    file = yaml.safe_load(paper.read_text())
+    file["tables"]["table2"] = file["tables"]["table1"]
+    paper.write_text(yaml.safe_dump(file, sort_keys=False))
+    planned, built = list[Config](), list[object]()
+    plan, build = RunPlan.of, models.build_models
+
+    def count(config: Config, *rest: Any, **named: Any) -> RunPlan:
+        planned.append(config)
+        return plan(config, *rest, **named)
+
+    def count_models(*rest: Any, **named: Any) -> list[FlatModel]:
+        built.append(rest)
+        return build(*rest, **named)
+
+    monkeypatch.setattr(RunPlan, "of", count)
+    monkeypatch.setattr(models, "build_models", count_models)
+    show_reproduction(read_paper(str(paper)), [], Asked(seeds=5))
+    # Two columns; Local, FedAvg in two spellings, and each of two forms of FedGTA by two values.
+    assert len(planned) == 2 * (1 + 2 + 2 * 2)
+    # Two kinds of classifier, of sketches of three shapes and models of one; and a time is measured for each column.
+    assert len(built) <= 2 * 5 + 2 * 2 * len(read_paper(str(paper)).tables)
+
+
+def test_what_tables_replace_is_not_named(paper: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What an override of the user replaces is."""
+    small = paper.parent / "small.yaml"
+    config = yaml.safe_load(small.read_text())
+    config["algorithm"] = {"name": "fedprox", "mu": 0.25}
+    config["model"] = {"name": "sgc", "hidden": 24, "layers": 2}
+    small.write_text(yaml.safe_dump(config))
+    announced = config_text._announced.copy()
+    config_text._announced.clear()
+    try:
+        show_reproduction(read_paper(str(paper)), [], Asked(only=["FedAvg"]))
+        assert "given anew" not in capfd.readouterr().err
+        show_reproduction(read_paper(str(paper)), [], Asked(only=["FedAvg"], overrides=["model={name: mlp}"]))
+        assert "model.hidden belongs to model sgc, and model is given anew" in capfd.readouterr().err
+    finally:
+        config_text._announced.update(announced)
 
 
 # Every table and figure that a paper numbers.
