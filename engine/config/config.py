@@ -30,13 +30,14 @@ from shoal.engine.config.names import locate_code
 from shoal.engine.config.overrides import (
     UNREADABLE,
     Given,
+    NeedsOmegaConf,
+    is_plain,
     lay_over,
     override_of,
     reason_of,
     sections_of,
     with_long_forms,
 )
-from shoal.engine.config.plain_overlay import NeedsOmegaConf, is_plain
 from shoal.engine.config.round_sections import DeviceOptions, ParticipationOptions, ScheduleOptions
 from shoal.engine.config.sections import (
     ACCURACY,

@@ -5,6 +5,7 @@ Which sections there are, and what a word stands for in each, comes from the cla
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -14,7 +15,6 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 from yaml import MarkedYAMLError, YAMLError
 
-from shoal.engine.config import plain_overlay
 from shoal.engine.config.config_text import announce, require_small
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import Named
@@ -25,6 +25,11 @@ UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, TypeError, Attribut
 PLAIN = re.compile(r"\w+")
 # A section has, by dotted key, the class of its options.
 Sections = Mapping[str, type]
+# Keys with dots between their parts; OmegaConf reads brackets, too.
+DOTTED = re.compile(r"\w+(\.\w+)*")
+SCALARS = (str, int, float, bool, type(None))
+# OmegaConf takes such a text for a value that is missing, or for one that names another.
+MISSING, NAMES_ANOTHER = "???", "${"
 
 
 class Given(NamedTuple):
@@ -121,7 +126,7 @@ def lay_over(
     for unit in sorted(units, key=lambda unit: unit.key not in whole or isinstance(unit.value, Mapping)):
         try:
             if isinstance(raw, dict):
-                plain_overlay.update(raw, unit.key, unit.value)
+                _update(raw, unit.key, unit.value)
             else:
                 OmegaConf.update(raw, unit.key, unit.value, force_add=True)
         except UNREADABLE as error:
@@ -157,7 +162,7 @@ def _of_a_name(key: str, sections: Sections) -> bool:
 
 
 def _select(raw: DictConfig | dict[str, Any], key: str) -> Any:
-    return plain_overlay.select(raw, key) if isinstance(raw, dict) else OmegaConf.select(raw, key)
+    return _select_plain(raw, key) if isinstance(raw, dict) else OmegaConf.select(raw, key)
 
 
 def _remove(raw: DictConfig | dict[str, Any], key: str) -> Any:
@@ -208,3 +213,65 @@ def reason_of(error: Exception) -> str:
         return f"line {error.problem_mark.line + 1}: {error.problem}{hint}"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__
+
+
+class NeedsOmegaConf(Exception):
+    """A value that is not laid over plainly."""
+
+
+def is_plain(value: Any) -> bool:
+    """Returns whether a value is of mappings with texts as keys, lists and scalars, none of which names another."""
+    if type(value) is dict:
+        return all(type(key) is str and NAMES_ANOTHER not in key and is_plain(inner) for key, inner in value.items())
+    if type(value) is list:
+        return all(map(is_plain, value))
+    return type(value) in SCALARS and not (type(value) is str and (value == MISSING or NAMES_ANOTHER in value))
+
+
+def _select_plain(raw: dict[str, Any], key: str) -> Any:
+    """Returns the value at a dotted key, a place in a list by its number; None: there is none."""
+    at: Any = raw
+    for part in key.split("."):
+        if isinstance(at, dict):
+            at = at.get(part)
+        elif isinstance(at, list) and part.isdecimal() and int(part) < len(at):
+            at = at[int(part)]
+        else:
+            return None
+    return at
+
+
+def _update(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Sets the value at a dotted key: mappings are merged, all else is replaced; mappings above it are made.
+
+    Raises NeedsOmegaConf: the key or the value is not plain, or a list is to be where a mapping is, or the reverse.
+    """
+    if not DOTTED.fullmatch(key) or not is_plain(value):
+        raise NeedsOmegaConf(key)
+    at: Any = raw
+    *above, last = key.split(".")
+    for part in above:
+        place = _place(at, part)
+        if isinstance(at, dict) and not isinstance(at.get(part), dict | list):
+            at[part] = {}
+        at = at[place]
+    _set(at, _place(at, last), value)
+
+
+def _place(at: Any, part: str) -> str | int:
+    if isinstance(at, dict):
+        return part
+    if isinstance(at, list) and part.isdecimal() and int(part) < len(at):
+        return int(part)
+    raise NeedsOmegaConf(part)
+
+
+def _set(at: Any, place: str | int, value: Any) -> None:
+    old = at.get(place) if isinstance(at, dict) else at[place]
+    if isinstance(value, dict) and isinstance(old, dict):
+        for key, inner in value.items():
+            _set(old, key, inner)
+    elif isinstance(value, dict | list) and isinstance(old, dict | list) and type(value) is not type(old):
+        raise NeedsOmegaConf(str(place))
+    else:
+        at[place] = deepcopy(value)
