@@ -126,8 +126,8 @@ class HostActor(Host):
             # The results of the call before lie in Ray's memory now, so that theirs can be freed.
             give_back_memory(KEPT_BETWEEN_CALLS)
         before, began, outcomes = seconds_of_kernels(), working_clock(), []
-        given = [with_states(cell, kept, self._state_at) for cell in cells]
         with self._ending_without_gpu(), self._prints.capture(cells[0].round):
+            given = [with_states(cell, kept, self._state_at) for cell in cells]
             for outcome in self.run_cells(job_id, given, shared):
                 if outcome is not None:
                     outcome.busy, began = working_clock() - began, working_clock()
