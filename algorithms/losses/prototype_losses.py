@@ -122,7 +122,8 @@ class MarginCrossEntropy(LossWithGradient):
     def __call__(self, anchor_CH: Tensor) -> Tensor:
         """The loss, a scalar, for anchors of all classes."""
         if is_compiled(anchor_CH, self.query_QH):
-            constants = self.query_QH, self.class_Q, self.known_C, float(self.margin)
+            # Compiled code reads queries by address.
+            constants = self.query_QH.float(), self.class_Q, self.known_C, float(self.margin)
             return row_loss(margin_cross_entropies, anchor_CH, *constants)
         own_QC = F.one_hot(self.class_Q, len(anchor_CH))
         logits_QC = -(distances(self.query_QH, anchor_CH) + self.margin * own_QC)
@@ -135,7 +136,7 @@ class MarginCrossEntropy(LossWithGradient):
 
     @cached_property
     def _arrays(self) -> tuple[np.ndarray, ...]:
-        return tuple(t.contiguous().numpy() for t in (self.query_QH, self.class_Q, self.known_C))
+        return tuple(t.contiguous().numpy() for t in (self.query_QH.float(), self.class_Q, self.known_C))
 
 
 def contrast(

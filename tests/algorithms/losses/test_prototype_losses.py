@@ -249,3 +249,11 @@ def test_a_loss_of_levels_knows_the_gradient_that_autograd_finds(margin: float) 
     assert not gradient[4:8].any()
     assert gradient[:4].any()
     assert value == pytest.approx(sum(float(losses[i](anchor[4 * i : 4 * i + 4])) for i in losses), rel=1e-6)
+
+
+def test_queries_of_float64_are_read_as_such() -> None:
+    query, classes, anchor = drawn(20), torch.arange(20) % 4, drawn(4, 5)
+    losses = [MarginCrossEntropy(q, classes, torch.ones(4) > 0, 0.3) for q in (query, query.double())]
+    (value, gradient), (other, of_other) = (differentiate(loss, anchor) for loss in losses)
+    assert value == other == pytest.approx(float(losses[1](anchor.requires_grad_()).detach()), rel=1e-6)
+    assert torch.equal(gradient, of_other)
