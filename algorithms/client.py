@@ -49,19 +49,19 @@ class FlatModel:
 
     Attributes:
         module: The backbone; its parameters are views of `w`.
+        parameters: Those of the module that lie in `w`, in this order: all but frozen ones.
         w: All parameters, float32 `[P]`, a leaf; its gradient and the parameters' gradients share memory, so that a
             penalty on `w` and the loss of the model add up.
         bfloat16: Layers multiply in bfloat16; parameters, outputs and losses stay float32.
         sparse: Features are sparse: weights `[H, F]` that they are multiplied by lie in `w` column by column.
+        frozen: Parameters without a gradient are constants.
     """
 
-    def __init__(self, module: nn.Module, bfloat16: bool = False, sparse: bool = False) -> None:
+    def __init__(self, module: nn.Module, bfloat16: bool = False, sparse: bool = False, frozen: bool = False) -> None:
         """Moves the parameters of a module into one vector, in the order of `module.parameters()`."""
-        self.module = module
-        self.bfloat16 = bfloat16
-        self.sparse = sparse
+        self.module, self.bfloat16, self.sparse, self.frozen = module, bfloat16, sparse, frozen
         # Looking for them takes a tenth of a small client's step.
-        self._parameters = parameters = list(module.parameters())
+        self.parameters = parameters = [p for p in module.parameters() if p.requires_grad or not frozen]
         self._by_column = {id(p) for p in self._first_weights()} if sparse else set()
         ordered = [p.t() if id(p) in self._by_column else p for p in parameters]
         # `torch.cat` and `zeros_like` of shapes without values would load torch's compiler, which takes a second.
@@ -88,7 +88,7 @@ class FlatModel:
 
     def _room_for(self, values: Tensor) -> Tensor:
         """Makes an empty vector of as many values, whose first weight by column starts at a cache line."""
-        before = sum(p.numel() for p in takewhile(lambda p: id(p) not in self._by_column, self.module.parameters()))
+        before = sum(p.numel() for p in takewhile(lambda p: id(p) not in self._by_column, self.parameters))
         room = values.new_empty(len(values) + CACHE_LINE)
         start = -(room.data_ptr() // values.element_size() + before) % CACHE_LINE
         return room[start : start + len(values)]
@@ -97,7 +97,7 @@ class FlatModel:
         """Views of vectors `[…, P]` in the shapes of the parameters, `[…, *shape]`, in their order."""
         # The way back of one split is one operator; that of slices would be two for each parameter.
         rows, turned = w.shape[:-1], self._by_column
-        for p, part in zip(self._parameters, w.split([p.numel() for p in self._parameters], -1)):
+        for p, part in zip(self.parameters, w.split([p.numel() for p in self.parameters], -1)):
             yield part.view(rows + p.shape[::-1]).mT if id(p) in turned else part.view(rows + p.shape)
 
     @cached_property
@@ -128,7 +128,7 @@ class FlatModel:
         The weight lies column by column where the model has no body and features are sparse.
         """
         weight, bias = self._classifier()
-        start = sum(p.numel() for p in takewhile(lambda p: p is not weight, self.module.parameters()))
+        start = sum(p.numel() for p in takewhile(lambda p: p is not weight, self.parameters))
         return slice(start, start + sum(p.numel() for p in (weight, bias, *self._messages())))
 
     @property
@@ -166,7 +166,7 @@ class FlatModel:
 
     def on(self, device: torch.device) -> "FlatModel":
         """Copies the model to a device."""
-        return FlatModel(copy.deepcopy(self.module).to(device), self.bfloat16, self.sparse)
+        return FlatModel(copy.deepcopy(self.module).to(device), self.bfloat16, self.sparse, self.frozen)
 
     def load(self, w: Tensor) -> None:
         """Overwrites all parameters, `[P]`; a ValueError where they are of another shape."""
@@ -189,7 +189,7 @@ class FlatModel:
     @contextmanager
     def _by_row(self) -> Iterator[None]:
         """Lays all parameters row by row inside the block, so that the same seed draws the same values for any data."""
-        turned = [p for p in self.module.parameters() if id(p) in self._by_column]
+        turned = [p for p in self.parameters if id(p) in self._by_column]
         views = [p.data for p in turned]
         for p in turned:
             p.data = p.data.contiguous()

@@ -114,12 +114,21 @@ class ModelSpec(Named):
         init: `shared`: clients of this model start equal; `own`: each with its own parameters.
         pretrained: safetensors of the parameters that its GNN starts from, `own` or not, as `shoal pretrain` makes it;
             all others are drawn.
+        frozen: The GNN stays as it starts, in no message; it needs a prompt (`none` for a classifier alone).
         options: All other keys: the backbone's keyword-only parameters.
     """
 
     name: Annotated[Name, AfterValidator(_as_listed)] = "gamlp"
     init: Literal["shared", "own"] = "shared"
     pretrained: FilePath | None = None
+    frozen: bool = False
+
+    @model_validator(mode="after")
+    def _require_one_gnn(self) -> "ModelSpec":
+        """Refuses GNNs of each client's own that nothing trains and no message has."""
+        if self.frozen and self.init == "own":
+            raise ValueError("frozen keeps one GNN for all clients, and init: own draws one for each; leave one out")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -68,7 +68,11 @@ def identity_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(values.get("model"), list | tuple):
         # Files of parameters count by their content (`shoal.engine.records.inputs`).
         values["model"] = [
-            {key: _without_place(value) for key, value in model.items() if key != "pretrained"}
+            {
+                key: _without_place(v)
+                for key, v in model.items()
+                if key != "pretrained" and (key, v) != ("frozen", False)
+            }
             for model in values["model"]
         ]
     metrics = values.get("evaluation.metrics", ())

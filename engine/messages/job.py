@@ -197,7 +197,12 @@ class Job:
 
     def build_models(self, store: Store, algorithm: Algorithm) -> BuiltModels:
         """Builds the models that clients hold, by name; raises a ShoalError if a file of parameters does not fit."""
-        return self._fitting(built_models(algorithm, self.models, self.embedding, **self._shape(store)))
+        built = self._fitting(built_models(algorithm, self.models, self.embedding, **self._shape(store)))
+        for model in built[MODEL]:
+            if model.spec.frozen:
+                # No message brings what is frozen: it is drawn, or read, here.
+                self.initial(model, MODEL, 0)
+        return built
 
     def sketch_models(self, store: Store, algorithm: Algorithm) -> BuiltModels:
         """Builds the models that clients hold on the device `meta`, before any process takes memory for them.

@@ -17,6 +17,7 @@ from shoal.algorithms.methods.registry.load import methods_for, mixing_methods
 from shoal.algorithms.models.build import Texts, backbone, build, width_of
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.names import HEADLESS, ModelSpec, least_edge_features
+from shoal.algorithms.models.prompts.prompts import freeze_gnn
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
@@ -40,7 +41,8 @@ class BuiltModel:
     @property
     def info(self) -> ModelInfo:
         """Returns what a method's server part sees of the model."""
-        shapes = {name: tuple(p.shape) for name, p in self.flat.module.named_parameters()}
+        own = set(map(id, self.flat.parameters))
+        shapes = {name: tuple(p.shape) for name, p in self.flat.module.named_parameters() if id(p) in own}
         return ModelInfo(self.spec.name, shapes, width_of(self.flat.module))
 
 
@@ -171,8 +173,9 @@ def _require_description(name: Any, described: Any) -> None:
     if not word or not (described is None or (isinstance(described, Mapping) and "name" in described)):
         raise ProtocolError(f"models()[{name!r}]: give a word and a mapping with a `name`")
     try:
-        if ModelSpec(**(described or {})).pretrained is not None:
-            raise ShoalError("pretrained is for the model of the config")
+        spec = ModelSpec(**(described or {}))
+        if spec.pretrained is not None or spec.frozen:
+            raise ShoalError("pretrained and frozen are for the model of the config")
     except (ValidationError, TypeError, ShoalError) as error:
         raise ProtocolError(f"models()[{name!r}]: {' '.join(str(error).split())}") from None
 
@@ -231,13 +234,15 @@ def build_models(
             shape = features, classes, hops, dropout
             of_edges = edge_features, kinds
             module = build(spec.name, *shape, spec.options, embedding, headless, task, texts or {}, *of_edges)
+            if spec.frozen:
+                freeze_gnn(module)
         except ShoalError as error:
             if len(specs) == 1 or not error.line.startswith("model."):
                 raise
             raise ShoalError(error.line.replace("model.", f"model.{number}.", 1)) from None
         if len(specs) > 1 and embedding is None:
             embedding = width_of(module)
-        models.append(FlatModel(module, bfloat16, sparse))
+        models.append(FlatModel(module, bfloat16, sparse, spec.frozen))
         if bfloat16 and models[-1].coupled:
             raise ShoalError("engine.precision", f"bfloat16 is for decoupled models, {spec.name} is not; use float32")
     return models

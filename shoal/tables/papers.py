@@ -43,12 +43,16 @@ class _Choose(Choose):
 
 
 class _Part(BaseModel):
-    """A block, column or row of a table: keys of the config, and what else is said of its cells."""
+    """A block, column or row of a table: keys of the config, and what else is said of its cells.
+
+    `needs` is as of a table.
+    """
 
     model_config = ConfigDict(extra="forbid")
     set: Keys = {}
     score: str | None = None
     cannot: str | None = None
+    needs: str | None = None
 
 
 class _Column(_Part):
@@ -225,7 +229,7 @@ def _cell(table: PaperTable, block: str, column: str, row: str) -> PaperCell | N
         keys,
         next((part.score for part in reversed(parts) if part.score), table.score),
         read_figures(table, block, of_row.of or row).get(column),
-        next((part.cannot for part in parts if part.cannot), table.cannot),
+        next((reason for part in parts if (reason := part.cannot or _lacks(part.needs, table.note))), table.cannot),
         {**table.smallest, **of_row.smallest},
         set_by,
     )
@@ -418,9 +422,15 @@ def _check_table(path: Path, name: str, table: PaperTable, config: str | None) -
                 ) from None
     if not table.rows and table.cannot is None:
         raise ShoalError(path, f"tables.{name}", "has neither rows nor cannot, which says why")
-    lacks = table.needs is not None and not os.environ.get(table.needs)
-    cannot = f"the variable {table.needs} is not set; set it to the folder: {table.note}" if lacks else None
-    return table.model_copy(update={"config": table.config or config, "cannot": table.cannot or cannot})
+    cannot = table.cannot or _lacks(table.needs, table.note)
+    return table.model_copy(update={"config": table.config or config, "cannot": cannot})
+
+
+def _lacks(variable: str | None, note: str) -> str | None:
+    """Says that a variable of the environment is not set, and what it names; None where none is lacking."""
+    if variable is None or os.environ.get(variable):
+        return None
+    return f"the variable {variable} is not set; set it to the folder: {note}"
 
 
 def _printed_rows(table: PaperTable) -> Iterator[tuple[str, str, str]]:

@@ -307,6 +307,7 @@ def _runs_of_graphs() -> Iterator[tuple[str, Keys]]:
     yield "target clustering gin", {"target": "clustering", "model": {"name": "gin", "hidden": 8}}
     yield "target regression gin", {"target": "regression", "model": {"name": "gin", "hidden": 8}}
     yield "fedavg prompted", {"model": {**COUPLED, "prompt": "gpf_plus"}}
+    yield "fedavg frozen", {"model": {**COUPLED, "prompt": "gpf_plus", "frozen": True}}
     batches = {"train": {"epochs": 2, "batch_size": 3}}
     star = {"algorithm": {"name": "fedstar"}, "model": {"name": "star", "hidden": 8}, **batches}
     split = {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "nodes": 0.7}}

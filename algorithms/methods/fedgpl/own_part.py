@@ -30,6 +30,8 @@ def own_entries(flat: FlatModel) -> Tensor:
     # The prompt's parameters come first.
     own_P[: sum(p.numel() for p in flat.module.prompt.parameters())] = True
     own_P[flat.classifier] = True
+    if flat.frozen:
+        raise ShoalError("model.frozen", "fedgpl keeps the GNN on its server; set algorithm.gnn=frozen instead")
     return own_P
 
 

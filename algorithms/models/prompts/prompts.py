@@ -54,6 +54,20 @@ class Prompted(nn.Module):
         return self.backbone.embed_graphs(batch_of(graphs, self.backbone.backbone))
 
 
+def freeze_gnn(module: nn.Module) -> None:
+    """Takes the gradients from all parameters of a model but those of its prompt and its classifier.
+
+    Raises:
+        ShoalError: The model is no `Prompted`.
+    """
+    if not isinstance(module, Prompted):
+        way_out = "none for a classifier alone, and leave heterogeneity.embedding out"
+        raise ShoalError("model.frozen", f"is for a GNN between a prompt and a classifier; set model.prompt, {way_out}")
+    module.requires_grad_(False)
+    for trained in (module.prompt, module.head):
+        trained.requires_grad_(True)
+
+
 class Unchanged(nn.Module):
     """No prompt: the graphs as they are. It has no parameters."""
 

@@ -64,9 +64,9 @@ def output_with(model: FlatModel, parts: Sequence[Tensor], inputs: Inputs) -> Ou
     `torch.func.functional_call` finds these places anew each time.
     """
     if (slots := _SLOTS.get(model)) is None:
-        place = {id(p): number for number, p in enumerate(model.module.parameters())}
+        place = {id(p): number for number, p in enumerate(model.parameters)}
         held = [module._parameters for module in model.module.modules()]
-        slots = [(named, name, p, place[id(p)]) for named in held for name, p in named.items() if p is not None]
+        slots = [(named, name, p, place[id(p)]) for named in held for name, p in named.items() if id(p) in place]
         _SLOTS[model] = slots
     for named, name, _, number in slots:
         named[name] = parts[number]  # type: ignore[assignment]

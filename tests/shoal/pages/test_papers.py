@@ -313,6 +313,24 @@ def test_a_look_at_what_has_no_runs_says_why(paper: Path) -> None:
     assert not some_of(read_paper(str(paper)).cells("table1"), ["Cora"])
 
 
+def test_a_row_may_need_a_folder(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files in it may have the name of another key of the cell."""
+    file = "${PRETRAINED}/${data.dataset}.safetensors"
+    rows = {"FedAvg": {"set": {"algorithm": "fedavg"}}}
+    rows["Tuned"] = {"needs": "PRETRAINED", "set": {"algorithm": "fedavg", "model.pretrained": file}}
+    written(paper.parent, {"rows": rows, "paper": {}, "choose": None, "note": "files of GNNs"})
+    monkeypatch.delenv("PRETRAINED", raising=False)
+    out = shown(str(paper), "table1", "--dry-run")
+    assert "Tuned" in out and "the variable PRETRAINED is not set; set it to the folder: files of GNNs" in out
+    monkeypatch.setenv("PRETRAINED", str(paper.parent))
+    read = read_paper(str(paper))
+    tuned = [cell for cell in read.cells("table1") if cell.row == "Tuned"]
+    assert [cell.cannot for cell in tuned] == [None, None]
+    (name,) = {config.data.dataset for config in study_of(read, "table1", tuned).configs if config.data.dataset}
+    assert "Tuned" in (out := shown(str(paper), "table1", "--only", "Tuned"))
+    assert f"model.pretrained: {paper.parent / name}.safetensors: cannot be read" in out
+
+
 def test_names_may_have_commas(paper: Path) -> None:
     read = read_paper(str(paper))
     texts = ["Near, Far", "FedGTA, as written", "FedGTA"]

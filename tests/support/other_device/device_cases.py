@@ -103,6 +103,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "vpg": {"model": {"name": "transformer", "prompt": {"name": "vpg", "candidates": 2}}, "train.batch_size": 2},
     "all_in_one": {"model": {"name": "gcn", "prompt": "all_in_one"}},
     "gpf_plus": {"model": {"name": "gat", "prompt": "gpf_plus"}},
+    "frozen": {"model": {"name": "gat", "prompt": "gpf_plus", "frozen": True}},
     "supt": {"model": {"name": "gcn", "prompt": {"name": "supt", "form": "hard"}}},
     "similar ones": {"model.name": "mlp", "algorithm.name": "fedpg", "algorithm.similar": 2},
     "similar ones, attention": {**ATTENTION, "model.readout": "attention", "algorithm.similar": 3},
