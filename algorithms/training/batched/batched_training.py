@@ -66,7 +66,8 @@ def output_with(model: FlatModel, parts: Sequence[Tensor], inputs: Inputs) -> Ou
     if (slots := _SLOTS.get(model)) is None:
         place = {id(p): number for number, p in enumerate(model.parameters)}
         held = [module._parameters for module in model.module.modules()]
-        slots = [(named, name, p, place[id(p)]) for named in held for name, p in named.items() if id(p) in place]
+        parts_of = ((named, name, p) for named in held for name, p in named.items() if p is not None)
+        slots = [(named, name, p, place[id(p)]) for named, name, p in parts_of if id(p) in place]
         _SLOTS[model] = slots
     for named, name, _, number in slots:
         named[name] = parts[number]  # type: ignore[assignment]

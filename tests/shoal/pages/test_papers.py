@@ -321,7 +321,7 @@ def test_a_row_may_need_a_folder(paper: Path, monkeypatch: pytest.MonkeyPatch) -
     written(paper.parent, {"rows": rows, "paper": {}, "choose": None, "note": "files of GNNs"})
     monkeypatch.delenv("PRETRAINED", raising=False)
     out = shown(str(paper), "table1", "--dry-run")
-    assert "Tuned" in out and "the variable PRETRAINED is not set; set it to the folder: files of GNNs" in out
+    assert "Tuned: the variable PRETRAINED is not set; set it to the folder: files of GNNs" in out
     monkeypatch.setenv("PRETRAINED", str(paper.parent))
     read = read_paper(str(paper))
     tuned = [cell for cell in read.cells("table1") if cell.row == "Tuned"]
