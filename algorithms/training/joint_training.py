@@ -101,9 +101,9 @@ def adding(model: ClientModel) -> AbstractContextManager[None]:
 
 
 def require_whole_steps(options: TrainOptions) -> None:
-    """Raises a ShoalError for batches: models teach each other on the same rows, all in one step."""
+    """Raises a ShoalError for batches, of a method whose step has terms of all training rows together."""
     if options.batch_size is not None:
-        raise ShoalError("train.batch_size", "models that teach each other take all rows in one step; leave it out")
+        raise ShoalError("train.batch_size", "the method takes all training rows in one step; leave it out")
 
 
 def _require_whole_graphs(client: Client, names: Iterable[str]) -> None:
