@@ -53,6 +53,7 @@ METHODS = {
     "fedspray": "shoal.algorithms.methods.fedspray.fedspray:FedSpray",
     "fediih": "shoal.algorithms.methods.fediih.fediih:FedIIH",
     "fedlog": "shoal.algorithms.methods.fedlog.fedlog:FedLoG",
+    "fedgm": "shoal.algorithms.methods.fedgm.fedgm:FedGM",
 }
 # Methods that their papers write otherwise than their classes are called.
 AS_WRITTEN = {
