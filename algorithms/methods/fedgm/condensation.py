@@ -170,7 +170,7 @@ def condense(
         optimizer, turn = learners[step % (options.edge_steps + options.node_steps) >= options.edge_steps]
         weight_MM = maker(x_MF)
         smoothing_MM = normalised(weight_MM)
-        z_MF = x_MF
+        z_MF: Tensor = x_MF
         for _ in range(HOPS):
             z_MF = smoothing_MM @ z_MF
         loss = matching_loss(class_gradients(z_MF, counts, w_GC), wanted_CGC, counts_C)

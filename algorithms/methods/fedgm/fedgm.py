@@ -192,10 +192,8 @@ class FedGM(Algorithm):
         if phase == CONDENSE:
             # The server has them now.
             none = torch.zeros(0, device=client.data.device)
-            return Upload(
-                {NODES: client.state.pop(NODES, none), EDGES: client.state.pop(EDGES, none), COUNTS: counts_C},
-                upload_bytes={COUNTS: 4 * len(counts_C)},
-            )
+            graph = {name: client.state.pop(name, none) for name in (NODES, EDGES)}
+            return Upload({**graph, COUNTS: counts_C.int()})
         assert received is not None
         z_TF, _ = smoothed_training_rows(client.data)
         gradient_CGC = class_gradients(z_TF, _real_counts(client), received)
