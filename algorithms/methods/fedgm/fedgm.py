@@ -18,6 +18,7 @@ from shoal.algorithms.methods.fedgm.condensation import (
     draw_weights,
     matching_loss,
     smoothed_training_rows,
+    with_ones,
 )
 from shoal.algorithms.methods.fedgm.joined_graph import Csr, edges_of, inputs_of, joined, smoothing_of
 from shoal.algorithms.methods.shared.class_prototypes import rows_upload
@@ -61,8 +62,8 @@ class FedGM(Algorithm):
     Clients train no model: the config's optimizer, dropout and decay are those of the server, `train.epochs` is read by
     nobody. A condensed node starts as a copy of a training node's features, and nothing hides it from the server.
 
-    Down: the seed's C (F + 1) numbers of Theta, from a client's second round on. Up: first M F + M (M - 1) / 2 + C
-    scalars, M = sum_c m_ic, then C_i C (F + 1) + C.
+    Up: first M F + M (M - 1) / 2 + C scalars, M = sum_c m_ic, then C_i C (F + 1) + C. Down: first nothing, then the
+    C (F + 1) numbers of Theta.
 
     Attributes:
         ratio: Condensed nodes of a training node.
@@ -75,7 +76,7 @@ class FedGM(Algorithm):
 
     supports = frozenset({"node", "weighted", "newcomers"})
 
-    ratio: Part = 0.5
+    ratio: Part = 0.1
     steps: Positive = 300
     condense_lr: AboveZero = 0.01
     edge_steps: Count = 5
@@ -105,11 +106,11 @@ class FedGM(Algorithm):
         known = [i for i in cohort if server[MET][i]]
         changed = False
         if known and self.match_steps and len(server[NODES]):
-            w_GC = draw_weights(ctx.features, ctx.classes, ctx.rng("surrogate"))
-            got = yield Ask(MATCH, {"gradient": Reduce.MEAN}, shared={"surrogate": w_GC}, train=False, to=known)
+            w_CG = draw_weights(ctx.features, ctx.classes, ctx.rng("surrogate"))
+            got = yield Ask(MATCH, {"gradient": Reduce.MEAN}, shared={"surrogate": w_CG}, train=False, to=known)
             counts_C1 = got.weights["gradient"]
             if bool((counts_C1 > 0).any()):
-                self._match(server, ctx, w_GC, got["gradient"], counts_C1[:, 0])
+                self._match(server, ctx, w_CG, got["gradient"], counts_C1[:, 0])
                 changed = True
         if new := [i for i in cohort if not server[MET][i]]:
             up = dict.fromkeys((NODES, EDGES, COUNTS), Reduce.GATHER)
@@ -129,20 +130,20 @@ class FedGM(Algorithm):
     def global_model(self, server: Tree) -> Tree:
         return {"w": server["w"]}
 
-    def _match(self, server: Tree, ctx: Context, w_GC: Tensor, wanted_CGC: Tensor, weight_C: Tensor) -> None:
+    def _match(self, server: Tree, ctx: Context, w_CG: Tensor, wanted_CCG: Tensor, weight_C: Tensor) -> None:
         """Moves nodes so that their gradients come near those of the cohort, and notes the distance."""
         y_N, graph = _joined(server)
         order_N = y_N.argsort(stable=True)
         counts = torch.bincount(y_N, minlength=ctx.classes).tolist()
-        smoothing = smoothing_of(graph, w_GC.device)
+        smoothing = smoothing_of(graph, w_CG.device)
         nodes = _Nodes(len(y_N), ctx.features)
 
         def apart() -> Tensor:
             z_NF: Tensor = nodes.x_NF
             for _ in range(HOPS):
                 z_NF = smoothing @ z_NF
-            found_CGC = class_gradients(z_NF[order_N], counts, w_GC)
-            return matching_loss(found_CGC, wanted_CGC.view_as(found_CGC), weight_C.float())
+            found_CCG = class_gradients(with_ones(z_NF[order_N]), counts, w_CG)
+            return matching_loss(found_CCG, wanted_CCG.view_as(found_CCG), weight_C.float())
 
         ctx.notes["distance"] = train_kept(server, nodes, apart, self.match_steps, self.condense_lr, 0.0, 0, NODES)
 
@@ -178,9 +179,9 @@ class FedGM(Algorithm):
         """Condenses the client's graph into what it uploads."""
         if not client.info.train:
             return float("nan")
-        z_TF, x_TF = smoothed_training_rows(client.data)
+        z_TG, x_TF = smoothed_training_rows(client.data)
         options = Matching(self.steps, self.condense_lr, self.edge_steps, self.node_steps)
-        condensed = condense(z_TF, x_TF, _real_counts(client), self._counts(client), options, client.rng(CONDENSE))
+        condensed = condense(z_TG, x_TF, _real_counts(client), self._counts(client), options, client.rng(CONDENSE))
         client.state[NODES], client.state[EDGES] = condensed.x_MF.flatten(), edges_of(condensed.weight_MM)
         return condensed.loss
 
@@ -195,9 +196,9 @@ class FedGM(Algorithm):
             graph = {name: client.state.pop(name, none) for name in (NODES, EDGES)}
             return Upload({**graph, COUNTS: counts_C.int()})
         assert received is not None
-        z_TF, _ = smoothed_training_rows(client.data)
-        gradient_CGC = class_gradients(z_TF, _real_counts(client), received)
-        return rows_upload(gradient_CGC.flatten(1), counts_C.float(), "gradient")
+        z_TG, _ = smoothed_training_rows(client.data)
+        gradient_CCG = class_gradients(z_TG, _real_counts(client), received)
+        return rows_upload(gradient_CCG.flatten(1), counts_C.float(), "gradient")
 
 
 class _Nodes(nn.Module):

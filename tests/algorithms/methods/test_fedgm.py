@@ -29,8 +29,8 @@ DEFAULTS: dict[str, Any] = {"condense_lr": 0.01, "edge_steps": 5, "node_steps": 
 
 
 def drawn_weights(rng: torch.Generator) -> Tensor:
-    """Draws weights and biases of an SGC, `[F + 1, C]`."""
-    return (torch.rand(FEATURES + 1, CLASSES, generator=rng).double() * 2 - 1) / FEATURES**0.5
+    """Draws weights and biases of an SGC, `[C, F + 1]`."""
+    return (torch.rand(CLASSES, FEATURES + 1, generator=rng).double() * 2 - 1) / FEATURES**0.5
 
 
 def gradients(z: Tensor, y: Tensor, theta: Tensor) -> dict[int, Tensor]:
@@ -38,7 +38,7 @@ def gradients(z: Tensor, y: Tensor, theta: Tensor) -> dict[int, Tensor]:
     theta = theta.requires_grad_()
     found = {}
     for c in sorted(set(y.tolist())):
-        loss = F.cross_entropy(z[y == c] @ theta[:-1] + theta[-1], y[y == c])
+        loss = F.cross_entropy(z[y == c] @ theta[:, :-1].T + theta[:, -1], y[y == c])
         (found[c],) = torch.autograd.grad(loss, theta, create_graph=True)
     return found
 
@@ -70,7 +70,7 @@ class Maker(nn.Module):
         count = len(x)
         if count == 1:
             return torch.zeros(1, 1).double()
-        pairs = torch.stack([torch.cat([x[i], x[j]]) for i in range(count) for j in range(count)])
+        pairs = torch.cat([x.repeat_interleave(count, 0), x.repeat(count, 1)], 1)
         score = self.layers(pairs).view(count, count)
         return torch.sigmoid((score + score.T) / 2) * (1 - torch.eye(count))
 
@@ -277,8 +277,8 @@ def test_counts_of_classes() -> None:
 
 
 def test_gradients_of_a_class_that_has_no_node_are_zero() -> None:
-    theta = torch.randn(FEATURES + 1, 3)
-    found = class_gradients(torch.randn(4, FEATURES), [1, 0, 3], theta)
+    theta = torch.randn(3, FEATURES + 1)
+    found = class_gradients(torch.randn(4, FEATURES + 1), [1, 0, 3], theta)
     assert not found[1].any()
     assert bool(found[0].any())
     assert bool(found[2].any())
@@ -289,5 +289,5 @@ def test_rows_are_smoothed_by_weights_of_edges(make_view: MakeView) -> None:
     z, x = smoothed_training_rows(view)
     whole = view.whole(0)
     expected = smooth_twice(view.adjacency.to_dense().double(), whole.double())[[1, 0, 3]]
-    torch.testing.assert_close(z.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(z.double(), F.pad(expected, (0, 1), value=1.0), rtol=1e-5, atol=1e-6)
     assert torch.equal(x, whole[[1, 0, 3]])
