@@ -103,11 +103,11 @@ class FedGM(Algorithm):
         }
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        known = [i for i in cohort if server[MET][i]]
+        returning = [i for i in cohort if server[MET][i]]
         changed = False
-        if known and self.match_steps and len(server[NODES]):
+        if returning and self.match_steps and len(server[NODES]):
             w_CG = draw_weights(ctx.features, ctx.classes, ctx.rng("surrogate"))
-            got = yield Ask(MATCH, {"gradient": Reduce.MEAN}, shared={"surrogate": w_CG}, train=False, to=known)
+            got = yield Ask(MATCH, {"gradient": Reduce.MEAN}, shared={"surrogate": w_CG}, train=False, to=returning)
             counts_C1 = got.weights["gradient"]
             if bool((counts_C1 > 0).any()):
                 self._match(server, ctx, w_CG, got["gradient"], counts_C1[:, 0])
