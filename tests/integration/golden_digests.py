@@ -158,6 +158,7 @@ def matrix() -> dict[str, Keys]:
     for options in (
         {"name": "fedtad", "nodes": 14, "server_epochs": 2}, {"name": "s2fgl", "aligned": 0.8, "vectors": 2},
         {"name": "fedspray", "threshold": 0.3}, {"name": "fedlog", "nodes": 3, "pre_epochs": 2},
+        {"name": "fedgm", "steps": 8, "server_epochs": 5},
     ):  # fmt: skip
         runs[f"{options['name']} gcn"] = {"algorithm": options, "model": COUPLED, **MOST}
     runs["fediih disengcn"] = {"algorithm": {"name": "fediih"}, "model": {"name": "disengcn", "hidden": 8}, **MOST}

@@ -10,10 +10,11 @@ CONV = {"name": "gcn", "hidden": 8, "norm": "batch", "head": "conv"}
 SAGE = {"name": "sage", "hidden": 8}
 GEN = {"server_steps": 3, "server_batch": 8}
 FGGP = {"hidden": 6, "knn_every": 2}
+FEDGM = {"steps": 6, "server_epochs": 3}
 NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fggp", "class_means", "fedgcn"}
 MENDED = ("fedsage_plus", "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc")
 LABELLING = ("fedgl", "fedgl_fedgta", "fedgl_moon", "fedgl_feddc")
-NODE_ONLY |= {*MENDED, *LABELLING, "fedtad", "s2fgl", "fedspray", "fediih", "fedlog"}
+NODE_ONLY |= {*MENDED, *LABELLING, "fedtad", "s2fgl", "fedspray", "fediih", "fedlog", "fedgm"}
 GRAPH_ONLY = {"fedstar", "fedgpl"}
 # Options and model; a GCN alone where a method is not named.
 NEEDS: dict[str, tuple[Keys, Any]] = {
@@ -27,6 +28,7 @@ NEEDS: dict[str, tuple[Keys, Any]] = {
     "fggp": (FGGP, CONV),
     "fediih": ({}, DISENTANGLED),
     "fedlog": ({"nodes": 2, "pre_epochs": 1}, GCN),
+    "fedgm": (FEDGM, GCN),
     "fedstar": ({}, {"name": "star", "hidden": 8}),
     "fedgpl": ({}, {"name": "gcn", "hidden": 8, "prompt": {"name": "vpg"}}),
 }

@@ -53,6 +53,7 @@ METHODS = {
     "fedspray": "shoal.algorithms.methods.fedspray.fedspray:FedSpray",
     "fediih": "shoal.algorithms.methods.fediih.fediih:FedIIH",
     "fedlog": "shoal.algorithms.methods.fedlog.fedlog:FedLoG",
+    "fedgm": "shoal.algorithms.methods.fedgm.fedgm:FedGM",
 }
 # Methods that their papers write otherwise than their classes are called.
 AS_WRITTEN = {
@@ -72,7 +73,7 @@ AS_WRITTEN = {
 # Methods that read hops whatever the model of the config: themselves, or by a copilot.
 READ_HOPS_THEMSELVES = ("class_means", "fedgkc", "fedkd", "fml")
 # Methods for which hop k is the k-th power of one propagation.
-READ_POWERS = (*READ_HOPS_THEMSELVES, "fedpub")
+READ_POWERS = (*READ_HOPS_THEMSELVES, "fedpub", "fedgm")
 # Methods that read a client's graph by its model alone, which may read sums over edges between clients.
 READ_NO_EDGES = ("local", "fedavg", "fedgcn", "fedprox", "fedopt", "scaffold", "feddc", "moon")
 # Methods that average one model in one phase, which a server may do step by step as uploads come.

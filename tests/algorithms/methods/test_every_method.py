@@ -12,7 +12,7 @@ import torch
 from support.both_layouts import both_layouts
 from support.errors import refused
 from support.fixtures import Configure, Keys, Start
-from support.methods import CONV, DISENTANGLED, FGGP, GCN, GEN, GRAPH_ONLY, MENDED, NEEDS, NODE_ONLY, SAGE
+from support.methods import CONV, DISENTANGLED, FEDGM, FGGP, GCN, GEN, GRAPH_ONLY, MENDED, NEEDS, NODE_ONLY, SAGE
 from support.same_bits import assert_same_runs, assert_same_trees
 from support.user_graph import write_arrays
 from torch import Tensor
@@ -64,6 +64,7 @@ LABELLED: list[tuple[str, Keys]] = [
         )
     ),
     ("fedlog", {"nodes": 2, "pre_epochs": 1}),
+    ("fedgm", FEDGM),
     ("moon", {"rows": "all"}),
     ("fedtad", {"nodes": 12}),
     ("fedgl", {"threshold": 0.0}),
@@ -257,6 +258,7 @@ def test_models_that_pass_messages(run: Start, name: str, options: Keys, model: 
         ("fedspray", {"hidden": 6, "threshold": 0.3}, WHOLE),
         ("fediih", {}, DISENTANGLED),
         ("fedlog", {"nodes": 2, "pre_epochs": 1}, GCN),
+        ("fedgm", FEDGM, GCN),
         ("fedsage_plus", {**SAGE_PLUS, "generator_rounds": 1}, SAGE),
         *((name, COPILOT, WHOLE) for name in ("fml", "fedkd")),
     ],
@@ -288,6 +290,7 @@ def test_sparse_features_give_the_same_numbers(
         ("fediih", {}, DISENTANGLED, 4),
         ("s2fgl", {}, GAMLP, 4),
         ("fedlog", {"nodes": 2, "pre_epochs": 1}, GAMLP, 4),
+        ("fedgm", FEDGM, GAMLP, 4),
         ("fedspray", {"hidden": 6, "threshold": 0.3}, GAMLP, 4),
         ("moon", {"mu": 5.0}, GAMLP, 4),
         ("moon", {"mu": 5.0, "rows": "all"}, GAMLP, 4),

@@ -103,6 +103,12 @@ def mean_of_variates(entry: str, seen: Seen) -> Tensor:
     return torch.stack(variates).sum(0) / sum(i.train > 0 for i in seen.infos)
 
 
+def first_uploads(entry: str, seen: Seen) -> Tensor:
+    """Of all that came so far, one behind another: clients come in the order of their numbers, and send it once."""
+    sent = [tree[entry] for _, tree in sorted(seen.last.items())]
+    return torch.stack(sent) if entry == "counts" else torch.cat(sent)
+
+
 def marks(entry: str, seen: Seen) -> Tensor:
     """Of a client that stays away it is as it was."""
     new, old = seen.after[entry], seen.before.get(entry)
@@ -147,6 +153,11 @@ HELD: dict[str, tuple[dict[str, Expected], Keys]] = {
     "fedtad": ({"w": decays, "w.*": decays, **TRAINED}, {}),
     "s2fgl": ({**MEAN, "proto": decays, "known": decays}, {}),
     "fedlog": ({**MEAN, "norms": nothing, "seed": fixed, "proto": decays, "known": decays}, {}),
+    "fedgm": (
+        {"w": decays, "nodes": decays, "nodes.*": decays, "met": marks}
+        | dict.fromkeys(("edges", "counts"), first_uploads),
+        {},
+    ),
     "fedspray": ({**MEAN, "proto": decays, "known": decays}, {}),
     "fedpg": (
         {**TRAINED, "anchor": decays, "fresh": cohort, **dict.fromkeys(("proto", "present", "counts"), last_upload)}, {}

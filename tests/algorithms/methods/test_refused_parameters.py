@@ -56,6 +56,10 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
         "nodes": [0, 1025], "degree": [-1], "spread": [-1.0], "generalize": [-1.0], "pre_epochs": [-1],
         "mastered": [-0.1, 1.1], "pace": [-0.1, 1.1],
     },
+    "fedgm": {
+        "ratio": [0.0, 1.1], "steps": [0], "condense_lr": [0.0], "edge_steps": [-1], "node_steps": [0],
+        "match_steps": [-1], "server_epochs": [0],
+    },
     "fedspray": {"lam": [-1.0], "threshold": [-0.1, 1.1], "hidden": [0, 4097], "proxy_lr": [0.0]},
     "fedtad": {
         "server_epochs": [-1], "generator_steps": [0], "distil_steps": [0], "generator_lr": [0.0], "distil_lr": [0.0],
@@ -159,6 +163,9 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("fedlog", {"train.batch_size": 4}, "train.batch_size", ""),
     ("fedlog", DRAWN, "model.fanouts", ""),
     ("fedlog", SGC, "model.layers", ""),
+    ("fedgm", {"train.batch_size": 4}, "train.batch_size", ""),
+    ("fedgm", {"model": {"name": "gcn", "fanouts": [2, 2]}}, "model.fanouts", ""),
+    ("fedgm", {"model": {"name": "sage"}}, "model.name", ""),
     ("fedspray", {"train.batch_size": 4}, "train.batch_size", ""),
     ("fedspray", DRAWN, VISIT, "model.fanouts"),
     ("class_means", {"algorithm.hops": 5}, "algorithm.hops", ""),

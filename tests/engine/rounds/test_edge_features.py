@@ -86,7 +86,7 @@ def test_parts_of_a_client_keep_features(keys: Keys, start: Start, of_kinds: Key
 
 @pytest.mark.parametrize("model", ["gine", "rgcn"])
 # FedGCN trains a GCN alone, FedIIH a DisenGCN.
-@pytest.mark.parametrize("method", sorted({*weighing_methods("node")} - {"fedgcn", "fediih"}))
+@pytest.mark.parametrize("method", sorted({*weighing_methods("node")} - {"fedgcn", "fediih", "fedgm"}))
 def test_methods_train_models_that_read_edges(method: str, model: str, start: Start, of_kinds: Keys) -> None:
     server = start({**of_kinds, "algorithm.name": method, "model.name": model})
     assert np.isfinite([server.round()["loss"] for _ in range(2)]).all()

@@ -74,8 +74,9 @@ def of_library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @every_model
-# FedGCN trains a GCN alone; Fed-PUB and class means read powers of one propagation, FGGP models that pass messages.
-@pytest.mark.parametrize("method", sorted({*weighing_methods("node")} - {"fedgcn"}))
+# FedGCN trains a GCN alone; Fed-PUB and class means read powers of one propagation, FGGP models that pass messages,
+# FedGM both, with weights of edges.
+@pytest.mark.parametrize("method", sorted({*weighing_methods("node")} - {"fedgcn", "fedgm"}))
 @pytest.mark.exhaustive
 def test_methods_train_models_of_kinds(method: str, name: str, start: Start, of_library: Keys) -> None:
     keys = {**of_library, **MODELS[name], "algorithm.name": method}

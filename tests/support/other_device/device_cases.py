@@ -63,6 +63,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "fediih": {"algorithm.name": "fediih", "model.name": "disengcn"},
     "fedspray": {"algorithm": {"name": "fedspray", "threshold": 0.3}, "model.name": "gcn", **MOMENTUM},
     "fedlog": {"algorithm": {"name": "fedlog", "nodes": 2, "pre_epochs": 1}, "model.name": "gcn", **LINEAR, **MOMENTUM},
+    "fedgm": {
+        "algorithm": {"name": "fedgm", "steps": 6, "server_epochs": 5},
+        "model.name": "gcn",
+        **LINEAR,
+        **MOMENTUM,
+    },
     "s2fgl": {"algorithm.name": "s2fgl", "algorithm.spectral": 0.0},
     "fggp, neighbours": {**FGGP, **MOMENTUM, "algorithm.gkic": "knn_only", "algorithm.head_mode": "personal"},
     "fggp, prototypes alone": {"algorithm.name": "fggp", "algorithm.gkic": "off", "algorithm.cluster": "dbscan"},
@@ -131,6 +137,6 @@ NO_DRAWN = (
     *AVERAGING, "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all", "adafgl",
     "adafgl, coupled", "fedgl", "fedgl_fedgta", "fedgl_moon", "fedgl_feddc", "fedgl, coupled",
     "fgssl", "fgssl, coupled", "fedpub",
-    "fedtad", "s2fgl", "fedspray", "fediih", "fedlog", "fedpub, coupled", "fedsage_plus", "fedsage_plus, few",
+    "fedtad", "s2fgl", "fedspray", "fediih", "fedlog", "fedgm", "fedpub, coupled", "fedsage_plus", "fedsage_plus, few",
     "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc",
 )  # fmt: skip

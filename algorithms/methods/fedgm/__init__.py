@@ -1,0 +1,1 @@
+"""FedGM: the method, how a client condenses its graph, and what the server trains on."""
