@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.datasets.synthetic.cut_kernels import entries_between, reach
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
@@ -48,24 +49,25 @@ def cut_graphs(base: Graph, level: Level, options: DataSource) -> Graph:
     if base.graph_of is not None:
         raise ShoalError("data.options.base", f"{base.name} has labels of graphs; name a dataset with labels of nodes")
     cutter = _Cutter(base, level, options)
-    nodes, blocks, y, split = [], [], [], []
+    nodes, degrees, columns, y, split = [], [], [], [], []
+    before = 0
     for label in range(base.classes):
         centres, parts = _centres(base, level, label, options)
         for number, around in enumerate(centres):
-            cut, block = cutter.cut(around, label, number)
+            cut = cutter.cut(around, label, number)
+            for several, of_graph in zip((degrees, columns), cutter.edges(cut, before)):
+                several.append(of_graph)
             nodes.append(cut)
-            blocks.append(block)
+            before += len(cut)
         y.append(np.full(len(centres), label))
         split.append(parts)
     if not nodes:
         raise ShoalError("data.options.base", f"{base.name} has no {level} of any class to cut a graph around")
     sizes = np.array([len(cut) for cut in nodes])
-    matrix = sp.block_diag(blocks, format="csr")
-    matrix.sort_indices()
     return Graph(
         name=f"induced-{level}",
-        indptr=matrix.indptr.astype(np.int64),
-        indices=matrix.indices.astype(np.int32),
+        indptr=np.concatenate([[0], np.cumsum(np.concatenate(degrees))]),
+        indices=np.concatenate(columns),
         x=reduce_features(base.x, options.width, options.seed)[np.concatenate(nodes)],
         y=np.concatenate(y),
         classes=base.classes,
@@ -154,36 +156,33 @@ class _Cutter:
 
     def __init__(self, base: Graph, level: Level, options: DataSource) -> None:
         self._base, self._level, self._options = base, level, options
-        ones = np.ones(len(base.indices), dtype=np.int8)
-        self._adjacency = sp.csr_array((ones, base.indices, base.indptr), shape=(base.nodes, base.nodes))
         self._by_class = [np.flatnonzero(base.y == label) for label in range(base.classes)]
+        self._met, self._row_of = np.zeros(base.nodes, dtype=np.bool_), np.full(base.nodes, -1, dtype=np.int32)
+        most = options.largest
+        self._found = np.empty(min(BOUND * most + GROUP[1], base.nodes), dtype=np.int64)
+        self._columns = np.empty(min(most * (most - 1), base.entries), dtype=np.int32)
 
-    def cut(self, centres: np.ndarray, label: int, number: int) -> tuple[np.ndarray, Any]:
-        """Cuts out the nodes of a graph, ascending, and its adjacency, SciPy CSR."""
+    def cut(self, centres: np.ndarray, label: int, number: int) -> np.ndarray:
+        """Cuts out the nodes of a graph, ascending, int64."""
         options, base = self._options, self._base
-        nodes = self._reach(centres)
-        count = len(nodes)
-        rng = np.random.default_rng([options.seed, list(HOPS).index(self._level), label, number, 1])
+        of_base, place = (base.indptr, base.indices), (self._met, self._found)
+        count = reach(*of_base, centres, HOPS[self._level], options.smallest, *place)
+        nodes = self._found[:count].copy()
+        seed = [options.seed, list(HOPS).index(self._level), label, number, 1]
         if count > options.largest:
+            rng = np.random.default_rng(seed)
             others = rng.choice(nodes[len(centres) :], options.largest - len(centres), replace=False)
             nodes = np.concatenate([centres, others])
         elif count < options.smallest and options.padding != "none":
+            rng = np.random.default_rng(seed)
             pool = np.arange(base.nodes) if options.padding == "random" else self._by_class[label]
             pool = np.setdiff1d(pool, nodes)
             nodes = np.concatenate([nodes, rng.choice(pool, min(options.smallest - count, len(pool)), replace=False)])
-        nodes = np.sort(nodes)
-        return nodes, self._adjacency[nodes][:, nodes]
+        return np.sort(nodes)
 
-    def _reach(self, centres: np.ndarray) -> np.ndarray:
-        """Collects the nodes that the hops reach, centres first, all in the order in which they are met."""
-        least, most = HOPS[self._level]
-        reached = last = centres
-        for hop in range(most):
-            if hop >= least and len(reached) >= self._options.smallest:
-                break
-            near = self._adjacency[last].indices
-            new = near[~np.isin(near, reached)]
-            firsts = np.sort(np.unique(new, return_index=True)[1])
-            last = new[firsts][: BOUND * self._options.largest + GROUP[1] - len(reached)]
-            reached = np.concatenate([reached, last])
-        return reached
+    def edges(self, nodes: np.ndarray, before: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the degree of every node in its graph, int64, and the neighbours of all, int32, numbered on."""
+        degree = np.empty(len(nodes), dtype=np.int64)
+        of_base = self._base.indptr, self._base.indices
+        count = entries_between(*of_base, nodes, before, self._row_of, degree, self._columns)
+        return degree, self._columns[:count].copy()
