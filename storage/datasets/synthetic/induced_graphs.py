@@ -5,6 +5,7 @@ F features of the large graph, G small graphs.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -45,6 +46,29 @@ def cut_graphs(base: Graph, level: Level, options: DataSource) -> Graph:
     signs make the largest entry of every singular vector positive; further columns are 0. Raises ShoalError: an option
     is out of range, the large graph has labels of graphs, or no graph would be left.
     """
+    outline = outline_graphs(base, level, options)
+    assert outline.split is not None
+    outline = replace(outline, split=leave_shots(outline.split, outline.y, options.shots))
+    return with_features(outline, reduce_features(base.x, options.width, options.seed))
+
+
+def with_features(outline: Graph, reduced: np.ndarray) -> Graph:
+    """Gives small graphs the reduced features of the large one, `[nodes of that, width]`."""
+    return replace(outline, x=reduced[outline.copy_of])
+
+
+def leave_shots(split: np.ndarray, y: np.ndarray, shots: int | None) -> np.ndarray:
+    """Takes all but the first training graphs of every class out of the split, int8 `[G]`; None: all stay."""
+    if shots is None:
+        return split
+    left = split.copy()
+    for label in np.unique(y):
+        left[np.flatnonzero((y == label) & (split == TRAIN))[shots:]] = UNASSIGNED
+    return left
+
+
+def outline_graphs(base: Graph, level: Level, options: DataSource) -> Graph:
+    """Cuts small graphs as `cut_graphs`, without features, `[N, 0]`, and with all shots."""
     _require(options)
     if base.graph_of is not None:
         raise ShoalError("data.options.base", f"{base.name} has labels of graphs; name a dataset with labels of nodes")
@@ -68,7 +92,7 @@ def cut_graphs(base: Graph, level: Level, options: DataSource) -> Graph:
         name=f"induced-{level}",
         indptr=np.concatenate([[0], np.cumsum(np.concatenate(degrees))]),
         indices=np.concatenate(columns),
-        x=reduce_features(base.x, options.width, options.seed)[np.concatenate(nodes)],
+        x=np.empty((before, 0), dtype=np.float32),
         y=np.concatenate(y),
         classes=base.classes,
         split=np.concatenate(split),
@@ -118,11 +142,11 @@ def _centres(base: Graph, level: Level, label: int, options: DataSource) -> tupl
     if level == "graph":
         halves = members[: -(-len(members) // 2)], members[-(-len(members) // 2) :]
         groups = [list(_groups(half, samples, rng)) for half in halves]
-        return groups[0] + groups[1], _split(len(groups[0]), len(groups[1]), options.shots)
+        return groups[0] + groups[1], _split(len(groups[0]), len(groups[1]))
     centres = members[:, None] if level == "node" else rng.permutation(_edges_within(base, label))
     centres = centres[: 2 * samples]
     train = 2 * (len(centres) // 4)
-    return list(centres), _split(train, len(centres) - train, options.shots)
+    return list(centres), _split(train, len(centres) - train)
 
 
 def _groups(members: np.ndarray, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -131,11 +155,9 @@ def _groups(members: np.ndarray, count: int, rng: np.random.Generator) -> Iterat
         yield rng.choice(members, min(int(rng.integers(GROUP[0], GROUP[1] + 1)), len(members)), replace=False)
 
 
-def _split(train: int, test: int, shots: int | None) -> np.ndarray:
+def _split(train: int, test: int) -> np.ndarray:
     validation = round(VALIDATION * train)
-    trained = train - validation if shots is None else min(shots, train - validation)
-    sizes = [trained, train - validation - trained, validation, test]
-    return np.repeat(np.array([TRAIN, UNASSIGNED, VAL, TEST], dtype=np.int8), sizes)
+    return np.repeat(np.array([TRAIN, VAL, TEST], dtype=np.int8), [train - validation, validation, test])
 
 
 def _edges_within(base: Graph, label: int) -> np.ndarray:
