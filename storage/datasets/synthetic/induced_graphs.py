@@ -73,7 +73,9 @@ def outline_graphs(base: Graph, level: Level, options: DataSource) -> Graph:
     if base.graph_of is not None:
         raise ShoalError("data.options.base", f"{base.name} has labels of graphs; name a dataset with labels of nodes")
     cutter = _Cutter(base, level, options)
-    nodes, degrees, columns, y, split = [], [], [], [], []
+    nodes, y, split = [], [], []
+    degrees: list[np.ndarray] = []
+    columns: list[np.ndarray] = []
     before = 0
     for label in range(base.classes):
         centres, parts = _centres(base, level, label, options)
