@@ -28,12 +28,12 @@ from shoal.storage.shards.view import Cache, View
 
 # Nodes, directed edges and values of features, with hops, that a client has at most if it is measured as a whole.
 MOST_NODES, MOST_ENTRIES, MOST_VALUES = 2048, 2**17, 2**24
-# Of a larger client so many times less are measured as well, or a batch and so many times more.
+# A part that is so many times smaller is measured of a larger client as well; or one batch, beside so many.
 APART, BATCHES = 8, 3
 # Measurements beside the first, which compiles and allocates, where they are shorter, in seconds; else one.
 AGAIN, SHORT = 3, 0.004
 # Clients of one shape differ by less in their edges, training items and so on a node.
-ALIKE = 0.1
+WIDTH = 0.1
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class MeanClient:
         """Returns what clients share that differ in their size alone, more or less."""
         info = self.info
         counts = self.edges[0], info.train, info.graphs, info.pairs
-        shares = [None if not count else round(log(count / info.nodes) / ALIKE) for count in counts]
+        shares = [None if not count else round(log(count / info.nodes) / WIDTH) for count in counts]
         return repr((info.classes, self.features, self.edges[1:], self.propagation, self.a_row, shares))
 
     @cached_property
@@ -91,7 +91,7 @@ class MeanClient:
 
 
 class Measured:
-    """Seconds of steps that were measured, for models and clients that are alike.
+    """Seconds of steps that were measured, for models and clients of one likeness.
 
     An epoch of a large client is that of two small parts of it, extended along the line through both.
     """
@@ -119,7 +119,7 @@ class Measured:
             parts.insert(0, client.part(fewer))
         nodes = client.info.nodes
         of_client = repr(client) if share == 1 else client.likeness()
-        found = []
+        seconds_found = []
         for model, path in zip(models, trainers):
             options = {**asdict(train), "epochs": 1}
             shape = [tuple(p.shape) for p in model.flat.module.parameters()]
@@ -129,13 +129,13 @@ class Measured:
                 self._seconds[key] = sizes, np.array([_measure(model, path, part, train) for part in parts])
             sizes, seconds = self._seconds[key]
             if len(sizes) == 1 or sizes[0] == sizes[1]:
-                found.append(seconds[-1] * (nodes / max(sizes[-1], 1) if share < 1 else 1.0))
+                seconds_found.append(seconds[-1] * (nodes / max(sizes[-1], 1) if share < 1 else 1.0))
             else:
                 a_node = np.maximum(seconds[1] - seconds[0], 0) / (sizes[1] - sizes[0])
                 line = seconds[1] + a_node * (nodes - sizes[1])
                 # A client of no nodes takes some time, never less than none.
-                found.append(np.minimum(line, seconds[1] * (nodes / sizes[1])))
-        return np.array(found)
+                seconds_found.append(np.minimum(line, seconds[1] * (nodes / sizes[1])))
+        return np.array(seconds_found)
 
 
 def _measure(model: BuiltModel, path: str, part: MeanClient, train: TrainOptions) -> tuple[float, float]:

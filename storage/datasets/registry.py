@@ -95,13 +95,13 @@ class Kept:
         from shoal.storage.datasets.synthetic.induced_graphs import LEVELS, leave_shots, outline_graphs
 
         key = repr(replace(options, shots=None))
-        found = None if self._outlines is None else self._outlines.get(key)
-        if found is None:
-            found = outline_graphs(self._large(options), LEVELS[options.key], options)
+        outline = None if self._outlines is None else self._outlines.get(key)
+        if outline is None:
+            outline = outline_graphs(self._large(options), LEVELS[options.key], options)
             if self._outlines is not None:
-                self._outlines[key] = found
-        assert found.split is not None
-        return replace(found, split=leave_shots(found.split, found.y, options.shots))
+                self._outlines[key] = outline
+        assert outline.split is not None
+        return replace(outline, split=leave_shots(outline.split, outline.y, options.shots))
 
     def small(self, options: DataSource) -> Graph:
         """Returns the small graphs of a dataset."""
