@@ -181,7 +181,8 @@ class FlatModel:
     def initial(self, seed: int) -> Tensor:
         """Draws fresh parameters, `[P]`; the model keeps them."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            # Seeding all devices formats the stack of calls, where there is none but the processor.
+            (torch.default_generator if self.w.device.type == "cpu" else torch).manual_seed(seed)
             with self._by_row():
                 self.module.reset_parameters()  # type: ignore[operator]
         return self.w.detach().clone()

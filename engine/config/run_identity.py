@@ -47,7 +47,8 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flattens nested mappings to dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
+        # Most values are plain, and asking for their class is faster than for an abstract one.
+        if value and (type(value) is dict or isinstance(value, Mapping)):
             flat.update(flatten(value, f"{prefix}{key}."))
         else:
             flat[prefix + key] = value
@@ -90,7 +91,12 @@ def identity_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """Computes 8 hexadecimal digits of a run: of keys that differ from their defaults, of inputs, and of `NUMBERS`.
+    """Computes 8 hexadecimal digits of a run, of its `named_keys`."""
+    return fingerprint_of(named_keys(plain, inputs))
+
+
+def named_keys(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
+    """Lists what names a run: keys that differ from their defaults, inputs, and `NUMBERS`.
 
     A key that comes new, and stays at its default, changes no name.
 
@@ -107,7 +113,13 @@ def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
     named = {before.get(key, key): v for key, v in changed.items()} | {"numbers": NUMBERS}
     if (version := PARTITIONS.get(str(values.get("partition.method")))) is not None:
         named["partition.version"] = version
-    return fingerprint_of(named)
+    return named
+
+
+def of_seed(named: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Returns the `named_keys` of a run whose config differs in its seed alone."""
+    others = {key: value for key, value in named.items() if key != "seed"}
+    return others if seed == defaults()["seed"] else {**others, "seed": seed}
 
 
 def option_defaults(method: str, model: Any) -> dict[str, Any]:

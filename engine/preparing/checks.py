@@ -18,10 +18,12 @@ from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS
 from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes
 from shoal.storage.datasets.registry import (
+    Kept,
     classes_ahead,
     items_ahead,
     labels_ahead,
     load_all,
+    load_outlines,
     options_of,
     require_target,
 )
@@ -37,10 +39,14 @@ from shoal.storage.shards.hops import hops_bytes
 from shoal.storage.store.manifest import Manifest
 
 
-def read_graph(config: Config) -> Graph:
-    """Reads the graph of a config, or joins its graphs. Raises as `load_all` and `require_fitting_data`."""
+def read_graph(config: Config, outlines: Kept | None = None) -> Graph:
+    """Reads the graph of a config, or joins its graphs. Raises as `load_all` and `require_fitting_data`.
+
+    With `outlines` kept from other configs, it is one to count with, see `load_outlines`.
+    """
+    of_config = sources(config)
     with warnings.catch_warnings(record=True) as caught:
-        graph = load_all(sources(config))
+        graph = load_all(of_config) if outlines is None else load_outlines(of_config, outlines)
     for warning in caught:
         if issubclass(warning.category, Unread):
             say(str(warning.message))

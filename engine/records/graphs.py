@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -44,7 +44,7 @@ def _types() -> Mapping[str, Any]:
 def sources(config: Config) -> tuple[DataSource, ...]:
     """Makes the datasets that a config names. Raises ShoalError: options, names or numbers of paths are wrong."""
     hints = _types()
-    readable = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
+    readable = [name for name in hints if name not in OF_DATA_CONFIG]
     options: dict[str, Any] = {}
     user_class = isinstance(config.data.dataset, str) and has_user_options(config.data.dataset)
     if user_class:

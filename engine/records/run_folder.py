@@ -15,7 +15,7 @@ import yaml
 from shoal.engine.config.config import Config
 from shoal.engine.config.config_text import CONFIG, DUMPER, LOADER, OF_RUN, new_run, run_of, with_new_keys, with_seal
 from shoal.engine.config.names import CODE, kept_name, read_all, rename_code
-from shoal.engine.config.run_identity import defaults, identity_keys, name_digits
+from shoal.engine.config.run_identity import defaults, fingerprint_of, identity_keys, name_digits
 from shoal.engine.records import checkpoint
 from shoal.engine.records.at_work import AtWork, ended_at
 from shoal.engine.records.checkpoint import CHECKPOINTS
@@ -90,6 +90,11 @@ def run_path(config: Config, inputs: Mapping[str, str] | None = None) -> Path:
     """Returns `<name>-<8 hex digits>` in `runs_here`; `inputs` are those of `shoal.engine.records.inputs`, if read."""
     digits = name_digits(config.plain(), contents(config) if inputs is None else inputs)
     return runs_here(config) / f"{config.name}-{digits}"
+
+
+def path_named(config: Config, named: Mapping[str, Any]) -> Path:
+    """Returns the path of a run, given what names it (`shoal.engine.config.run_identity.named_keys`)."""
+    return runs_here(config) / f"{config.name}-{fingerprint_of(named)}"
 
 
 def started(run: Path) -> bool:

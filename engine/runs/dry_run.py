@@ -10,13 +10,9 @@ import numpy as np
 import torch
 from rich.table import Column
 
-from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
+from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.models.names import describe_edge_features
 from shoal.algorithms.protocol import MODEL
-from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.analytic.choice import analytic
-from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.cluster.room import host_number, memory_of_host, this_machine
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
@@ -24,7 +20,7 @@ from shoal.engine.messages.environment import bfloat16_support
 from shoal.engine.messages.job import require_room_for_hops
 from shoal.engine.messages.models import assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
-from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
+from shoal.engine.messages.trainers import Clients, trainers_of
 from shoal.engine.preparing.checks import read_graph, require_fitting_data, require_whole
 from shoal.engine.preparing.client_files import shards_bytes
 from shoal.engine.preparing.identity import identity, require_identity, store_or_overlay
@@ -37,6 +33,7 @@ from shoal.engine.records.untrained import (
 )
 from shoal.engine.rounds.sampling import Schedule, cell_size_of, form_cells, most_cells
 from shoal.engine.runs.expected_time import ExpectedTime, loading_time, message_time, preparing_time, start_time
+from shoal.engine.runs.measuring import MeanClient, Measured
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.output import Table
 from shoal.engine.screen.tables import console
@@ -47,17 +44,13 @@ from shoal.partition.methods.from_file import by_file
 from shoal.partition.methods.workspace import scratch_bytes
 from shoal.partition.partitioning import require_enough_nodes
 from shoal.storage.graph.edges.kinds import Kinds
-from shoal.storage.graph.graph import Graph, first_rows
+from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
-from shoal.storage.graph.pairs import LABELS, Pairs
-from shoal.storage.graph.rows import CsrRows, Rows, entries_of
+from shoal.storage.graph.pairs import LABELS
+from shoal.storage.graph.rows import entries_of
 from shoal.storage.options.masking import masks
-from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split_codes import TRAIN
-from shoal.storage.shards.hops import hops_bytes, hops_of, rows_to_keep
-from shoal.storage.shards.shard import Shard
-from shoal.storage.shards.split import Split
-from shoal.storage.shards.view import Cache, View
+from shoal.storage.shards.hops import hops_bytes, rows_to_keep
 from shoal.storage.store.manifest import NAME, read_manifest
 from shoal.storage.store.store import Store
 
@@ -236,10 +229,13 @@ class Expected(NamedTuple):
     time: ExpectedTime
 
 
-def expected(plan: RunPlan, load: float = 0.0, read: Callable[[Config], Graph] = read_graph) -> Expected:
+def expected(
+    plan: RunPlan, load: float = 0.0, read: Callable[[Config], Graph] = read_graph, known: Measured | None = None
+) -> Expected:
     """Estimates a run, by measuring a mean client; writes nothing; refuses what the run would refuse.
 
     A process of the run takes `load` seconds until it is ready. A graph that is not prepared is taken from `read`.
+    Steps that are `known` from estimates of other runs are not measured again.
     """
     config, algorithm, on_ray = plan.config, plan.algorithm, plan.config.engine.backend == "ray"
     train, limit = config.train, config.memory_limit()
@@ -303,15 +299,11 @@ def expected(plan: RunPlan, load: float = 0.0, read: Callable[[Config], Graph] =
     # A part of a client is measured where memory would not hold the client and the models' work on it.
     mean, edges = infos[0], total.entries // clients
     part = min(1.0, limit / SHARE_TO_MEASURE / (4 * (mean.nodes * total.features * (hops + 1) + edges) + 1))
-    few = None if graphs is None else max(1, int(graphs * part))
-    fewer = None if pairs is None else int(pairs * part)
-    measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part), graphs=few, pairs=fewer)
     a_row = None if total.values is None else total.values // total.nodes
-    entries = int(edges * part), total.edge_features, total.relations
-    mean_client = _mean_client(measured, total.features, entries, config.kernel(), a_row)
+    per_edge = edges, total.edge_features, total.relations
+    client = MeanClient(mean, total.features, per_edge, config.kernel(), a_row)
     torch.set_num_threads(1)
-    times = [_measure(*pair, mean_client, measured, train) for pair in zip(models, trainers)]
-    epoch, forward = np.array(times).T / part
+    epoch, forward = (known or Measured()).seconds(built[MODEL], trainers, client, train, part).T
 
     every, last = config.evaluation.every, config.evaluation.last
     evaluations: float = config.rounds // every if last == "none" else -(-config.rounds // every)
@@ -411,79 +403,3 @@ def _computed_hops(config: Config, nodes: int, of: _Sizes, cached: int) -> str:
 def _span(seconds: np.ndarray) -> str:
     low, high = f"{1e3 * seconds.min():.1f}", f"{1e3 * seconds.max():.1f}"
     return f"{low} ms" if low == high else f"{low} to {high} ms"
-
-
-def _mean_client(
-    info: ClientInfo, features: int, of_edges: tuple[int, int, int], propagation: PropagationOptions, a_row: int | None
-) -> View:
-    """Makes random features and edges in the shape of a mean client; sparse features have `a_row` values a row.
-
-    `of_edges` are the number of entries, and those of features of each, and of relations.
-    """
-    rng, (entries, edge_features, relations) = np.random.default_rng(0), of_edges
-    indptr = np.linspace(0, entries if info.nodes else 0, info.nodes + 1).astype(np.int32)
-    graph, starts, sizes = None, np.zeros(1, dtype=np.int64), np.array([max(info.nodes, 1)])
-    if info.graphs is not None:
-        # Every edge joins nodes of one small graph.
-        graph = np.arange(info.nodes) * min(info.graphs, info.nodes) // max(info.nodes, 1)
-        bounds, of_entry = first_rows(graph), np.repeat(graph, np.diff(indptr))
-        starts, sizes = bounds[of_entry], np.diff(bounds)[of_entry]
-    indices = (starts + rng.integers(sizes, size=indptr[-1], dtype=np.int32)).astype(np.int32)
-    edge_attr = None
-    if edge_features:
-        # Neighbours of a row ascend, and every edge is of one kind.
-        indices = indices[np.lexsort((indices, np.repeat(np.arange(info.nodes), np.diff(indptr))))]
-        edge_attr = np.eye(edge_features, dtype=np.float32)[rng.integers(edge_features, size=len(indices))]
-    x: list[Rows]
-    if a_row is None:
-        hops = propagation.stored(relations)
-        x = [rng.standard_normal((info.nodes, features), dtype=np.float32) for _ in range(hops + 1)]
-    else:
-        sparse = _random_rows(info.nodes, features, a_row, rng)
-        x = [sparse, *hops_of(_shard_of(indptr, indices, sparse, edge_attr), propagation, relations)]
-    rows = np.arange(info.nodes)
-    pairs = None if info.pairs is None else _random_pairs(info.nodes, info.pairs, rng)
-    shard = Shard(
-        0, rows, np.zeros(info.nodes, dtype=np.int32), indptr, indices, x[0], graph, pairs, edge_attr=edge_attr
-    )
-    train = np.arange(info.train)
-    return View("mean client", shard, Split(train, rows[:0], rows[:0]), x[1:], info.classes, Cache(2**63))
-
-
-def _shard_of(indptr: np.ndarray, indices: np.ndarray, x: Rows, edge_attr: np.ndarray | None) -> Shard:
-    nodes = np.arange(len(x))
-    return Shard(0, nodes, np.zeros(len(x), dtype=np.int32), indptr, indices, x, edge_attr=edge_attr)
-
-
-def _random_pairs(nodes: int, count: int, rng: np.random.Generator) -> Pairs:
-    starts = np.linspace(0, count if nodes else 0, nodes + 1).astype(np.int32)
-    count = int(starts[-1])
-    partner = rng.integers(max(nodes, 1), size=count, dtype=np.int32)
-    label = rng.integers(LABELS, size=count, dtype=np.int8)
-    return Pairs(starts, partner, label, np.full(count, TRAIN, dtype=np.int8))
-
-
-def _random_rows(nodes: int, features: int, a_row: int, rng: np.random.Generator) -> CsrRows:
-    a_row = max(a_row, 1)
-    apart = features // a_row
-    columns = np.arange(a_row) * apart + rng.integers(apart, size=(nodes, a_row))
-    values = rng.standard_normal(nodes * a_row, dtype=np.float32)
-    starts = np.arange(0, nodes * a_row + 1, a_row, dtype=np.int32)
-    return CsrRows(starts, columns.astype(np.int32).ravel(), values, features)
-
-
-def _measure(model: FlatModel, path: str, data: View, info: ClientInfo, train: TrainOptions) -> tuple[float, float]:
-    """Measures the seconds of a training epoch and of a forward pass over a client."""
-    # The loss is cross-entropy, since the method's may need a download.
-    form = analytic(model) if path == ANALYTIC else None
-    trainer = LocalTrainer({MODEL: model}, replace(train, epochs=1), Algorithm(), form)
-    times = []
-    for _ in range(3):
-        client_model = ClientModel(model, data, lambda purpose: 0)
-        client = Client(info, data, {MODEL: client_model}, {}, {}, lambda purpose: 0)
-        began = time.perf_counter()
-        trainer.fit(client, {})
-        trained = time.perf_counter()
-        client_model.logits()
-        times.append((trained - began, time.perf_counter() - trained))
-    return min(t[0] for t in times), min(t[1] for t in times)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from shoal.algorithms.base import Algorithm, overrides
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
@@ -12,11 +13,12 @@ from shoal.engine.callbacks.calls import load_callbacks
 from shoal.engine.config.config import Config, device_choice, require_one_thread
 from shoal.engine.config.names import own_among
 from shoal.engine.config.round_sections import ParticipationOptions
+from shoal.engine.config.run_identity import named_keys
 from shoal.engine.messages.models import KnownModels, require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
-from shoal.engine.records.run_folder import run_path, run_place
+from shoal.engine.records.run_folder import path_named, run_place
 from shoal.engine.records.summary import ALL, SOME, some_take_part
 from shoal.engine.records.untrained import Untrained, describe_untrained, require_trainable, untrained_of
 from shoal.engine.rounds.sampling import (
@@ -102,9 +104,14 @@ class RunPlan:
         return inputs.contents(self.config)
 
     @cached_property
+    def named(self) -> dict[str, Any]:
+        """The keys and contents that name the run; raises as `inputs`."""
+        return named_keys(self.config.plain(), self.inputs)
+
+    @cached_property
     def folder(self) -> Path:
         """The run folder, whose name is the identity of the run; raises as `inputs`."""
-        return run_path(self.config, self.inputs)
+        return path_named(self.config, self.named)
 
     @property
     def place(self) -> Path | str:

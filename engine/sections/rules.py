@@ -33,8 +33,10 @@ class Rule(NamedTuple):
 def one_of(keys: str, other: str, *values: str) -> Rule:
     """Returns the rule of keys for some words of another key; where that has a list, for one of its entries."""
 
+    read = attrgetter(other)
+
     def holds(config: Any) -> bool:
-        value = attrgetter(other)(config)
+        value = read(config)
         names = value if isinstance(value, tuple) else (value,)
         return any(str(name).lower() in values or (OWN in values and is_own(str(name))) for name in names)
 

@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shoal.storage.datasets.features.features import check_finite, made_features, row_normalized
 from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root
 from shoal.storage.errors import ShoalError
@@ -16,8 +18,10 @@ from shoal.storage.options.target_names import CLASSIFICATION
 from shoal.storage.options.types import is_own
 
 
-def load(options: DataSource) -> Graph:
+def load(options: DataSource, kept: "Kept | None" = None) -> Graph:
     """Loads the graph that a config asks for, its features finite and, by `row_normalize`, normalised.
+
+    What other datasets made of the same large graph is taken from `kept`.
 
     A ShoalError names an unknown name, an option out of its range, or a missing or damaged file.
     """
@@ -25,7 +29,7 @@ def load(options: DataSource) -> Graph:
     require_target(options)
     if spec.finite and options.row_normalize:
         raise ShoalError("data.row_normalize", f"features of {name} are negative, too, and have no sum to divide by")
-    graph = spec.load(name, options)
+    graph = kept.small(options) if kept is not None and name in INDUCED else spec.load(name, options)
     where, finite = f"dataset '{name}'", spec.finite
     # Published datasets are known to have labels, and may be larger than memory.
     if options.labels and spec.task is None and not (graph.y >= 0).any():
@@ -56,7 +60,76 @@ def load_all(sources: Sequence[DataSource]) -> Graph:
         return load(sources[0])
     from shoal.storage.datasets.domains import join_domains
 
-    return join_domains([replace(load(options), name=options.name) for options in sources])
+    kept = Kept()
+    return join_domains([replace(load(options, kept), name=options.name) for options in sources])
+
+
+def load_outlines(sources: Sequence[DataSource], kept: "Kept") -> Graph:
+    """Loads a graph to count with: of small graphs that are cut out of large ones, features are ones.
+
+    They take no memory and no decomposition of the large graph's features. Raises as `load_all`.
+    """
+    if not all(options.key in INDUCED for options in sources):
+        return load_all(sources)
+    from shoal.storage.datasets.domains import join_domains
+
+    graphs = [replace(kept.outline(options), name=options.name) for options in sources]
+    graph = graphs[0] if len(graphs) == 1 else join_domains(graphs)
+    return replace(graph, x=np.broadcast_to(np.float32(1), (graph.nodes, sources[0].width)))
+
+
+class Kept:
+    """The large graph that datasets of small ones are cut out of, and its reduced features, for the next dataset.
+
+    If `outlines` are asked for, it keeps all small graphs, too, without features.
+    """
+
+    def __init__(self, outlines: bool = False) -> None:
+        """Keeps nothing yet."""
+        self._base: tuple[str, Graph] | None = None
+        self._reduced: tuple[str, np.ndarray] | None = None
+        self._outlines: dict[str, Graph] | None = {} if outlines else None
+
+    def outline(self, options: DataSource) -> Graph:
+        """Returns the small graphs of a dataset without features; loads and cuts what is new."""
+        from shoal.storage.datasets.synthetic.induced_graphs import LEVELS, leave_shots, outline_graphs
+
+        key = repr(replace(options, shots=None))
+        outline = None if self._outlines is None else self._outlines.get(key)
+        if outline is None:
+            outline = outline_graphs(self._large(options), LEVELS[options.key], options)
+            if self._outlines is not None:
+                self._outlines[key] = outline
+        assert outline.split is not None
+        return replace(outline, split=leave_shots(outline.split, outline.y, options.shots))
+
+    def small(self, options: DataSource) -> Graph:
+        """Returns the small graphs of a dataset."""
+        from shoal.storage.datasets.synthetic.induced_graphs import reduce_features, with_features
+
+        outline = self.outline(options)
+        key = repr((replace(_base_of(options), shots=None), options.width, options.seed))
+        if self._reduced is None or self._reduced[0] != key:
+            self._reduced = key, reduce_features(self._large(options).x, options.width, options.seed)
+        return with_features(outline, self._reduced[1])
+
+    def _large(self, options: DataSource) -> Graph:
+        """Loads the large graph. Raises ShoalError: its edges have weights or features."""
+        source = replace(_base_of(options), shots=None)
+        if self._base is None or self._base[0] != repr(source):
+            base = load(source)
+            for what, key, has in (
+                ("weights", "edge_weights", base.edge_weight is not None),
+                ("features", "edge_features", base.edge_attr is not None),
+            ):
+                if has:
+                    raise ShoalError(
+                        "data.options.base",
+                        f"the edges of '{base.name}' have {what}, which {options.key} leaves out; set data.{key} to "
+                        "drop",
+                    )
+            self._base = repr(source), base
+        return self._base[1]
 
 
 def fingerprint(options: DataSource) -> dict[str, Any]:
@@ -144,23 +217,9 @@ def _induced_spec(name: str) -> DatasetSpec:
     """Makes the record of small graphs around nodes, edges or groups of nodes of `options.base`."""
     from shoal.storage.datasets.synthetic import induced_graphs
 
-    def load_induced(name: str, options: DataSource) -> Graph:
-        base = load(_base_of(options))
-        if base.edge_weight is not None:
-            raise ShoalError(
-                "data.options.base",
-                f"the edges of '{base.name}' have weights, which {name} leaves out; set data.edge_weights to drop",
-            )
-        if base.edge_attr is not None:
-            raise ShoalError(
-                "data.options.base",
-                f"the edges of '{base.name}' have features, which {name} leaves out; set data.edge_features to drop",
-            )
-        return induced_graphs.cut_graphs(base, induced_graphs.LEVELS[name], options)
-
     return DatasetSpec(
         name,
-        load_induced,
+        lambda _, options: Kept().small(options),
         lambda options: _spec(_base_of(options)).published_files(_base_of(options)),
         task="graph",
         classes=lambda options: classes_ahead(_base_of(options)),

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, ValidationError
@@ -21,7 +22,7 @@ def field_values(cls: type, options: Mapping[str, Any], section: str, name: str,
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     try:
-        hints = get_type_hints(cls, include_extras=True)
+        hints = _hints(cls)
     except Exception as error:
         raise ShoalError(where, f"the types of {cls.__name__} cannot be found: {in_words(error)}") from error
     for key in options:
@@ -40,6 +41,11 @@ def field_values(cls: type, options: Mapping[str, Any], section: str, name: str,
         if key not in options and field.default is not dataclasses.MISSING:
             _require_default(f"{where}: the default of {cls.__name__}.{key}", hints[key], field.default)
     return values
+
+
+@lru_cache(maxsize=64)
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
 
 
 def require_all(cls: type, values: Mapping[str, Any], section: str) -> None:

@@ -5,12 +5,14 @@ F features of the large graph, G small graphs.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
 
 from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.datasets.synthetic.cut_kernels import entries_between, reach
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
@@ -44,29 +46,55 @@ def cut_graphs(base: Graph, level: Level, options: DataSource) -> Graph:
     signs make the largest entry of every singular vector positive; further columns are 0. Raises ShoalError: an option
     is out of range, the large graph has labels of graphs, or no graph would be left.
     """
+    outline = outline_graphs(base, level, options)
+    assert outline.split is not None
+    outline = replace(outline, split=leave_shots(outline.split, outline.y, options.shots))
+    return with_features(outline, reduce_features(base.x, options.width, options.seed))
+
+
+def with_features(outline: Graph, reduced: np.ndarray) -> Graph:
+    """Gives small graphs the reduced features of the large one, `[nodes of that, width]`."""
+    return replace(outline, x=reduced[outline.copy_of])
+
+
+def leave_shots(split: np.ndarray, y: np.ndarray, shots: int | None) -> np.ndarray:
+    """Takes all but the first training graphs of every class out of the split, int8 `[G]`; None: all stay."""
+    if shots is None:
+        return split
+    left = split.copy()
+    for label in np.unique(y):
+        left[np.flatnonzero((y == label) & (split == TRAIN))[shots:]] = UNASSIGNED
+    return left
+
+
+def outline_graphs(base: Graph, level: Level, options: DataSource) -> Graph:
+    """Cuts small graphs as `cut_graphs`, without features, `[N, 0]`, and with all shots."""
     _require(options)
     if base.graph_of is not None:
         raise ShoalError("data.options.base", f"{base.name} has labels of graphs; name a dataset with labels of nodes")
     cutter = _Cutter(base, level, options)
-    nodes, blocks, y, split = [], [], [], []
+    nodes, y, split = [], [], []
+    degrees: list[np.ndarray] = []
+    columns: list[np.ndarray] = []
+    before = 0
     for label in range(base.classes):
         centres, parts = _centres(base, level, label, options)
         for number, around in enumerate(centres):
-            cut, block = cutter.cut(around, label, number)
+            cut = cutter.cut(around, label, number)
+            for several, of_graph in zip((degrees, columns), cutter.edges(cut, before)):
+                several.append(of_graph)
             nodes.append(cut)
-            blocks.append(block)
+            before += len(cut)
         y.append(np.full(len(centres), label))
         split.append(parts)
     if not nodes:
         raise ShoalError("data.options.base", f"{base.name} has no {level} of any class to cut a graph around")
     sizes = np.array([len(cut) for cut in nodes])
-    matrix = sp.block_diag(blocks, format="csr")
-    matrix.sort_indices()
     return Graph(
         name=f"induced-{level}",
-        indptr=matrix.indptr.astype(np.int64),
-        indices=matrix.indices.astype(np.int32),
-        x=reduce_features(base.x, options.width, options.seed)[np.concatenate(nodes)],
+        indptr=np.concatenate([[0], np.cumsum(np.concatenate(degrees))]),
+        indices=np.concatenate(columns),
+        x=np.empty((before, 0), dtype=np.float32),
         y=np.concatenate(y),
         classes=base.classes,
         split=np.concatenate(split),
@@ -116,11 +144,11 @@ def _centres(base: Graph, level: Level, label: int, options: DataSource) -> tupl
     if level == "graph":
         halves = members[: -(-len(members) // 2)], members[-(-len(members) // 2) :]
         groups = [list(_groups(half, samples, rng)) for half in halves]
-        return groups[0] + groups[1], _split(len(groups[0]), len(groups[1]), options.shots)
+        return groups[0] + groups[1], _split(len(groups[0]), len(groups[1]))
     centres = members[:, None] if level == "node" else rng.permutation(_edges_within(base, label))
     centres = centres[: 2 * samples]
     train = 2 * (len(centres) // 4)
-    return list(centres), _split(train, len(centres) - train, options.shots)
+    return list(centres), _split(train, len(centres) - train)
 
 
 def _groups(members: np.ndarray, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -129,11 +157,9 @@ def _groups(members: np.ndarray, count: int, rng: np.random.Generator) -> Iterat
         yield rng.choice(members, min(int(rng.integers(GROUP[0], GROUP[1] + 1)), len(members)), replace=False)
 
 
-def _split(train: int, test: int, shots: int | None) -> np.ndarray:
+def _split(train: int, test: int) -> np.ndarray:
     validation = round(VALIDATION * train)
-    trained = train - validation if shots is None else min(shots, train - validation)
-    sizes = [trained, train - validation - trained, validation, test]
-    return np.repeat(np.array([TRAIN, UNASSIGNED, VAL, TEST], dtype=np.int8), sizes)
+    return np.repeat(np.array([TRAIN, VAL, TEST], dtype=np.int8), [train - validation, validation, test])
 
 
 def _edges_within(base: Graph, label: int) -> np.ndarray:
@@ -154,36 +180,33 @@ class _Cutter:
 
     def __init__(self, base: Graph, level: Level, options: DataSource) -> None:
         self._base, self._level, self._options = base, level, options
-        ones = np.ones(len(base.indices), dtype=np.int8)
-        self._adjacency = sp.csr_array((ones, base.indices, base.indptr), shape=(base.nodes, base.nodes))
         self._by_class = [np.flatnonzero(base.y == label) for label in range(base.classes)]
+        self._met, self._row_of = np.zeros(base.nodes, dtype=np.bool_), np.full(base.nodes, -1, dtype=np.int32)
+        most = options.largest
+        self._found = np.empty(min(BOUND * most + GROUP[1], base.nodes), dtype=np.int64)
+        self._columns = np.empty(min(most * (most - 1), base.entries), dtype=np.int32)
 
-    def cut(self, centres: np.ndarray, label: int, number: int) -> tuple[np.ndarray, Any]:
-        """Cuts out the nodes of a graph, ascending, and its adjacency, SciPy CSR."""
+    def cut(self, centres: np.ndarray, label: int, number: int) -> np.ndarray:
+        """Cuts out the nodes of a graph, ascending, int64."""
         options, base = self._options, self._base
-        nodes = self._reach(centres)
-        count = len(nodes)
-        rng = np.random.default_rng([options.seed, list(HOPS).index(self._level), label, number, 1])
+        of_base, place = (base.indptr, base.indices), (self._met, self._found)
+        count = reach(*of_base, centres, HOPS[self._level], options.smallest, *place)
+        nodes = self._found[:count].copy()
+        seed = [options.seed, list(HOPS).index(self._level), label, number, 1]
         if count > options.largest:
+            rng = np.random.default_rng(seed)
             others = rng.choice(nodes[len(centres) :], options.largest - len(centres), replace=False)
             nodes = np.concatenate([centres, others])
         elif count < options.smallest and options.padding != "none":
+            rng = np.random.default_rng(seed)
             pool = np.arange(base.nodes) if options.padding == "random" else self._by_class[label]
             pool = np.setdiff1d(pool, nodes)
             nodes = np.concatenate([nodes, rng.choice(pool, min(options.smallest - count, len(pool)), replace=False)])
-        nodes = np.sort(nodes)
-        return nodes, self._adjacency[nodes][:, nodes]
+        return np.sort(nodes)
 
-    def _reach(self, centres: np.ndarray) -> np.ndarray:
-        """Collects the nodes that the hops reach, centres first, all in the order in which they are met."""
-        least, most = HOPS[self._level]
-        reached = last = centres
-        for hop in range(most):
-            if hop >= least and len(reached) >= self._options.smallest:
-                break
-            near = self._adjacency[last].indices
-            new = near[~np.isin(near, reached)]
-            firsts = np.sort(np.unique(new, return_index=True)[1])
-            last = new[firsts][: BOUND * self._options.largest + GROUP[1] - len(reached)]
-            reached = np.concatenate([reached, last])
-        return reached
+    def edges(self, nodes: np.ndarray, before: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the degree of every node in its graph, int64, and the neighbours of all, int32, numbered on."""
+        degree = np.empty(len(nodes), dtype=np.int64)
+        of_base = self._base.indptr, self._base.indices
+        count = entries_between(*of_base, nodes, before, self._row_of, degree, self._columns)
+        return degree, self._columns[:count].copy()

@@ -10,7 +10,15 @@ import pytest
 import scipy.sparse as sp
 from support.errors import refused
 
-from shoal.storage.datasets.registry import classes_ahead, fingerprint, labels_ahead, load
+from shoal.storage.datasets.registry import (
+    Kept,
+    classes_ahead,
+    fingerprint,
+    labels_ahead,
+    load,
+    load_all,
+    load_outlines,
+)
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.synthetic.induced_graphs import cut_graphs, reduce_features
 from shoal.storage.graph.from_arrays import graph_from_arrays
@@ -87,6 +95,69 @@ def test_graphs_are_what_hops_reach_and_all_edges_between(level: str) -> None:
         else:
             assert any(set(nodes) <= search for search in searches)
     assert exact > 20
+
+
+@pytest.mark.parametrize("padding", ["none", "random", "same_class"])
+@pytest.mark.parametrize("level", HOPS)
+def test_graphs_are_those_that_plain_searches_and_the_same_draws_cut(level: str, padding: str) -> None:
+    """Every draw is made again, from the nodes in the order in which a search over lists meets them."""
+    options = replace(OPTIONS, dataset=f"induced-{level}", padding=padding, smallest=22)
+    base, graph = base_of(), load(options)
+    assert graph.copy_of is not None
+    most, (least, farthest) = 4 * options.largest + 5, HOPS[level]
+    numbers = [range((graph.y == label).sum()) for label in range(graph.classes)]
+    number_of = [number for of_class in numbers for number in of_class]
+    for g in range(graph.items):
+        nodes, label = graph.copy_of[graph.graph_of == g].tolist(), int(graph.y[g])
+        matching = []
+        for centres in _centres_in_order(base, level, label, options)[number_of[g] : number_of[g] + 1]:
+            met, border = list(centres), list(centres)
+            for hop in range(farthest):
+                if hop >= least and len(met) >= options.smallest:
+                    break
+                new = list(dict.fromkeys(n for v in border for n in neighbours(base, v) if n not in met))
+                border = new[: most - len(met)]
+                met += border
+            rng = np.random.default_rng([options.seed, list(HOPS).index(level), label, number_of[g], 1])
+            if len(met) > options.largest:
+                kept = rng.choice(met[len(centres) :], options.largest - len(centres), replace=False)
+                met = [*centres, *kept.tolist()]
+            elif len(met) < options.smallest and padding != "none":
+                pool = [v for v in range(base.nodes) if padding == "random" or base.y[v] == label]
+                pool = [v for v in pool if v not in met]
+                met += rng.choice(pool, min(options.smallest - len(met), len(pool)), replace=False).tolist()
+            matching.append(sorted(met))
+        assert matching == [nodes]
+
+
+def _centres_in_order(base: Graph, level: str, label: int, options: DataSource) -> list[list[int]]:
+    rng = np.random.default_rng([options.seed, label, list(HOPS).index(level)])
+    members = rng.permutation([v for v in range(base.nodes) if base.y[v] == label])
+    if level == "node":
+        return [[int(v)] for v in members]
+    if level == "edge":
+        own = {int(v) for v in members}
+        pairs = [[u, v] for u in sorted(own) for v in neighbours(base, u) if u < v and v in own]
+        return rng.permutation(np.array(pairs)).tolist()
+    middle = -(-len(members) // 2)
+    groups = []
+    for half in (members[:middle], members[middle:]):
+        for _ in range(options.samples):
+            groups.append(rng.choice(half, int(rng.integers(3, 6)), replace=False).tolist())
+    return groups
+
+
+@pytest.mark.parametrize("shots", [None, 4])
+def test_outlines_have_the_graphs_and_parts_without_features(shots: int | None) -> None:
+    levels = [replace(OPTIONS, dataset=f"induced-{level}", shots=shots) for level in HOPS]
+    whole, kept = load_all(levels), Kept(outlines=True)
+    load_outlines([replace(options, shots=2) for options in levels], kept)
+    outline = load_outlines(levels, kept)
+    assert outline.x.shape == whole.x.shape
+    for name in ("indptr", "indices", "y", "split", "graph_of", "copy_of"):
+        np.testing.assert_array_equal(getattr(outline, name), getattr(whole, name))
+    for name in ("classes", "domains", "name", "item_name"):
+        assert getattr(outline, name) == getattr(whole, name)
 
 
 def test_groups_of_training_and_test_graphs_share_no_node() -> None:
