@@ -28,7 +28,7 @@ Term = Callable[[], Tensor]
 # Numbers of rows, of their embeddings `[M, H]`, labels `[M]` (negative: padding) and what else they read, with a
 # gradient, and which rows have part, bool.
 OfRows = Callable[..., tuple[Tensor, Tensor]]
-ClientModels = Literal["global", "personal", "heterogeneous"]
+ClientModels = Literal["global", "grouped", "personal", "heterogeneous"]
 Forms = Mapping[str, Mapping[str, Any]]
 
 TASKS = frozenset({"node", "edge", "graph"})
@@ -125,8 +125,9 @@ class Algorithm:
 
     Attributes:
         centralized: Trains one client that holds the graph with all edges.
-        client_models: `global`: a client's model is rebuilt from each download. `personal`: clients keep their
-            parameters until their next visit. `heterogeneous`: they may also train different architectures.
+        client_models: `global`: a client's model is rebuilt from each download. `grouped`: so it is, and clients may
+            train different architectures. `personal`: clients keep their parameters until their next visit.
+            `heterogeneous`: they may also train different architectures.
         reads_embedding: Reads embeddings or takes models apart at the classifier. Node models then end in a linear
             layer where the config leaves `model.head` open; with other methods some end in message passing.
         supports: Tasks the method can train for, of `node`, `edge` and `graph`; one that reads a client's edges or
@@ -292,6 +293,16 @@ class MappedLoss(Algorithm):
         A `RowTerm` differs between clients in nothing but `by_row`; a `SumTerm` has one weight for all.
         """
         raise NotImplementedError
+
+
+def keeps_models(method: Algorithm | type[Algorithm]) -> bool:
+    """Whether clients keep their parameters from visit to visit."""
+    return method.client_models in ("personal", "heterogeneous")
+
+
+def mixes_models(method: Algorithm | type[Algorithm]) -> bool:
+    """Whether clients may train different architectures."""
+    return method.client_models in ("grouped", "heterogeneous")
 
 
 def overrides(method: Algorithm | type[Algorithm], hook: str) -> bool:

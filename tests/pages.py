@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
+from shoal.algorithms.base import mixes_models
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS, display_name
 from shoal.algorithms.models.names import NEED_EDGES, OF_GRAPHS, PROMPTS, READ_HOPS, READ_NO_HOPS
@@ -96,7 +97,7 @@ def catalogue() -> str:
         title = f"{display_name(name)}{f' ({paper[1]})' if paper else ''}"
         lines.append(f"| `{name}` {title} | {up} | {down} |")
     some = [f"{listed(names)} are {' and '.join(of)}" for of, names in tasks.items() if len(of) < 3]
-    several = [name for name, method in methods.items() if method.client_models == "heterogeneous"]
+    several = [name for name, method in methods.items() if mixes_models(method)]
     unweighted = [name for name, method in methods.items() if "weighted" not in method.supports]
     lines += [
         LETTERS,

@@ -29,6 +29,7 @@ from support.browser import BROWSER, browser
 from support.fixtures import Check
 from support.small_runs import shortened, small_run
 
+from shoal.algorithms.base import mixes_models
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS, PROMPTS
@@ -246,7 +247,7 @@ def test_catalogue_is_complete_and_lists_methods_by_models_and_weights() -> None
     lists, one, weights = (catalogue.index(words) for words in ("A list of models", "the other methods", "refused by"))
     end = catalogue.index("`secure` refuses")
     methods = {name: type(load(describe(name, {}))) for name in METHODS}
-    several = {name for name, method in methods.items() if method.client_models == "heterogeneous"}
+    several = {name for name, method in methods.items() if mixes_models(method)}
     unweighted = {name for name, method in methods.items() if "weighted" not in method.supports}
     assert set(re.findall(r"`(\w+)`", catalogue[lists:one])) == several
     assert set(re.findall(r"`(\w+)`", catalogue[weights:end])) == unweighted

@@ -55,9 +55,17 @@ class Candidates(NamedTuple):
     known_S: Tensor
 
 
-def draw_candidates(graph: CompletedGraph, random_pairs: int | Literal["all"], rng: torch.Generator) -> Candidates:
-    """Collects all pairs of a graph and `random_pairs` drawn for every node, or all; a double one counts once."""
+def draw_candidates(
+    graph: CompletedGraph, random_pairs: int | Literal["all"], rng: torch.Generator, first: Tensor | None = None
+) -> Candidates:
+    """Collects all pairs of a graph and `random_pairs` drawn for every node, or all; a double one counts once.
+
+    `first` are first nodes of small graphs that lie behind one another, int64 `[G + 1]`: no pair is of two of these.
+    """
     nodes, pairs_2M = graph.nodes, graph.pairs_2M
+    if first is not None:
+        keys = _every_key(first) if random_pairs == "all" else _drawn_keys(first, random_pairs, rng)
+        return _joined(pairs_2M, keys, nodes)
     if random_pairs == "all":
         every_2S = torch.triu_indices(nodes, nodes, 1, dtype=torch.int32, device=pairs_2M.device)
         i, j = pairs_2M.long()
@@ -67,6 +75,35 @@ def draw_candidates(graph: CompletedGraph, random_pairs: int | Literal["all"], r
     device = pairs_2M.device
     count = random_pairs * nodes if nodes > 1 else 0
     other_D = torch.randint(max(nodes - 1, 1), (count,), generator=rng, device=device)
-    keys = np.sort(keys_of_drawn(other_D.cpu().numpy(), max(random_pairs, 1), nodes))
+    return _joined(pairs_2M, np.sort(keys_of_drawn(other_D.cpu().numpy(), max(random_pairs, 1), nodes)), nodes)
+
+
+def _joined(pairs_2M: Tensor, keys: np.ndarray, nodes: int) -> Candidates:
     joined = joined_pairs(pairs_2M.cpu().numpy(), keys, nodes)
-    return Candidates(*(torch.from_numpy(part).to(device) for part in joined))
+    return Candidates(*(torch.from_numpy(part).to(pairs_2M.device) for part in joined))
+
+
+def _drawn_keys(first: Tensor, of_each: int, rng: torch.Generator) -> np.ndarray:
+    """Draws partners of every node in its own small graph; returns ascending keys i nodes + j, i < j, int64."""
+    starts, sizes, nodes = *_sizes(first), int(first[-1])
+    node_D = np.repeat(np.arange(nodes), np.where(np.repeat(sizes, sizes) > 1, of_each, 0))
+    start_D, size_D = (np.repeat(of_graph, sizes)[node_D] for of_graph in (starts, sizes))
+    u_D = torch.rand(len(node_D), dtype=torch.float64, generator=rng, device=rng.device).cpu().numpy()
+    other_D = start_D + (u_D * (size_D - 1)).astype(np.int64)
+    other_D += other_D >= node_D
+    return np.sort(np.minimum(node_D, other_D) * nodes + np.maximum(node_D, other_D))
+
+
+def _every_key(first: Tensor) -> np.ndarray:
+    """Lists the keys of all pairs within small graphs."""
+    nodes, keys = int(first[-1]), [np.empty(0, np.int64)]
+    for start, size in zip(*_sizes(first)):
+        low, high = np.triu_indices(size, 1)
+        keys.append((start + low) * nodes + start + high)
+    return np.concatenate(keys)
+
+
+def _sizes(first: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first node and the number of nodes of every small graph, int64."""
+    ends = first.cpu().numpy()
+    return ends[:-1], np.diff(ends)

@@ -12,13 +12,22 @@ from torch import Tensor
 
 from shoal.algorithms.graphs.completed_graph import Candidates, CompletedGraph, draw_candidates
 from shoal.algorithms.graphs.drawn_edges import DrawnEdges
-from shoal.algorithms.graphs.pairs import PairDots, cross_dots, gradients_of_edges, normalised_rows, on_processor
+from shoal.algorithms.graphs.pairs import (
+    PairDots,
+    cross_dots,
+    gradients_of_edges,
+    normalised_rows,
+    on_processor,
+    symmetric_rows,
+)
 from shoal.algorithms.models.inputs.learned_matrix import LearnedMatrix
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 LEAST_CHANCE, LEAST_NORM = 1e-6, 1e-8
 
 Similarity = Literal["cosine", "max", "sigmoid"]
+# The matrices of drawn edges: of a GCN, and of a GIN.
+Drawn = Literal["symmetric", "sum"]
 
 
 @dataclass(frozen=True)
@@ -56,13 +65,24 @@ class GeneratedGraph:
 
     Attributes:
         candidates: The pairs that could become edges.
-        operator: D^-1/2 (A^g + I) D^-1/2, which stands where the matrix of a `Neighbourhood` stands; `@` has gradients
-            to the dense factor and, through products and degrees, to F.
+        operator: The matrix of a kind, see `DrawnOperator`, which stands where that of a `Neighbourhood` stands; `@`
+            has gradients to the dense factor and, through products and degrees, to F.
     """
 
-    def __init__(self, graph: CompletedGraph, f_NH: Tensor, rng: torch.Generator, options: EdgeOptions) -> None:
-        """Draws candidates of A', and edges by the generator's output F, float32, on the device of the pairs."""
-        self.candidates = draw_candidates(graph, options.random_pairs, rng)
+    def __init__(
+        self,
+        graph: CompletedGraph,
+        f_NH: Tensor,
+        rng: torch.Generator,
+        options: EdgeOptions,
+        kind: Drawn = "symmetric",
+        first: Tensor | None = None,
+    ) -> None:
+        """Draws candidates of A', and edges by the generator's output F, float32, on the device of the pairs.
+
+        `first` is as of `draw_candidates`.
+        """
+        self.candidates = draw_candidates(graph, options.random_pairs, rng, first)
         u_S = torch.rand(len(self.candidates.known_S), generator=rng, device=f_NH.device)
         self._regularizer: Tensor | None = None
         if on_processor(f_NH) and options.in_one_call:
@@ -74,7 +94,7 @@ class GeneratedGraph:
             score_S = edge_scores(edge_probability(self.candidates, f_NH, self._dot_S, options), u_S, options)
             self._soft_S = score_S / options.temperature
             kept_S = draw_edges(score_S, self._soft_S)
-        self.operator = DrawnOperator(self.candidates.pairs_2S, kept_S, graph.nodes)
+        self.operator = DrawnOperator(self.candidates.pairs_2S, kept_S, graph.nodes, kind)
 
     def regularizer(self) -> Tensor:
         """Computes L_reg, a scalar: how badly F tells the pairs of A' from the other candidates (equation 9).
@@ -135,19 +155,25 @@ class DrawnOperator(LearnedMatrix):
 
         dL/da_ij = s_i s_j c_ij + t_i + t_j,   t_i = -s_i^2 / 2 sum_j P_ij c_ij,
 
-    t being what comes through the degrees; the sum has c_ii as well, twice <g_i, x_i>.
+    t being what comes through the degrees; the sum has c_ii as well, twice <g_i, x_i>. The matrix of kind `sum` is A,
+    and dL/da_ij = c_ij.
     """
 
-    def __init__(self, pairs_2S: Tensor, kept_S: Tensor, nodes: int) -> None:
+    def __init__(self, pairs_2S: Tensor, kept_S: Tensor, nodes: int, kind: Drawn = "symmetric") -> None:
         """Builds the graph once, for all layers.
 
         Args:
             pairs_2S: Candidate edges (i, j) with i < j, int32, ascending.
             kept_S: The a_e of the class, float32: above 0.5 where a candidate is an edge.
             nodes: Number of nodes.
+            kind: P (`symmetric`), or A (`sum`).
         """
-        self._pairs_2S, self.numbers, self._kept_S = pairs_2S, kept_S, kept_S.detach() > 0.5
-        if on_processor(kept_S):
+        self._pairs_2S, self.numbers, self._kept_S, self._kind = pairs_2S, kept_S, kept_S.detach() > 0.5, kind
+        if kind == "sum":
+            some = pairs_2S[:, self._kept_S].cpu().numpy()
+            starts, columns = (torch.from_numpy(part).to(kept_S.device) for part in symmetric_rows(some, nodes))
+            values = torch.ones(len(columns), device=kept_S.device)
+        elif on_processor(kept_S):
             arrays = normalised_rows(pairs_2S.numpy(), self._kept_S.numpy(), nodes)
             starts, columns, values, self._scale_N = map(torch.from_numpy, arrays)
         else:
@@ -160,6 +186,8 @@ class DrawnOperator(LearnedMatrix):
             return _Product.apply(dense.float(), self.numbers, self)
 
     def of_numbers(self, products: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        if self._kind == "sum":
+            return torch.stack([cross_dots(g_NH, x_NH, self._pairs_2S) for x_NH, g_NH in products]).sum(0)
         if on_processor(self._scale_N):
             places = [(x_NH.data_ptr(), g_NH.data_ptr(), x_NH.shape[1]) for x_NH, g_NH in products]
             out_S = torch.empty(len(self._kept_S))

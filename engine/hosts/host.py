@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Received, overrides
+from shoal.algorithms.base import Received, keeps_models, overrides
 from shoal.algorithms.client import Client, ClientModel
 from shoal.algorithms.method_errors import raise_named
 from shoal.algorithms.protocol import BY_STAGES, MODEL, Tree, Upload, copy_to
@@ -127,7 +127,7 @@ class Visit:
                 upload = algorithm.upload(client, self.received, self._cell.phase)
                 if opened.checks:
                     require_form(upload, self._cell.up, self._sent_as())
-                if algorithm.client_models != "global" and isinstance(client.state, dict):
+                if keeps_models(algorithm) and isinstance(client.state, dict):
                     client.state.update({self._kind.keys[name]: model.w for name, model in client.models.items()})
                 if opened.checks:
                     require_state(client.state, self._kind.shapes)

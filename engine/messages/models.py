@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from shoal.algorithms.base import TASKS, Algorithm
+from shoal.algorithms.base import TASKS, Algorithm, mixes_models
 from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.context import ModelInfo
 from shoal.algorithms.method_errors import ProtocolError, code_of
@@ -296,7 +296,7 @@ def require_mixable(config: Config, algorithm: Algorithm, known: KnownModels | N
             beyond the memory even with one feature and one class.
     """
     models = config.models()
-    if len(models) > 1 and algorithm.client_models != "heterogeneous":
+    if len(models) > 1 and not mixes_models(algorithm):
         names = ", ".join(model.name for model in models)
         raise ShoalError(
             "model",

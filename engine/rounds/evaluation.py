@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Algorithm, keeps_models
 from shoal.algorithms.client import ClientInfo, ClientTable
 from shoal.algorithms.protocol import Tree, only_trains
 from shoal.engine.config.sections import ACCURACY, DOMAINS, MACRO_F1, SCOPES
@@ -53,7 +53,7 @@ class Evaluator:
 
         Clients that never take part (`absent`) are not evaluated here.
         """
-        self._keeps_model = algorithm.client_models != "global"
+        self._keeps_model = keeps_models(algorithm)
         self._items_N = ClientTable.of(infos).items
         self._everyone = np.delete(np.arange(len(infos)), absent)
         self._domains, self._metrics = domains, metrics

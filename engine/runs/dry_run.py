@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from rich.table import Column
 
+from shoal.algorithms.base import keeps_models
 from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.models.names import describe_edge_features
 from shoal.algorithms.protocol import MODEL
@@ -324,7 +325,7 @@ def expected(
     moments = 2 if train.optimizer == "adam" and train.opt_state == "keep" else 0
     # Memory counts in copies of the models: those that clients keep, and those that a round makes before it replaces
     # these.
-    personal, mixes = algorithm.client_models != "global", "MIX" in type(algorithm).round.__code__.co_names
+    personal, mixes = keeps_models(algorithm), "MIX" in type(algorithm).round.__code__.co_names
     of_features, held_of = ([feature.copies(feature.of(config))[place] for feature in features] for place in (0, 1))
     held = mixes or any(held_of)
     states, share = moments + personal + sum(of_features), len(cohort) / clients

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, overrides
+from shoal.algorithms.base import Algorithm, keeps_models, overrides
 from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.protocol import MODEL, Tree, only_trains, parameters_key
 from shoal.engine.config.config import load_config
@@ -41,7 +41,8 @@ def export(run: Path, best: str | None = None, probabilities: bool = False) -> P
     """Writes `models.safetensors` and `predictions.arrow` of the last round, or of a best one, to `<run>/export`.
 
     Models: parameters by name, under `global/` if the server has one, and under `client/<number>/` where clients hold
-    personal models; those that a method names are below their names.
+    personal models; those that a method names are below their names. A server that has one for each of several models
+    of the config has them under `global/<number>/`, and rounds under `round/<number>/<number>/`.
 
     What else `deployed` and `global` are predicted from is in `beside.safetensors`, if anything: where clients have no
     models of their own, a model that a client deploys and that is not the server's, under `round/<number>/` of the
@@ -67,22 +68,23 @@ def export(run: Path, best: str | None = None, probabilities: bool = False) -> P
     opened = reopen(run, best)
     host, job, store, state = opened.host, opened.job, opened.store, opened.state
     algorithm, global_model = opened.algorithm, opened.global_model
-    personal = algorithm.client_models != "global" or not global_model
+    personal = keeps_models(algorithm) or not global_model
     models: Tree = {}
     beside = _read_by_predict(state, global_model, algorithm.models()) if overrides(algorithm, "predict") else {}
     rows = []
     with progress("export", store.clients, "clients") as step:
         for client_id in range(store.clients):
+            kind = "" if personal or len(job.models) == 1 else f"{job.model_of[client_id]}/"
             columns = _describe_items(store, job.split, client_id, client=client_id)
             for scope, visit in visits_of(host, state, client_id, global_model):
                 if best is None or scope == best:
                     columns |= _predict_scope(scope, algorithm, visit, job.who(client_id), probabilities)
                 if scope == "global":
-                    models.update(_name_parameters(visit, "global/", received=True))
+                    models.update(_name_parameters(visit, f"global/{kind}", received=True))
                 elif personal:
                     models.update(_name_parameters(visit, f"client/{client_id:05d}/"))
                 else:
-                    deployed = dict(_name_parameters(visit, ""))
+                    deployed = dict(_name_parameters(visit, kind))
             if not personal:
                 _keep_apart(models, beside, deployed, client_id, state.newest.get(client_id, 0))
             rows.append(columns)

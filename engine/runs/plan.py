@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shoal.algorithms.base import Algorithm, overrides
+from shoal.algorithms.base import Algorithm, keeps_models, overrides
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.engine.callbacks.callback import Callback
 from shoal.engine.callbacks.calls import load_callbacks
@@ -64,7 +64,7 @@ class RunPlan:
         which it took part last. Empty: the method has no model of all clients.
         """
         method = self.algorithm
-        if method.centralized or method.client_models != "global" or not overrides(method, "global_model"):
+        if method.centralized or keeps_models(method) or not overrides(method, "global_model"):
             return ""
         return SOME if some_take_part(self.config) else ALL
 

@@ -71,9 +71,11 @@ class OtherGraph:
         Raises ShoalError: the server has no model, or there is no such client.
         """
         opened, last = self.opened, self.opened.store.clients - 1
-        by_server = client is None and bool(opened.global_model)
+        kinds = len(opened.job.models)
+        by_server = client is None and bool(opened.global_model) and kinds == 1
         if client is None and not by_server and last:
-            raise ShoalError(self.asks, f"{self.config.algorithm.name} has no global model; name a client, 0 to {last}")
+            has = f"has {kinds} global models" if opened.global_model else "has no global model"
+            raise ShoalError(self.asks, f"{self.config.algorithm.name} {has}; name a client, 0 to {last}")
         number = 0 if client is None else client
         if not isinstance(number, int | np.integer) or not 0 <= number <= last:
             raise ShoalError(self.asks, f"expected 0 to {last}, got {number!r}")

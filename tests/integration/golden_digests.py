@@ -150,6 +150,8 @@ def matrix() -> dict[str, Keys]:
         "generated": {"gkic": "gen_only", "similarity": "max", "draw": "gumbel", "contrast_form": "literal"},
     }.items():
         runs[f"fggp {name}"] = {"algorithm": {**FGGP, **options}, "model": extractor, **FEW}
+    fitting = {**FGGP, "gkic": "fitting"}
+    runs["fggp several models"] = {"algorithm": fitting, "model": [*SEVERAL, {"name": "gin", "hidden": 8}], **MOST}
     for name, model in product((*OF_ONE_GRAPH, *AVERAGING), (DECOUPLED, COUPLED)):
         runs[f"{name} {model['name']}"] = {"algorithm": {"name": name}, "model": model, **MOST}
     for name in OF_MENDED_GRAPHS:
@@ -321,6 +323,7 @@ def _runs_of_graphs() -> Iterator[tuple[str, Keys]]:
     for name, model in product(OF_GRAPHS, (DECOUPLED, COUPLED)):
         method = {"name": name, "copilot": COUPLED} if name in COPILOTS else {"name": name}
         yield f"{name} {model['name']}", {"algorithm": method, "model": model}
+    yield "fggp gin", {"algorithm": FGGP, "model": {"name": "gin", "hidden": 8}, **batches, **MOST}
     for readout, name in {"sum": "gin", "max": "sage", "attention": "gat"}.items():
         yield f"fedavg {readout} {name}", {"model": {"name": name, "hidden": 8, "readout": readout}, **batches, **MOST}
 

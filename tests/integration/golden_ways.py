@@ -28,7 +28,8 @@ KILLED = (f"{SPLIT}per_client_avg", "schedule fedbuff")
 RESUMED = (
     "fedavg participation 0.3", "fedgta participation 0.3", "fedtgp gamlp", "fedgkc several models",
     "target regression gcn", "target clustering in batches",
-    "graphs fedavg max sage", "edges fedavg sage", "gcfl_plus gamlp", "fedpub gcn", "fedgl gcn", "fgssl gcn",
+    "graphs fedavg max sage", "edges fedavg sage",
+    "fggp several models", "graphs fggp gin", "gcfl_plus gamlp", "fedpub gcn", "fedgl gcn", "fgssl gcn",
     "adafgl gamlp", "graphs fedstar star", f"{SPLIT}round_accumulate",
     "uploads topk", "attack sign_flip, masks", "privacy client, adaptive clip", "privacy client, banded",
     "schedule fedasync", "schedule tiers", "availability, deadline", "selection oort", "newcomers",

@@ -2,18 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from support.plain_fedavg import row_counts
 from support.small_fedgkc import DECAY, EPOCHS, LR, MOMENTUM, dense_operator
+from support.written_rounds import require_counts, require_mean_loss
 from torch import Tensor, nn
 
-from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
+from shoal.algorithms.models.inputs.neighbourhood import GraphBatch, Neighbourhood
 from shoal.algorithms.models.layers.head import Output
 from shoal.algorithms.rng import key
+from shoal.engine.rounds.server import Server
 from shoal.storage.shards.view import View
 
 # Vectors with their classes.
@@ -85,6 +89,25 @@ def voted(cosines: Sequence[float], bank: Entries, o: SimpleNamespace) -> int:
     return max(sorted(score), key=lambda c: how(score[c]))
 
 
+def nearest_rows(z_NH: Tensor, k: int) -> list[list[int]]:
+    """Finds the k rows of the largest cosine to each; a row of zeros has none, and is none's."""
+    # Ties are those of directions in float32.
+    towards = [(row / row.norm()).float().double() if row.any() else None for row in z_NH.double()]
+    near = []
+    for i, own in enumerate(towards):
+        cos = {
+            j: float(own @ other) for j, other in enumerate(towards) if j != i and other is not None and own is not None
+        }
+        near.append(sorted(cos, key=lambda j: (-cos[j], j))[:k])
+    return near
+
+
+def classifier_of(module: nn.Module) -> list[nn.Parameter]:
+    """Lists the parameters of the last layer, with those of its messages if it passes any."""
+    messages = [] if module.head.messages is None else [*module.head.messages.parameters()]
+    return [*module.head.linears[-1].parameters(), *messages]
+
+
 class PlainClient:
     """A client with its model, its generator, and what it keeps."""
 
@@ -95,7 +118,8 @@ class PlainClient:
         self.module, self.generator = module, generator
         self.a_NN, self.x_NF = view.adjacency.to_dense(), view.whole(0)
         self.train, self.y = view.train.tolist(), view.label.tolist()
-        self.first_head = [p.detach().clone() for p in module.head.parameters()]
+        self.first_head = [p.detach().clone() for p in classifier_of(module)]
+        self.items = len(self.y)
         self.near: tuple[int, list[list[int]]] | None = None
         self.head: list[Tensor] | None = None
         self.new_optimizer()
@@ -106,8 +130,8 @@ class PlainClient:
 
     def body(self) -> list[nn.Parameter]:
         """What is averaged."""
-        named = self.module.named_parameters()
-        return [p for name, p in named if self.o.head_mode == "average" or not name.startswith("head.")]
+        of_head = set() if self.o.head_mode == "average" else set(map(id, classifier_of(self.module)))
+        return [p for p in self.module.parameters() if id(p) not in of_head]
 
     @property
     def w(self) -> Tensor:
@@ -119,21 +143,31 @@ class PlainClient:
 
     def receive(self, w: Tensor, generator_w: Tensor, kept_head: bool = True) -> None:
         nn.utils.vector_to_parameters(w.float().clone(), self.body())
-        nn.utils.vector_to_parameters(generator_w.float().clone(), self.generator.parameters())
+        if self.o.gkic in ("both", "gen_only"):
+            nn.utils.vector_to_parameters(generator_w.float().clone(), self.generator.parameters())
         if self.o.head_mode != "average":
             head = self.head if kept_head and self.head is not None else self.first_head
-            for p, value in zip(self.module.head.parameters(), head):
+            for p, value in zip(classifier_of(self.module), head):
                 p.data = value.clone()
+
+    @property
+    def inner(self) -> nn.Module:
+        """The backbone below an adapter to the common width, and below a readout."""
+        module = self.module
+        while hasattr(module, "backbone"):
+            module = module.backbone
+        return module
 
     def answer(self, operator: Tensor | None, rows: list[int] | None = None) -> Output:
         """What the model says, in its present mode."""
-        if not hasattr(self.module, "convs"):
+        inner = self.inner
+        if not hasattr(inner, "convs"):
             found = slice(None) if rows is None else rows
-            return self.module([self.view.hop(k)[found] for k in self.module.inputs])
+            return self.module([self.view.hop(k)[found] for k in inner.inputs])
         if operator is None:
-            operator = dense_operator(self.module.operator, self.a_NN)
+            operator = dense_operator(inner.operator, self.a_NN)
         asked = None if rows is None else torch.tensor(rows)
-        return self.module(Neighbourhood(self.x_NF, (operator,) * self.module.depth, asked))
+        return self.module(Neighbourhood(self.x_NF, (operator,) * inner.depth, asked))
 
     @torch.no_grad()
     def evaluated(self) -> Output:
@@ -153,34 +187,32 @@ class PlainClient:
             return self.a_NN
         every = self.o.knn_every
         if self.near is None or round_number % every == 0 or round_number - self.near[0] > 2 * every:
-            z = self.features().double()
-            # Ties are those of directions in float32.
-            towards = [(row / row.norm()).float().double() if row.any() else None for row in z]
-            near = []
-            for i, own in enumerate(towards):
-                cos = {
-                    j: float(own @ other)
-                    for j, other in enumerate(towards)
-                    if j != i and other is not None and own is not None
-                }
-                near.append(sorted(cos, key=lambda j: (-cos[j], j))[: self.o.neighbours])
-            self.near = round_number, near
+            self.near = round_number, self.neighbours()
         a_NN = self.a_NN.clone()
         for i, row in enumerate(self.near[1]):
             for j in row:
                 a_NN[i, j] = a_NN[j, i] = 1
         return a_NN
 
-    def generated(self, a_NN: Tensor) -> tuple[Tensor, Tensor]:
+    def neighbours(self) -> list[list[int]]:
+        """Finds the nodes nearest to each."""
+        return nearest_rows(self.features(), self.o.neighbours)
+
+    def pairs(self, n: int) -> set[tuple[int, ...]]:
+        """Draws pairs that may become edges beside those of A'; of n nodes."""
+        r = self.o.random_pairs
+        if r == "all":
+            return set(combinations(range(n), 2))
+        drawn = torch.randint(n - 1, (r * n,), generator=self.rng).tolist()
+        return {tuple(sorted((i // r, j + (j >= i // r)))) for i, j in enumerate(drawn)}
+
+    def generated(self, a_NN: Tensor, x_NF: Tensor) -> tuple[Tensor, Tensor]:
         """Equation 7 and L_reg; who is a candidate, and what is drawn, are the draws of a host."""
-        n, r, o = len(a_NN), self.o.random_pairs, self.o
+        n, o = len(a_NN), self.o
         p_NN = dense_operator("symmetric", a_NN)
         w1, w2 = self.generator.parameters()
-        f_NH = (p_NN @ (p_NN @ (self.x_NF @ w1.T) @ w2.T)).relu()
-        pairs = set(combinations(range(n), 2))
-        if r != "all":
-            drawn = torch.randint(n - 1, (r * n,), generator=self.rng).tolist()
-            pairs = {tuple(sorted((i // r, j + (j >= i // r)))) for i, j in enumerate(drawn)}
+        f_NH = (p_NN @ (p_NN @ (x_NF @ w1.T) @ w2.T)).relu()
+        pairs = self.pairs(n)
         pairs = sorted(pairs | {(int(i), int(j)) for i, j in a_NN.triu(1).nonzero()})
         u = torch.rand(len(pairs), generator=self.rng)
         i, j = torch.tensor(pairs).T
@@ -204,7 +236,8 @@ class PlainClient:
             told = (score.double() / o.edge_temperature).sigmoid()
         terms = [-told[known].log(), -(1 - told[~known]).log()]
         means = [found.mean() for found in ([torch.cat(terms)] if o.reg_form == "literal" else terms) if len(found)]
-        return dense_operator("symmetric", edge_NN), sum(means) / len(means)
+        kind = "sum" if self.inner.operator == "sum" else "symmetric"
+        return dense_operator(kind, edge_NN), sum(means) / len(means) if means else torch.zeros(())
 
     def certain(self, logits_NC: Tensor) -> list[tuple[int, float]]:
         p_NC = logits_NC.detach()
@@ -262,9 +295,9 @@ class PlainClient:
                 loss = self.labels(self.answer(None, self.train), list(range(len(self.train))))
             else:
                 term = torch.zeros(())
-                operator = dense_operator(self.module.operator, a_NN)
+                operator = dense_operator(self.inner.operator, a_NN)
                 if o.gkic != "knn_only":
-                    operator, term = self.generated(a_NN)
+                    operator, term = self.generated(a_NN, self.x_NF)
                 own, other = self.answer(None), self.answer(operator)
                 loss = self.labels(own, self.train) + self.labels(other, self.train)
                 loss = loss + o.beta * self.contrast(own, other) + o.gamma * term
@@ -297,3 +330,193 @@ class PlainClient:
 
     def counts(self, bank: Entries, classes: int) -> np.ndarray:
         return row_counts(self.view, self.predicted(bank), classes)
+
+
+class PlainGraphClient(PlainClient):
+    """A client whose small graphs are classified: those of the training alone are learnt from, some in a step."""
+
+    size: int | None = None
+
+    @property
+    def rows_of(self) -> list[list[int]]:
+        first = self.view.graph_ptr.tolist()
+        return [list(range(*ends)) for ends in pairwise(first)]
+
+    def answer_for(self, graphs: list[int], a_NN: Tensor | None = None) -> Output:
+        """What the model says of some graphs, of the adjacency among them."""
+        rows = [row for g in graphs for row in self.rows_of[g]]
+        first = torch.tensor([0, *np.cumsum([len(self.rows_of[g]) for g in graphs])])
+        inner = self.inner
+        if not hasattr(inner, "convs"):
+            return self.module(GraphBatch([self.view.hop(k)[rows] for k in inner.inputs], (), first))
+        operator = dense_operator(inner.operator, self.a_NN[rows][:, rows]) if a_NN is None else a_NN
+        return self.module(GraphBatch([self.x_NF[rows]], (operator,) * inner.depth, first))
+
+    def answer(self, operator: Tensor | None, rows: list[int] | None = None) -> Output:
+        return self.answer_for(list(range(self.items)))
+
+    @torch.no_grad()
+    def neighbours(self) -> list[list[int]]:
+        """Finds the nodes nearest to each of a training graph within it, by embeddings of nodes."""
+        self.module.eval()
+        near: list[list[int]] = [[] for _ in self.a_NN]
+        for g in self.train:
+            rows = self.rows_of[g]
+            operator = dense_operator(self.inner.operator, self.a_NN[rows][:, rows])
+            z = self.inner.embed(self.x_NF[rows], (operator,) * self.inner.depth)
+            z = z if self.o.feature == "embedding" else z.relu()
+            for row, found in zip(rows, nearest_rows(z, self.o.neighbours)):
+                near[row] = [rows[j] for j in found]
+        return near
+
+    def pairs(self, n: int) -> set[tuple[int, ...]]:
+        found: set[tuple[int, ...]] = set()
+        if self.o.random_pairs == "all":
+            for start, size in self.drawn_in:
+                found |= set(combinations(range(start, start + size), 2))
+            return found
+        own = [(start, size, start + i) for start, size in self.drawn_in for i in range(size) if size > 1]
+        own = [each for each in own for _ in range(self.o.random_pairs)]
+        u = torch.rand(len(own), dtype=torch.float64, generator=self.rng).tolist()
+        for (start, size, i), share in zip(own, u):
+            others = [j for j in range(start, start + size) if j != i]
+            found.add(tuple(sorted((i, others[int(share * (size - 1))]))))
+        return found
+
+    def visit(self, round_number: int) -> float:
+        if not self.train:
+            return float("nan")
+        if self.reset:
+            self.new_optimizer()
+        o, train, total = self.o, np.array(self.train), 0.0
+        a_NN = self.completed(round_number) if o.gkic != "off" else self.a_NN
+        self.rng = torch.Generator().manual_seed(key(0, round_number, self.number, "generated graph"))
+        torch.manual_seed(key(0, round_number, self.number, "train"))
+        self.module.train()
+        size = self.size or len(train)
+        for _ in range(EPOCHS):
+            order = train[torch.randperm(len(train)).numpy()] if size < len(train) else train
+            total = 0.0
+            for start in range(0, len(train), size):
+                graphs = order[start : start + size].tolist()
+                for p in self.module.parameters():
+                    p.grad = torch.zeros_like(p)
+                loss = self.loss_of(graphs, a_NN)
+                for p in self.generator.parameters():
+                    p.grad = torch.zeros_like(p) if o.gkic in ("both", "gen_only") else None
+                loss.backward()
+                self.optimizer.step()
+                total += float(loss.detach()) * len(graphs) / len(train)
+        return total
+
+    def loss_of(self, graphs: list[int], a_NN: Tensor) -> Tensor:
+        """Equation 9 on some training graphs, all of which have a label."""
+        o, labels = self.o, torch.tensor([self.y[g] for g in graphs])
+        if o.gkic == "off":
+            return F.cross_entropy(self.answer_for(graphs).logits_NC, labels)
+        rows = [row for g in graphs for row in self.rows_of[g]]
+        a_NN, term = a_NN[rows][:, rows], torch.zeros(())
+        sizes = [len(self.rows_of[g]) for g in graphs]
+        self.drawn_in = list(zip(np.cumsum([0, *sizes]).tolist(), sizes))
+        operator = dense_operator(self.inner.operator, a_NN)
+        if o.gkic != "knn_only":
+            operator, term = self.generated(a_NN, self.x_NF[rows])
+        own, other = self.answer_for(graphs), self.answer_for(graphs, operator)
+        loss = F.cross_entropy(own.logits_NC, labels) + F.cross_entropy(other.logits_NC, labels) + o.gamma * term
+        classes = sorted(set(labels.tolist()))
+        c, g = ([self.z(out)[labels == j].mean(0) for j in classes] for out in (own, other))
+        if len(classes) < 2:
+            return loss
+        cos = torch.stack([torch.stack([cosine(a, b) for b in g]) for a in c]) / o.tau
+        if o.contrast_form == "literal":
+            cos_off = cos.masked_fill(torch.eye(len(classes), dtype=torch.bool), -torch.inf)
+            return loss + o.beta * ((cos_off.logsumexp(1) + cos_off.logsumexp(0)) / 2 - cos.diagonal()).mean()
+        target = torch.arange(len(classes))
+        return loss + o.beta * (F.cross_entropy(cos, target) + F.cross_entropy(cos.T, target)) / 2
+
+    def sent(self) -> dict[int, tuple[Tensor, float]]:
+        z = self.features()
+        found = {}
+        for c in sorted({self.y[g] for g in self.train}):
+            own = [z[g] for g in self.train if self.y[g] == c]
+            found[c] = (sum(own) / len(own), float(len(own)))
+        return found
+
+
+def require_rounds(server: Server, clients: Sequence[PlainClient], o: SimpleNamespace, classes: int) -> None:
+    """Runs all rounds of a server, and compares what they have with what these clients and a server here do."""
+    views, kinds = [client.view for client in clients], [info.model for info in server.infos]
+    first_of = {kind: kinds.index(kind) for kind in sorted(set(kinds))}
+    several = len(first_of) > 1
+    w = {kind: clients[first].w for kind, first in first_of.items()}
+    generator_w, bank = max((client.generator_w for client in clients), key=len), list[Any]()
+    kept_of: dict[int, Entries] = {}
+    deployed: dict[int, Any] = {}
+    of_head = sum(p.numel() for p in clients[0].first_head) if several and o.head_mode != "average" else 0
+    generates = [client.o.gkic in ("both", "gen_only") for client in clients]
+
+    def require_server(rtol: float, atol: float) -> None:
+        found = server.state.server
+        torch.testing.assert_close(found["w"].double(), torch.cat([*w.values()]), rtol=rtol, atol=atol)
+        if any(generates):
+            torch.testing.assert_close(found["generator"].double(), generator_w, rtol=rtol, atol=atol)
+
+    require_server(0, 0)
+    for number in range(1, server.plan.rounds + 1):
+        line, cohort = server.round(), server.cohort(number)
+        of_bank = sum(4 * (len(vector) + 1) for _, vector in bank)
+        losses, sent, up, down = {}, list[Any](), 0, 0
+        totals, weights, generators, weight = dict[int, Any](), dict[int, int](), 0, 0
+        for i in cohort:
+            client, kind = clients[i], kinds[i]
+            client.receive(w[kind], generator_w)
+            losses[i] = client.visit(number)
+            n = {"nodes": client.items, "train": len(client.train), "uniform": 1}[o.weight] * bool(client.train)
+            totals[kind], weights[kind] = totals.get(kind, 0) + n * client.w, weights.get(kind, 0) + n
+            if generates[i]:
+                generators, weight = generators + n * client.generator_w, weight + n
+            entries = client.sent() if o.fcpp else {}
+            own = [(c, vector) for c, (vector, _) in entries.items()]
+            kept_of[i] = own or kept_of.get(i, [])
+            sent += own
+            each = 4 * (len(w[kind]) + generates[i] * len(generator_w))
+            up += each + 4 + sum(4 * len(v) + 8 for v, _ in entries.values())
+            down += each + 4 * of_head + 4 * (client.o.gkic in ("both", "knn_only")) + of_bank
+            if o.head_mode == "personal":
+                client.head = [p.detach().clone() for p in classifier_of(client.module)]
+            require_counts(server, "trained", {i: client.counts(bank, classes)})
+        assert (line["bytes_up"], line["bytes_down"]) == (up, down)
+        if any(clients[i].train for i in cohort):
+            require_mean_loss(line, losses, views)
+        w |= {kind: totals[kind] / weights[kind] for kind in totals if weights[kind]}
+        if weight:
+            generator_w = generators / weight
+        if sent and o.bank == "ring":
+            bank = newest(bank, summed_up(sent, o, classes), o.slots)
+        elif sent:
+            bank = summed_up([entry for i in sorted(kept_of) for entry in kept_of[i]], o, classes)
+        # Who took part is given the new model.
+        deployed.update({i: (w[kinds[i]], generator_w, bank) for i in cohort})
+        require_server(1e-4, 1e-5)
+        if o.fcpp and bank:
+            assert server.state.server["bank.class"].tolist() == [c for c, _ in bank]
+            vectors = torch.stack([vector for _, vector in bank])
+            torch.testing.assert_close(server.state.server["bank"], vectors, rtol=1e-4, atol=1e-5)
+            assert line["notes"]["bank"] == len(bank)
+        for i, client in enumerate(clients):
+            kept = server.state.clients.get(i, {})
+            assert ("knn" in kept) == (client.near is not None)
+            if client.near is not None:
+                assert int(kept["knn.round"]) == client.near[0]
+                padded = [[*near, *[-1] * (o.neighbours - len(near))] for near in client.near[1]]
+                assert kept["knn"].dtype == torch.int32
+                assert kept["knn"].tolist() == padded
+            assert ("head" in kept) == (client.head is not None)
+            if client.head is not None:
+                head = torch.cat([p.flatten() for p in client.head])
+                torch.testing.assert_close(kept["head"], head, rtol=1e-4, atol=1e-5)
+            if i in deployed:
+                client.receive(*deployed[i][:2])
+                require_counts(server, "deployed", {i: client.counts(deployed[i][2], classes)})
+            client.receive(w[kinds[i]], generator_w, kept_head=False)
+            require_counts(server, "global", {i: client.counts(bank, classes)})

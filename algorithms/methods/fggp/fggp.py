@@ -1,6 +1,6 @@
 """FGGP: clients of several domains train one extractor, whose features are classified by prototypes of all of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -9,13 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Forms, Output, Replies, Requests, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Forms, Output, Replies, Requests, Trainer, Tree, Upload
 from shoal.algorithms.client import ROWS_AT_A_TIME, ClientModel, FlatModel
-from shoal.algorithms.graphs.completed_graph import CompletedGraph, complete_graph
-from shoal.algorithms.graphs.generated_graph import EdgeOptions, GeneratedGraph, Similarity
+from shoal.algorithms.graphs.generated_graph import EdgeOptions, Similarity
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_means
 from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.fggp.architectures import (
+    GKIC,
+    HEAD,
+    SIZES,
+    average_by_kind,
+    common_classifier,
+    draws_for,
+    own_part,
+    parts_of,
+    what_fits,
+)
 from shoal.algorithms.methods.fggp.prototypes import (
     Bank,
     Clusters,
@@ -28,69 +38,25 @@ from shoal.algorithms.methods.fggp.prototypes import (
     summed_up,
     votes,
 )
+from shoal.algorithms.methods.fggp.second_view import (
+    Step,
+    ViewOfGraphs,
+    ViewOfNodes,
+    batches_of,
+    nearest_in_graphs,
+)
 from shoal.algorithms.methods.fggp.view_contrast import ViewOptions, loss_of_views
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, join_body
-from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, Operator, operator_over
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import Stream
 from shoal.algorithms.training.joint_training import adding
 from shoal.algorithms.training.local_training import bounded_loss
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.options.types import AboveZero, Count, NotNegative, Positive, Share
 
 GENERATOR = "generator"
 # A client of more cannot have all pairs of its nodes in a step: 50 million of some 100 bytes each.
 MOST_NODES = 10_000
-
-
-class GlobalView:
-    """The input of a client's model from A' = A or kNN, or from a graph that a generator draws anew in every step."""
-
-    def __init__(
-        self,
-        model: ClientModel,
-        nearest_NK: Tensor | None,
-        generator: ClientModel | None,
-        edges: EdgeOptions,
-        rng: torch.Generator,
-    ) -> None:
-        """Builds A' of the `nearest` nodes, if the host does not have it; A' = A without these.
-
-        The model is coupled. Without a generator, which draws by `edges` and `rng`, the view is A' itself.
-        """
-        assert model.coupled is not None
-        self._data, self._coupled, self._generator = model.data, model.coupled, generator
-        self._edges, self._rng = edges, rng
-        if nearest_NK is None:
-            nearest_NK = torch.zeros(self._data.nodes, 0, dtype=torch.int32)
-        # A host may cache data of several runs, whose neighbours differ.
-        self._content = hash(nearest_NK.cpu().numpy().tobytes())
-        self._graph = self._cache("completed", lambda: complete_graph(*self._data.csr, nearest_NK, self._data.device))
-        if generator is None:
-            self._completed = self._around(self._operator(self._coupled.operator), self._coupled.depth)
-        else:
-            # The generator is two layers of a GCN.
-            self._completed = self._around(self._operator("symmetric"), 2)
-
-    def draw(self) -> tuple[Neighbourhood, Callable[[], Tensor] | None]:
-        """Draws the graph that the model reads, and gives the term that teaches the generator; None without one."""
-        if self._generator is None:
-            return self._completed, None
-        f_NH = self._generator(self._completed).embedding_NH
-        drawn = GeneratedGraph(CompletedGraph(*self._graph), f_NH, self._rng, self._edges)
-        return self._around(drawn.operator, self._coupled.depth), drawn.regularizer
-
-    def _cache(self, what: str, build: Callable[[], Any]) -> Any:
-        return self._data.cache((what, self._content), build)
-
-    def _operator(self, kind: Operator) -> SparseMatrix:
-        starts, columns = self._graph[0].numpy(), self._graph[1].numpy()
-        device = self._data.device
-        return self._cache(f"completed, {kind}", lambda: operator_over(kind, starts, columns).to(device))
-
-    def _around(self, operator: SparseMatrix, depth: int) -> Neighbourhood:
-        return Neighbourhood(self._data.whole(0), (operator,) * depth)
 
 
 @dataclass
@@ -132,6 +98,17 @@ class FGGP(FedAvg):
     `gkic: off` as well this is FedAvg, to the bit by autograd. A client without training nodes does not
     train and has no weight. `model.init` has to be `shared`.
 
+    Several architectures (FedPG's Table VI; how FGGP runs on them is our reading): extractors are averaged within each,
+    by the same weights; prototypes of all, whose embeddings have the common width H, fill one bank; there is one
+    generator. All start from the classifier of client 0's model, so that features of all are tied: downloads have its
+    P_h parameters, too, but under `head_mode: average`. The server keeps uploads of a round apart, and in scope
+    `global` each client has the newest model of its architecture.
+
+    With `task: graph` items are small graphs (FedPG's Tables VIII and IX; our reading): z is of the readout, and
+    prototypes, contrast and vote are of graphs in place of nodes. Clients learn from their training graphs alone, all
+    of which have labels, so that eq. 4 is the mean of a class, its mass the number of graphs; steps take batches. The
+    second view is made within each training graph, by embeddings of its nodes below the readout.
+
     Where the paper is silent, or its formulas and its code disagree: an edge is drawn with its probability, generated
     graphs serve all layers, the classifier's too (see `GeneratedGraph`); the contrast has the own class in its
     denominators (`contrast_form: literal` is eq. 8); `vote: class_nearest` gives a node to the class of its nearest
@@ -140,7 +117,9 @@ class FGGP(FedAvg):
 
     Attributes:
         fcpp: The bank predicts, or else the classifier.
-        gkic: The second view: `both`; A' alone (`knn_only`); generated from A (`gen_only`); there is none (`off`).
+        gkic: The second view: `both`; A' alone (`knn_only`); generated from A (`gen_only`); there is none (`off`); or
+            `fitting`, the most that a client's model allows: `both` of gcn, gcnii and gin, A' of others that pass
+            messages, none of models of hops.
         head_mode: The classifier starts as the common initial one (`reset`), stays with its client (`personal`), or is
             averaged with the rest (`average`).
         cluster: How prototypes of a class become entries, see `summed_up`.
@@ -175,10 +154,11 @@ class FGGP(FedAvg):
         hidden: Width of the generator.
     """
 
+    client_models = "grouped"
     reads_embedding = True
 
-    # Its second view adds edges between nodes to one graph, and its prototypes are of nodes.
-    supports = frozenset({"node", "newcomers"})
+    # Its second view adds edges between nodes, to a graph that pairs of nodes would be the edges of.
+    supports = frozenset({"node", "graph", "newcomers"})
     forms: ClassVar[Forms] = {
         "paper": {"contrast_form": "literal", "draw": "gumbel", "similarity": "sigmoid", "vote": "sum_cos"}
         | {"finch_min": 1, "head_mode": "personal", "random_pairs": "all", "reg_form": "literal"}
@@ -186,7 +166,7 @@ class FGGP(FedAvg):
         "code": {"vote": "softmax_sum", "bank": "ring", "similarity": "max", "finch_min": 1},
     }
     fcpp: bool = True
-    gkic: Literal["both", "knn_only", "gen_only", "off"] = "both"
+    gkic: GKIC | Literal["fitting"] = "both"
     head_mode: Literal["reset", "personal", "average"] = "reset"
     cluster: Clusters = "finch"
     finch_min: Positive = 4
@@ -224,61 +204,80 @@ class FGGP(FedAvg):
         drawn = self.similarity, self.edge_temperature, self.draw
         return EdgeOptions(self.random_pairs, self.lam, *drawn, self.reg_form)
 
-    @property
-    def _generates(self) -> bool:
-        return self.gkic in ("both", "gen_only")
+    def _generates(self, model: FlatModel | None) -> bool:
+        return self._gkic_of(model) in ("both", "gen_only")
 
-    @property
-    def _completes(self) -> bool:
-        return self.gkic in ("both", "knn_only")
+    def _completes(self, model: FlatModel | None) -> bool:
+        return self._gkic_of(model) in ("both", "knn_only")
+
+    def _gkic_of(self, model: FlatModel | None) -> GKIC:
+        """Returns what clients of a model do, which is not read where the option says it."""
+        if self.gkic != "fitting":
+            return self.gkic
+        assert model is not None
+        return what_fits(model)
+
+    def _read(self, ctx: Context, number: int) -> FlatModel | None:
+        return ctx.build(MODEL, number) if self.gkic == "fitting" else None
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
         generator = {GENERATOR: {"name": "topology", "hidden": self.hidden}}
-        return {MODEL: None, **(generator if self._generates else {})}
+        return {MODEL: None, **(generator if self.gkic in ("both", "gen_only", "fitting") else {})}
 
     # The server.
 
     def setup(self, ctx: Context) -> Tree:
-        model = ctx.build(MODEL, 0)
-        self._require_fitting(ctx, model)
-        server = {"w": model.w.detach().clone() if self.head_mode == "average" else body_of(model)}
-        if self._generates:
+        models = [ctx.build(MODEL, number) for number in range(len(ctx.models[MODEL]))]
+        for model, kind in zip(models, ctx.models[MODEL]):
+            self._require_fitting(ctx, model, kind.name)
+        averaged = [model.w.detach().clone() if self.head_mode == "average" else body_of(model) for model in models]
+        server = {"w": torch.cat(averaged) if len(averaged) > 1 else averaged[0]}
+        if len(averaged) > 1:
+            server[SIZES] = torch.tensor([len(w) for w in averaged])
+            if self.head_mode != "average":
+                server[HEAD] = common_classifier(models, ctx)
+        if any(map(self._generates, models)):
             server[GENERATOR] = ctx.build(GENERATOR, 0).w.detach().clone()
         return server
 
-    def _require_fitting(self, ctx: Context, model: FlatModel) -> None:
+    def _require_fitting(self, ctx: Context, model: FlatModel, name: str) -> None:
         """Refuses a run that cannot work, before its first round."""
-        name = ctx.models[MODEL][0].name
         if self.head_mode != "average" and not model.has_body:
             raise ShoalError(
                 "model.layers",
                 f"FGGP averages what lies below the classifier, and a {name} of one layer is nothing else; "
                 "take 2 layers, or algorithm.head_mode: average",
             )
-        if self.gkic == "off":
+        if self._gkic_of(model) == "off":
             return
         coupled = model.coupled
         if coupled is None:
             raise ShoalError(
                 "algorithm.gkic",
                 f"a second view of the graph needs a model that passes messages, and {name} reads hops; "
-                "take gcn, or gkic: off",
+                "take gcn, gkic: fitting, or off",
             )
-        if self._generates and coupled.operator != "symmetric":
+        if self._generates(model) and not draws_for(model):
             raise ShoalError(
                 "algorithm.gkic",
-                f"the generator makes matrices for gcn and gcnii, not for {name}; take one of these, knn_only, or off",
+                f"the generator makes matrices for gcn, gcnii and gin, not for {name}; take one of these, knn_only, "
+                "fitting, or off",
             )
+        if model.prompted:
+            raise ShoalError("model.prompt", "a second view has no prompt; leave it out, or take algorithm.gkic: off")
+        if coupled.fanouts:
+            raise ShoalError(
+                "model.fanouts", "a second view of the graph is read whole; leave it out, or take gkic: off"
+            )
+        # Small graphs are small, and come in batches.
+        if not ctx.clients[0].items_are_rows:
+            return
         largest = max(ctx.clients, key=lambda info: info.nodes)
-        if self._generates and self.random_pairs == "all" and largest.nodes > MOST_NODES:
+        if self._generates(model) and self.random_pairs == "all" and largest.nodes > MOST_NODES:
             raise ShoalError(
                 "algorithm.random_pairs",
                 f"client {largest.client} has {largest.nodes:,} nodes, and all pairs of {MOST_NODES:,} at most are "
                 "taken; take a number of pairs, as 5, or more clients",
-            )
-        if coupled.fanouts:
-            raise ShoalError(
-                "model.fanouts", "a second view of the graph is read whole; leave it out, or take gkic: off"
             )
         if ctx.train.batch_size is not None:
             raise ShoalError(
@@ -286,16 +285,37 @@ class FGGP(FedAvg):
             )
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        shared = {name: tensor for name, tensor in server.items() if not name.startswith("proto")}
-        if self._completes:
-            shared["round"] = torch.tensor(ctx.round, dtype=torch.int32)
         up = {name: Reduce.MEAN for name in ("w", GENERATOR) if name in server}
         prototypes = dict.fromkeys(("proto", "proto.class", "proto.mass"), Reduce.GATHER) if self.fcpp else {}
-        got = yield Ask("train", {**up, **prototypes}, shared=shared)
-        if got.weights["w"] > 0:
-            server.update({name: got[name] for name in up})
+        if SIZES in server:
+            entries = {**up, "w": Reduce.GATHER, "n": Reduce.STACK, **prototypes}
+            got = yield Ask("train", entries, shared=_bank_of(server), private=self._downloads(server, ctx, cohort))
+            average_by_kind(server, ctx, got)
+            if GENERATOR in up and got.weights[GENERATOR] > 0:
+                server[GENERATOR] = got[GENERATOR]
+        else:
+            shared = {name: tensor for name, tensor in server.items() if not name.startswith("proto")}
+            if self._completes(self._read(ctx, 0)):
+                shared["round"] = torch.tensor(ctx.round, dtype=torch.int32)
+            got = yield Ask("train", {**up, **prototypes}, shared=shared)
+            if got.weights["w"] > 0:
+                server.update({name: got[name] for name in up})
         if self.fcpp:
             self._fill_bank(server, ctx, got)
+
+    def _downloads(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> dict[int, Tree]:
+        """Lists what the clients of several architectures are sent beside the bank."""
+        downloads = []
+        for number, w in enumerate(parts_of(server["w"], server[SIZES])):
+            model, down = self._read(ctx, number), {"w": w.clone()}
+            if HEAD in server:
+                down[HEAD] = server[HEAD]
+            if self._generates(model):
+                down[GENERATOR] = server[GENERATOR]
+            if self._completes(model):
+                down["round"] = torch.tensor(ctx.round, dtype=torch.int32)
+            downloads.append(down)
+        return {i: downloads[ctx.clients[i].model] for i in cohort}
 
     def _fill_bank(self, server: Tree, ctx: Context, got: Replies) -> None:
         sent = Bank(torch.cat(got.lists["proto"]), torch.cat(got.lists["proto.class"]).long())
@@ -315,82 +335,103 @@ class FGGP(FedAvg):
             ctx.notes["entries of a class, most"] = float(counts_C.max())
 
     def global_model(self, server: Tree) -> Tree:
-        return {name: server[name] for name in ("w", "bank", "bank.class") if name in server}
+        return {name: server[name] for name in ("w", SIZES, HEAD, "bank", "bank.class") if name in server}
 
     # The clients.
 
     def receive(self, client: Client, down: Tree) -> Received:
         model = client.model
         if "w" in down and self.head_mode == "average":
-            model.load(down["w"])
+            model.load(own_part(down, client.info.model))
         elif "w" in down:
+            head = client.state.get("head", down.get(HEAD))
             # A model starts a visit with its initial parameters.
-            head = client.state["head"] if "head" in client.state else classifier_of(model.flat)
-            model.load(join_body(model.flat, down["w"], head))
+            head = classifier_of(model.flat) if head is None else head
+            model.load(join_body(model.flat, own_part(down, client.info.model), head))
         if GENERATOR in down:
             client.models[GENERATOR].load(down[GENERATOR])
         return Received(Bank.from_download(down), int(down.get("round", 0)))
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        if self.gkic == "off" or not client.info.train:
+        model, train = client.model, client.data.train
+        if self._gkic_of(model.pattern) == "off" or not len(train):
             return trainer.fit(client, received)
-        model, generator = client.model, client.models.get(GENERATOR)
-        near_NK = self._nearest(client, received) if self._completes else None
-        view = GlobalView(model, near_NK, generator, self._edges, client.rng("generated graph"))
-        inputs = model.gathered("all")
-        draws, loss = Stream(client.data.device, model.random("train")), torch.zeros(())
+        generator = client.models[GENERATOR] if self._generates(model.pattern) else None
+        near_NK = self._nearest(client, received) if self._completes(model.pattern) else None
+        of_items = ViewOfNodes if client.info.items_are_rows else ViewOfGraphs
+        view = of_items(model, near_NK, generator, self._edges, client.rng("generated graph"))
+        trained = [model] if generator is None else [model, generator]
+        draws, losses = Stream(client.data.device, model.random("train")), list[Tensor]()
         with ExitStack() as stack:
-            optimizers = [stack.enter_context(trainer.optimizer(client, name)) for name in client.models]
+            optimizers = [stack.enter_context(trainer.optimizer(client, name)) for name in self._names(generator)]
             model.module.train()
             for _ in range(trainer.options.epochs):
-                for optimizer in optimizers:
-                    optimizer.zero_grad(set_to_none=False)
-                with draws:
-                    around, regularizer = view.draw()
-                    loss = self._objective(client, model(inputs), model(around), regularizer)
-                    with ExitStack() as adds:
-                        for trained in client.models.values():
-                            adds.enter_context(adding(trained))
-                        loss.backward()
-                for optimizer in optimizers:
-                    optimizer.step()
-        return bounded_loss(float(loss.detach()))
+                losses.clear()
+                for chosen in batches_of(train, trainer.options.batch_size, draws):
+                    for optimizer in optimizers:
+                        optimizer.zero_grad(set_to_none=False)
+                    with draws:
+                        step = view.step(chosen)
+                        loss = self._objective(client, step, model(step.own), model(step.other))
+                        with ExitStack() as adds:
+                            for each in trained:
+                                adds.enter_context(adding(each))
+                            loss.backward()
+                    for optimizer in optimizers:
+                        optimizer.step()
+                    value = loss.detach()
+                    losses.append(value if chosen is None else value * (len(chosen) / len(train)))
+        return bounded_loss(float(sum(losses)))
 
-    def _objective(self, client: Client, own: Output, other: Output, regularizer: Term | None) -> Tensor:
+    def _names(self, generator: ClientModel | None) -> list[str]:
+        return [MODEL] if generator is None else [MODEL, GENERATOR]
+
+    def _objective(self, client: Client, step: Step, own: Output, other: Output) -> Tensor:
         """Computes the loss of equation 9; only a generator has a regularizer."""
-        data, by_logit = client.data, self.certainty == "logit"
+        by_logit = self.certainty == "logit"
         options = ViewOptions(
             self.beta, self.tau, self.contrast_form == "literal", self.least_mass, self.feature == "relu", by_logit
         )
-        loss = loss_of_views(own, other, data.train, data.train_label, client.info.classes, options)
-        return loss if regularizer is None or not self.gamma else loss + self.gamma * regularizer()
+        loss = loss_of_views(own, other, step.rows, step.labels, client.info.classes, options)
+        return loss if step.regularizer is None or not self.gamma else loss + self.gamma * step.regularizer()
 
     def _nearest(self, client: Client, received: Received) -> Tensor:
         """Returns the neighbours that the client keeps, computed anew if it is time."""
         kept, now = client.state, received.round
         old = "knn" not in kept or now - int(kept["knn.round"]) > 2 * self.knn_every
         if old or now % self.knn_every == 0:
-            out = client.model.output(client.model.gathered("all"))
-            kept["knn"] = nearest(self._feature(out), self.neighbours)
+            if client.info.items_are_rows:
+                out = client.model.output(client.model.gathered("all"))
+                kept["knn"] = nearest(self._feature(out), self.neighbours)
+            else:
+                kept["knn"] = nearest_in_graphs(client.model, self.neighbours, self.feature == "relu")
             kept["knn.round"] = torch.tensor(now, dtype=torch.int32)
         return kept["knn"]
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         flat, weight = client.model.flat, self.weight_of(client)
-        sent = {"w": client.model.w if self.head_mode == "average" else body_of(flat)}
+        sent = {"w": client.model.w if self.head_mode == "average" else body_of(flat), "n": torch.tensor(weight)}
         if self.head_mode == "personal":
             client.state["head"] = classifier_of(flat)
-        if self._generates:
-            sent[GENERATOR] = client.models[GENERATOR].w
-        # The weight is one number for both.
-        upload_bytes = {name: w.nbytes for name, w in sent.items() if name == GENERATOR}
-        weights = dict.fromkeys(sent, weight)
+        # The server reads the weight apart where clients are of several architectures; it is sent once all the same.
+        weights, upload_bytes = {"w": weight}, {"n": 0}
+        if GENERATOR in client.models:
+            sent[GENERATOR], generates = client.models[GENERATOR].w, self._generates(client.model.pattern)
+            # The weight is one number for both. Who does not train it does not send it.
+            weights[GENERATOR] = generates * weight
+            upload_bytes[GENERATOR] = generates * sent[GENERATOR].nbytes
         return Upload({**sent, **(self._prototypes(client) if self.fcpp else {})}, weights, upload_bytes)
 
     def _prototypes(self, client: Client) -> Tree:
         """Computes prototypes of the classes that the client may speak for."""
-        classes, data = client.info.classes, client.data
-        answers = list(client.model.outputs())
+        classes, data, model = client.info.classes, client.data, client.model
+        if not client.info.items_are_rows:
+            # Of small graphs those of the training alone count.
+            z_TH = self._feature(model.output(model.gathered("train")))
+            proto_CH, counts_C = class_means(z_TH, data.train_label, classes)
+            found_J = counts_C.nonzero()[:, 0]
+            return {"proto": proto_CH[found_J], "proto.class": found_J.int(), "proto.mass": counts_C[found_J].float()}
+        answers = list(model.outputs())
         logits_NC = torch.cat([out.logits_NC for out in answers])
         class_N, certain_N = self._certain(client, logits_NC)
         z_NH = torch.cat([self._feature(out) for out in answers])
@@ -432,3 +473,7 @@ class FGGP(FedAvg):
     def _feature(self, out: Output) -> Tensor:
         """Returns Z, `[N, H]`, by the option `feature`."""
         return F.relu(out.embedding_NH) if self.feature == "relu" else out.embedding_NH
+
+
+def _bank_of(server: Tree) -> Tree:
+    return {name: server[name] for name in ("bank", "bank.class") if name in server}

@@ -14,6 +14,7 @@ from shoal.algorithms.base import (
     WEIGHTED,
     Algorithm,
     ClientModels,
+    mixes_models,
     takes_clusters,
     takes_targets,
 )
@@ -137,7 +138,7 @@ def _in_form(cls: type[Algorithm], spec: MethodSpec) -> Mapping[str, Any]:
 
 def mixing_methods() -> list[str]:
     """Lists our methods whose clients may train different models."""
-    return [name for name in METHODS if _our_class(name).client_models == "heterogeneous"]
+    return [name for name in METHODS if mixes_models(_our_class(name))]
 
 
 def weighing_methods(task: str) -> Iterator[str]:

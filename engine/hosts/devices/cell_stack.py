@@ -23,6 +23,7 @@ from shoal.algorithms.base import (
     Pull,
     RowTerm,
     fits_cross_entropy,
+    keeps_models,
     maps_over_clients,
     overrides,
     pulls_all_the_same,
@@ -67,7 +68,7 @@ def needs_no_visits(method: Algorithm) -> bool:
     weights = getattr(cls, "weight_of", None) is FedAvg.weight_of
     means = sends_means(method) and maps_over_clients(method) and not overrides(method, "pull")
     if means and isinstance(method, SendsMeans) and not method.sends_model:
-        return cls.client_models != "global"
+        return keeps_models(cls)
     return (plain or by_rows(method) or means) and weights and cls.client_models == "global"
 
 

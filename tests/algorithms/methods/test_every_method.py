@@ -328,7 +328,7 @@ HETEROGENEOUS = {"local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddisti
 def test_which_methods_are_for_which_tasks_and_models(configure: Configure) -> None:
     assert set(METHODS) - set(methods_for("node")) == GRAPH_ONLY
     assert set(METHODS) - set(methods_for("graph")) == NODE_ONLY
-    assert set(METHODS) - set(methods_for("edge")) == NODE_ONLY | GRAPH_ONLY | {"fedpg"}
+    assert set(METHODS) - set(methods_for("edge")) == NODE_ONLY | GRAPH_ONLY | {"fedpg", "fggp"}
     assert set(mixing_methods()) == HETEROGENEOUS | {"class_means", "fedspray"}
     for name in mixing_methods():
         models = {"model": [{"name": "mlp"}, {"name": "gcn"}], "heterogeneity.embedding": 8}

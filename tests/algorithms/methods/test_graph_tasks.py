@@ -39,7 +39,8 @@ def keys_of(graph_task: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def copilot_of(name: str) -> dict[str, Any]:
-    return {"algorithm.copilot": {"name": "gin", "hidden": 8}} if name in ("fml", "fedkd") else {}
+    more = {"fggp": {"algorithm.gkic": "fitting", "algorithm.hidden": 6}}
+    return {"algorithm.copilot": {"name": "gin", "hidden": 8}} if name in ("fml", "fedkd") else more.get(name, {})
 
 
 @pytest.mark.parametrize("size", [None, 3])

@@ -188,7 +188,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("fedsage_plus", {**AUGMENTING, "model.fanouts": [2, 2]}, "model.fanouts", ""),
     ("fedsage_plus", {**AUGMENTING, "algorithm.generator_rounds": 6}, "algorithm.generator_rounds", "none of 6"),
     ("fggp", {"model": {"name": "gamlp"}}, "algorithm.gkic", "passes messages"),
-    ("fggp", {"model": {"name": "sage"}}, "algorithm.gkic", "for gcn and gcnii"),
+    ("fggp", {"model": {"name": "sage"}}, "algorithm.gkic", "for gcn, gcnii and gin, not for sage"),
     ("fggp", DRAWN, "model.fanouts", ""),
     ("fggp", {**GCN, "train.batch_size": 4}, "train.batch_size", ""),
     ("fggp", {"model": {"name": "mlp", "layers": 1}, "algorithm.gkic": "off"}, "model.layers", ""),

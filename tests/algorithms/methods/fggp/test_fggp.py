@@ -1,6 +1,8 @@
 """FGGP in whole rounds against the small version, without its parts, and on graphs that have nearly nothing."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from support.errors import refused
-from support.fixtures import MakeClient, MakeView, Start, Views
+from support.fixtures import Keys, MakeClient, MakeView, Start, Views
 from support.same_bits import assert_same_runs, assert_same_scores
-from support.small_fggp import Entries, PlainClient, newest, summed_up
-from support.written_rounds import require_counts, require_mean_loss
+from support.small_fedgkc import DECAY, EPOCHS, LR, MOMENTUM
+from support.small_fggp import PlainClient, PlainGraphClient, require_rounds
+from support.written_rounds import cohorts_of
 from torch import nn
 
 from shoal.algorithms.client import Client, ClientModel, FlatModel
@@ -24,6 +27,7 @@ from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import random_of
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.rounds.server import Server
 from shoal.storage.shards.view import View
 
 GCN = {"model.name": "gcn", "model.norm": "batch", "model.head": "conv"}
@@ -107,7 +111,7 @@ def test_all_pairs_of_a_large_client_are_refused(start: Start, monkeypatch: pyte
         start({**KEYS, "algorithm.random_pairs": "all"})
 
 
-CLASSES, FEATURES, HOPS = 4, 5, 2
+CLASSES, HOPS = 4, 2
 DEFAULTS = asdict(FGGP())
 WHOLE_GCN = {"name": "gcn", "hidden": 8, "norm": "batch", "head": "conv"}
 # Every option is somewhere another one than by default. Round 4 has nobody who trains.
@@ -139,6 +143,32 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def clients_of(
+    server: Server, views: Sequence[View], o: SimpleNamespace, of: type[PlainClient], reset: bool = False
+) -> list[PlainClient]:
+    """The clients of a server, with the parameters that its own start from."""
+    job, kinds = server.job, server._built
+    width = None if len(job.models) == 1 else kinds["model"][0].info.width
+    clients = []
+    for i, (info, view) in enumerate(zip(server.infos, views)):
+        spec, task = kinds["model"][info.model].spec, "node" if view.graph_ptr is None else "graph"
+        module = build(spec.name, view.features, view.classes, HOPS, 0.5, spec.options, width, task=task)
+        w = job.initial(kinds["model"][info.model], "model", i).clone()
+        nn.utils.vector_to_parameters(w, module.parameters())
+        own = SimpleNamespace(**{**vars(o), "gkic": FITS[spec.name] if o.gkic == "fitting" else o.gkic})
+        generator: nn.Module = nn.Linear(1, 1)
+        if own.gkic in ("both", "gen_only"):
+            widths = ((view.features, o.hidden), (o.hidden, o.hidden))
+            generator = nn.Sequential(*(nn.Linear(*pair, bias=False) for pair in widths))
+            w = job.initial(kinds["generator"][0], "generator", i).clone()
+            nn.utils.vector_to_parameters(w, generator.parameters())
+        clients.append(of(i, view, module, generator, own, reset))
+    if o.head_mode != "average":
+        for client in clients:
+            client.first_head = clients[0].first_head
+    return clients
+
+
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(("name", "state"), [*((name, "keep") for name in OPTIONS), ("by default", "reset")])
 def test_rounds(name: str, state: str, start: Start, views: Views, unequal: dict[str, Any]) -> None:
@@ -146,80 +176,65 @@ def test_rounds(name: str, state: str, start: Start, views: Views, unequal: dict
     changed, model = OPTIONS[name]
     o = SimpleNamespace(**{**DEFAULTS, **changed})
     server = start({**unequal, "algorithm": {"name": "fggp", **vars(o)}, "model": model, "train.opt_state": state})
-    more = {key: value for key, value in model.items() if key != "name"}
-    job, kinds = server.job, server._built
-    generates = o.gkic in ("both", "gen_only")
+    require_rounds(server, clients_of(server, views(server), o, PlainClient, state == "reset"), o, CLASSES)
 
-    def a_client(i: int, view: View) -> PlainClient:
-        module = build(model["name"], FEATURES, CLASSES, HOPS, 0.5, more)
-        nn.utils.vector_to_parameters(job.initial(kinds["model"][0], "model", i).clone(), module.parameters())
-        generator: nn.Module = nn.Linear(1, 1)
-        if generates:
-            widths = ((FEATURES, o.hidden), (o.hidden, o.hidden))
-            generator = nn.Sequential(*(nn.Linear(*pair, bias=False) for pair in widths))
-            w = job.initial(kinds["generator"][0], "generator", i).clone()
-            nn.utils.vector_to_parameters(w, generator.parameters())
-        return PlainClient(i, view, module, generator, o, state == "reset")
 
-    of_clients = views(server)
-    clients = [a_client(i, view) for i, view in enumerate(of_clients)]
-    w, generator_w = clients[0].w, clients[0].generator_w
-    torch.testing.assert_close(server.state.server["w"].double(), w, rtol=0, atol=0)
-    bank: Entries = []
-    kept_of: dict[int, Entries] = {}
-    deployed: dict[int, Any] = {}
-    for number in range(1, server.plan.rounds + 1):
-        line, cohort = server.round(), server.cohort(number)
-        down = 4 * (len(w) + generates * len(generator_w)) + 4 * (o.gkic in ("both", "knn_only"))
-        down += sum(4 * (len(vector) + 1) for _, vector in bank)
-        losses, sent, up, total, generators, weight = {}, [], 0, 0, 0, 0
-        for i in cohort:
-            client = clients[i]
-            client.receive(w, generator_w)
-            losses[i] = client.visit(number)
-            n = {"nodes": len(client.a_NN), "train": len(client.train), "uniform": 1}[o.weight] * bool(client.train)
-            total, generators, weight = total + n * client.w, generators + n * client.generator_w, weight + n
-            entries = client.sent() if o.fcpp else {}
-            own = [(c, vector) for c, (vector, _) in entries.items()]
-            kept_of[i] = own or kept_of.get(i, [])
-            sent += own
-            up += 4 * (len(w) + generates * len(generator_w)) + 4 + sum(4 * len(v) + 8 for v, _ in entries.values())
-            if o.head_mode == "personal":
-                client.head = [p.detach().clone() for p in client.module.head.parameters()]
-            require_counts(server, "trained", {i: client.counts(bank, CLASSES)})
-        assert (line["bytes_up"], line["bytes_down"]) == (up, len(cohort) * down)
-        if any(clients[i].train for i in cohort):
-            require_mean_loss(line, losses, of_clients)
-        if weight:
-            w, generator_w = total / weight, generators / weight
-        if sent and o.bank == "ring":
-            bank = newest(bank, summed_up(sent, o, CLASSES), o.slots)
-        elif sent:
-            bank = summed_up([entry for i in sorted(kept_of) for entry in kept_of[i]], o, CLASSES)
-        # Who took part is given the new model.
-        deployed.update(dict.fromkeys(cohort, (w, generator_w, bank)))
-        torch.testing.assert_close(server.state.server["w"].double(), w, rtol=1e-4, atol=1e-5)
-        if generates:
-            torch.testing.assert_close(server.state.server["generator"].double(), generator_w, rtol=1e-4, atol=1e-5)
-        if o.fcpp:
-            assert server.state.server["bank.class"].tolist() == [c for c, _ in bank]
-            vectors = torch.stack([vector for _, vector in bank])
-            torch.testing.assert_close(server.state.server["bank"], vectors, rtol=1e-4, atol=1e-5)
-            assert line["notes"]["bank"] == len(bank)
-        for i, client in enumerate(clients):
-            kept = server.state.clients.get(i, {})
-            assert ("knn" in kept) == (client.near is not None)
-            if client.near is not None:
-                assert int(kept["knn.round"]) == client.near[0]
-                padded = [[*near, *[-1] * (o.neighbours - len(near))] for near in client.near[1]]
-                assert kept["knn"].dtype == torch.int32
-                assert kept["knn"].tolist() == padded
-            assert ("head" in kept) == (client.head is not None)
-            if client.head is not None:
-                head = torch.cat([p.flatten() for p in client.head])
-                torch.testing.assert_close(kept["head"], head, rtol=1e-4, atol=1e-5)
-            if i in deployed:
-                client.receive(*deployed[i][:2])
-                require_counts(server, "deployed", {i: client.counts(deployed[i][2], CLASSES)})
-            client.receive(w, generator_w, kept_head=False)
-            require_counts(server, "global", {i: client.counts(bank, CLASSES)})
+# What `gkic: fitting` is for a model.
+FITS = {"gcn": "both", "gcnii": "both", "sage": "knn_only", "gamlp": "off"}
+THREE = [
+    {"name": "gcn", "hidden": 8, "norm": "batch"}, {"name": "sage", "hidden": 6}, {"name": "gamlp", "hidden": 12},
+]  # fmt: skip
+# A step on labels alone reads whole graphs here, too, whose norm is over all nodes.
+WHOLE = [THREE[0], {"name": "gcn", "hidden": 6, "norm": "batch"}, THREE[2]]
+OF_ARCHITECTURES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "two": ({"hidden": 6, "gkic": "gen_only"}, [{"name": "gin", "hidden": 8}, {"name": "gcn", "hidden": 5}]),
+    "as fits": ({"hidden": 6, "gkic": "fitting", "weight": "train", "least_mass": 0.0}, THREE),
+    "classifiers of their own": ({"gkic": "off", "head_mode": "personal", "bank": "ring", "slots": 2}, WHOLE),
+    "classifiers averaged": ({"gkic": "off", "head_mode": "average", "fcpp": False, "weight": "uniform"}, WHOLE),
+}
+
+
+@pytest.mark.parametrize("name", OF_ARCHITECTURES)
+def test_rounds_of_several_architectures(name: str, start: Start, views: Views, unequal: dict[str, Any]) -> None:
+    """Bodies are averaged within an architecture, prototypes of all fill one bank, and all start from one classifier.
+
+    Rounds may lack an architecture.
+    """
+    changed, models = OF_ARCHITECTURES[name]
+    o = SimpleNamespace(**{**DEFAULTS, **changed})
+    server = start({**unequal, "algorithm": {"name": "fggp", **vars(o)}, "model": models})
+    assert {info.model for info in server.infos} == set(range(len(models)))
+    require_rounds(server, clients_of(server, views(server), o, PlainClient), o, CLASSES)
+
+
+# Neighbours are found by models that weigh a node itself: others give nodes of the same neighbours one embedding, and
+# rounding says which is nearer.
+OF_GRAPHS: dict[str, tuple[dict[str, Any], Any, int | None]] = {
+    "by default": ({"hidden": 6, "knn_every": 2}, {"name": "gcnii", "hidden": 8}, None),
+    "gin in batches": (
+        {"hidden": 5, "random_pairs": 2, "gkic": "gen_only", "gamma": 0.5, "head_mode": "personal"},
+        {"name": "gin", "hidden": 8, "readout": "attention"}, 3,
+    ),
+    "as written": ({"hidden": 4, **FGGP.forms["paper"], "k": 3}, {"name": "gcnii", "hidden": 6}, 4),
+    "neighbours alone": ({"gkic": "knn_only", "feature": "embedding"}, {"name": "sage", "hidden": 6}, 3),
+    "prototypes alone": ({"gkic": "off"}, {"name": "gamlp", "hidden": 8}, 3),
+    "two architectures": (
+        {"hidden": 6, "gkic": "fitting"}, [{"name": "gcnii", "hidden": 8}, {"name": "gamlp", "hidden": 6}], 3
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_GRAPHS)
+def test_rounds_on_small_graphs(name: str, start: Start, views: Views, graph_task: Keys, tmp_path: Path) -> None:
+    """Items are graphs: prototypes are means of readouts, and second views are made within each training graph."""
+    changed, model, size = OF_GRAPHS[name]
+    o = SimpleNamespace(**{**DEFAULTS, **changed})
+    rest = {key: value for key, value in graph_task.items() if key != "model.name"}
+    training = {"train.dropout": 0.5, "train.optimizer": "sgd", "train.lr": LR, "train.momentum": MOMENTUM}
+    training |= {"train.weight_decay": DECAY, "train.epochs": EPOCHS, "train.batch_size": size}
+    keys = {**rest, **training, **cohorts_of(tmp_path, [[0, 1, 2, 5], [0, 3], [1, 2, 3, 4], [5], [0, 2, 4]])}
+    server = start({**keys, "algorithm": {"name": "fggp", **vars(o)}, "model": model, "propagation.hops": HOPS})
+    clients = clients_of(server, views(server), o, PlainGraphClient)
+    for client in clients:
+        client.size = size
+    require_rounds(server, clients, o, CLASSES)
