@@ -329,7 +329,7 @@ def test_which_methods_are_for_which_tasks_and_models(configure: Configure) -> N
     assert set(METHODS) - set(methods_for("node")) == GRAPH_ONLY
     assert set(METHODS) - set(methods_for("graph")) == NODE_ONLY
     assert set(METHODS) - set(methods_for("edge")) == NODE_ONLY | GRAPH_ONLY | {"fedpg", "fggp"}
-    assert set(mixing_methods()) == HETEROGENEOUS | {"class_means", "fedspray"}
+    assert set(mixing_methods()) == HETEROGENEOUS | {"class_means", "fedspray", "fggp"}
     for name in mixing_methods():
         models = {"model": [{"name": "mlp"}, {"name": "gcn"}], "heterogeneity.embedding": 8}
         require_mixable(configure({"algorithm.name": name, **models}), load(describe(name, {})))
