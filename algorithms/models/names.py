@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, model_validator
 
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.types import FilePath, Name, Named, absolute_user_path, is_own
+from shoal.storage.options.types import FilePath, Flag, Name, Named, absolute_user_path, is_own
 from shoal.storage.suggestions import did_you_mean_name, form_meant
 
 # Models are given by name: a process imports those that it trains. These read powers of the propagation, which were
@@ -121,7 +121,7 @@ class ModelSpec(Named):
     name: Annotated[Name, AfterValidator(_as_listed)] = "gamlp"
     init: Literal["shared", "own"] = "shared"
     pretrained: FilePath | None = None
-    frozen: bool = False
+    frozen: Flag = False
 
     @model_validator(mode="after")
     def _require_one_gnn(self) -> "ModelSpec":

@@ -41,8 +41,8 @@ class BuiltModel:
     @property
     def info(self) -> ModelInfo:
         """Returns what a method's server part sees of the model."""
-        own = set(map(id, self.flat.parameters))
-        shapes = {name: tuple(p.shape) for name, p in self.flat.module.named_parameters() if id(p) in own}
+        sent = set(map(id, self.flat.parameters))
+        shapes = {name: tuple(p.shape) for name, p in self.flat.module.named_parameters() if id(p) in sent}
         return ModelInfo(self.spec.name, shapes, width_of(self.flat.module))
 
 

@@ -374,8 +374,8 @@ class FGGP(FedAvg):
                         step = view.step(chosen)
                         loss = self._objective(client, step, model(step.own), model(step.other))
                         with ExitStack() as adds:
-                            for each in trained:
-                                adds.enter_context(adding(each))
+                            for trained_model in trained:
+                                adds.enter_context(adding(trained_model))
                             loss.backward()
                     for optimizer in optimizers:
                         optimizer.step()
@@ -426,7 +426,7 @@ class FGGP(FedAvg):
         """Computes prototypes of the classes that the client may speak for."""
         classes, data, model = client.info.classes, client.data, client.model
         if not client.info.items_are_rows:
-            # Of small graphs those of the training alone count.
+            # Small graphs for tests are not counted.
             z_TH = self._feature(model.output(model.gathered("train")))
             proto_CH, counts_C = class_means(z_TH, data.train_label, classes)
             found_J = counts_C.nonzero()[:, 0]

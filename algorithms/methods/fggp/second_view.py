@@ -1,4 +1,4 @@
-"""What FGGP's clients read in a step: their graph, or some of their small graphs, and a second view of it.
+"""The inputs of a step of FGGP: a client's graph, or some of its small graphs, and a second view of these.
 
 The second view of small graphs is made in each of them: neighbours, candidates and edges join no two.
 
@@ -137,29 +137,29 @@ class ViewOfGraphs(SecondView):
             completed = self._complete(data.train[chosen])
         labels = data.train_label if chosen is None else data.train_label[chosen]
         rows = torch.arange(len(labels), device=data.device)
-        own, operator, regularizer = completed.own, completed.matrix, None
+        batch, operator, regularizer = completed.own, completed.matrix, None
         if completed.graph is not None:
             assert self._generator is not None
-            around = Neighbourhood(own.hops[0], (operator,) * LAYERS)
+            around = Neighbourhood(batch.hops[0], (operator,) * LAYERS)
             f_NH = self._generator(around).embedding_NH
-            drawn = GeneratedGraph(completed.graph, f_NH, self._rng, self._edges, self._kind, own.first)
+            drawn = GeneratedGraph(completed.graph, f_NH, self._rng, self._edges, self._kind, batch.first)
             operator, regularizer = drawn.operator, drawn.regularizer
-        other = replace(own, operators=(operator,) * self._coupled.depth)
-        return Step(own, other, rows, labels, regularizer)
+        other = replace(batch, operators=(operator,) * self._coupled.depth)
+        return Step(batch, other, rows, labels, regularizer)
 
     def _complete(self, graphs: Tensor, whole: bool = False) -> _Completed:
         items = self._model.items
         assert isinstance(items, ClientGraphs)
-        own = items.part("train") if whole else items.some(graphs)
+        batch = items.part("train") if whole else items.some(graphs)
         if self._generator is None:
-            return _Completed(own, self._operator(self._coupled.operator).diagonal_blocks(items.ptr, graphs), None)
+            return _Completed(batch, self._operator(self._coupled.operator).diagonal_blocks(items.ptr, graphs), None)
         symmetric = self._operator("symmetric").diagonal_blocks(items.ptr, graphs)
         starts, columns = (part.cpu().numpy() for part in symmetric.parts()[:2])
         row = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         upper = columns > row
         pairs_2M = torch.from_numpy(np.stack([row[upper], columns[upper]]).astype(np.int32)).to(self._data.device)
         # Drawn graphs read nothing of it but pairs and the number of nodes.
-        return _Completed(own, symmetric, CompletedGraph(symmetric.parts()[0], symmetric.parts()[1], pairs_2M))
+        return _Completed(batch, symmetric, CompletedGraph(symmetric.parts()[0], symmetric.parts()[1], pairs_2M))
 
 
 def nearest_in_graphs(model: ClientModel, k: int, relu: bool) -> Tensor:
@@ -177,9 +177,9 @@ def nearest_in_graphs(model: ClientModel, k: int, relu: bool) -> Tensor:
     near_NK = torch.full((data.nodes, k), -1, dtype=torch.int32, device=data.device)
     rows, ends = data.rows_of(data.train), batch.first.tolist()
     for start, stop in pairwise(ends):
-        own = rows[start:stop]
+        of_graph = rows[start:stop]
         near = nearest(z_NH[start:stop], k)
-        near_NK[own] = torch.where(near >= 0, own[near.long()], -1).int()
+        near_NK[of_graph] = torch.where(near >= 0, of_graph[near.long()], -1).int()
     return near_NK
 
 

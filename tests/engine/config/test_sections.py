@@ -63,7 +63,8 @@ KINDS: list[tuple[str, list[Any]]] = [
     (
         "propagation.relations data.row_normalize data.synthetic data.inductive data.allow_untrained data.cross_hidden "
         "communication.error_feedback "
-        "evaluation.domains run.keep_best run.keep_records run.client_scores run.keep_digests run.tensorboard",
+        "evaluation.domains run.keep_best run.keep_records run.client_scores run.keep_digests run.tensorboard "
+        "model.frozen",
         ["perhaps", "true", 1, None],
     ),
     (

@@ -119,6 +119,7 @@ WRONG: dict[str, list[str]] = {
     "partition.alpha": ["partition.method=dirichlet", "partition.alpha=2"],
     "partition.options": ["partition.options.a=2"],
     "model.name": ["model=mlp"],
+    "model.frozen": ["model.frozen=true"],
     "heterogeneity.seed": ["heterogeneity={rule: random, seed: 2}"],
     "heterogeneity.clients": ["heterogeneity={rule: explicit, clients: [0,0,0,0]}"],
     "train.momentum": ["train.optimizer=sgd", "train.momentum=0.5"],
