@@ -232,4 +232,6 @@ class Attack:
         return row_NF.clamp(min=0) if self.positive else row_NF
 
     def _by_name(self, w_P: Tensor) -> Tree:
-        return dict(zip((name for name, _ in self.model.module.named_parameters()), self.model.parts(w_P)))
+        sent = set(map(id, self.model.parameters))
+        names = (name for name, p in self.model.module.named_parameters() if id(p) in sent)
+        return dict(zip(names, self.model.parts(w_P), strict=True))

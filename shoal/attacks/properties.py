@@ -95,7 +95,7 @@ def guesses_of(sent: Sent, client: Client) -> Iterator[tuple[str, Guess]]:
             yield f"rows of {entry}", _guess(t.reshape(-1, *t.shape[-2:])[0].ne(0).any(1))
     if (start_and_change := sent.change(len(flat.w))) is not None:
         last, parts = flat.module.head.linears[-1], list(flat.parts(start_and_change[1]))  # type: ignore
-        place = {id(p): part for p, part in zip(flat.module.parameters(), parts)}
+        place = {id(p): part for p, part in zip(flat.parameters, parts)}
         for name in ("weight", "bias"):
             change_C = place[id(getattr(last, name))].reshape(classes, -1).mean(1).numpy()
             # Clipped changes have an unknown scale; the class that lost most is taken to have no item.

@@ -60,6 +60,21 @@ def test_prompt_and_classifier_learn_and_the_gnn_stays(
         assert torch.equal(now[name], start) != is_trained(name), name
 
 
+def test_places_in_w_are_those_of_what_is_trained(configure: Configure, keys: dict[str, Any]) -> None:
+    store = prepare(config := configure(keys))
+    job = make_job(config, store, "job")
+    (built,) = job.build_models(store, job.algorithm())[MODEL]
+    flat, trained = built.flat, {n: p for n, p in built.flat.module.named_parameters() if is_trained(n)}
+    assert list(built.info.shapes) == list(trained)
+    for p, part in zip(trained.values(), flat.parts(flat.w.detach()), strict=True):
+        assert p.data_ptr() == part.data_ptr()
+    last = flat.module.head.linears[-1]
+    assert torch.equal(flat.w[flat.classifier], torch.cat([last.weight.flatten(), last.bias]))
+    copied = flat.on(torch.device("cpu"))
+    assert torch.equal(copied.w, flat.w)
+    assert copied.frozen
+
+
 def test_no_message_has_the_gnn(configure: Configure, keys: dict[str, Any], tmp_path: Path) -> None:
     config = configure({**keys, "run.root": str(tmp_path)})
     folder = run(config)
