@@ -3,6 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
 from shoal.engine.callbacks.callback import Callback, Line, Running
 from shoal.engine.config.sections import DOMAINS
 from shoal.engine.records.outputs import TENSORBOARD
@@ -13,15 +18,10 @@ from shoal.engine.records.summary import metrics_in, weighting_of
 class TensorBoard(Callback):
     """Writes the scalars of every round under `<run>/tensorboard`, and the keys of the run for its tab of them."""
 
-    _writer: Any = field(default=None, init=False, repr=False)
+    _writer: EventFileWriter | None = field(default=None, init=False, repr=False)
 
     def start(self, run: Running) -> None:
         """Begins a file of events; the first one gets the rounds so far."""
-        # A plan of a run has this callback, too, and needs no package of half a second.
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
         if self._writer is None:
             earlier = () if (run.path / TENSORBOARD).exists() else run.lines
             plain = {key: v if isinstance(v, bool | int | float | str) else str(v) for key, v in run.keys.items()}
@@ -32,10 +32,8 @@ class TensorBoard(Callback):
 
     def after_round(self, run: Running, line: Line) -> None:
         """Writes a round."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in _scalars(line).items()]
+        assert self._writer is not None
         self._writer.add_event(Event(step=line["round"], summary=Summary(value=values)))
 
     def end(self, run: Running, summary: Line | None) -> None:
