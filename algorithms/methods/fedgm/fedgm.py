@@ -155,17 +155,17 @@ class FedGM(Algorithm):
         model.load(ctx.initial)
         model.set_training(True)
         late = self.server_epochs // 2
-        first = loss = torch.zeros(())
+        losses: list[Tensor] = []
         for lr, epochs in ((ctx.train.lr, self.server_epochs - late), (ctx.train.lr / 10, late)):
             optimizer = make_optimizer([model.w], replace(ctx.train, lr=lr))
-            for epoch in range(epochs):
+            for _ in range(epochs):
                 optimizer.zero_grad(set_to_none=False)
                 with stream:
                     loss = F.cross_entropy(model(inputs).logits_NC, y_N)
                     loss.backward()
                 optimizer.step()
-                first = first if epoch else loss
-        ctx.notes["server loss"] = bounded_loss(float(loss.detach()), float(first.detach()))
+                losses.append(loss.detach())
+        ctx.notes["server loss"] = bounded_loss(float(losses[-1]), float(losses[0]))
         server["w"] = model.w.detach().clone()
 
     # The clients.
