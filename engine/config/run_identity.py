@@ -67,7 +67,7 @@ def identity_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Lists the dotted keys of a resolved config that change numbers, with their values."""
     values = {key: value for key, value in flatten(plain).items() if changes_numbers(key)}
     if isinstance(values.get("model"), list | tuple):
-        # Files of parameters count by their content (`shoal.engine.records.inputs`).
+        # Files of parameters count by their content (`shoal.engine.records.inputs`), and `frozen` came after lists.
         values["model"] = [
             {
                 key: _without_place(v)
