@@ -18,7 +18,7 @@ from shoal.engine.sections.section import load as load_place
 from shoal.engine.sections.sections import SECTIONS
 from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes
 from shoal.storage.datasets.registry import (
-    Kept,
+    LargeGraph,
     classes_ahead,
     items_ahead,
     labels_ahead,
@@ -39,10 +39,10 @@ from shoal.storage.shards.hops import hops_bytes
 from shoal.storage.store.manifest import Manifest
 
 
-def read_graph(config: Config, outlines: Kept | None = None) -> Graph:
+def read_graph(config: Config, outlines: LargeGraph | None = None) -> Graph:
     """Reads the graph of a config, or joins its graphs. Raises as `load_all` and `require_fitting_data`.
 
-    With `outlines` kept from other configs, it is one to count with, see `load_outlines`.
+    With `outlines`, which several configs share, it is one to count with, see `load_outlines`.
     """
     of_config = sources(config)
     with warnings.catch_warnings(record=True) as caught:

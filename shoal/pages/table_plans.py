@@ -16,7 +16,7 @@ from shoal.engine.records.graphs import sources
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.measuring import Measured
 from shoal.engine.runs.plan import RunPlan
-from shoal.storage.datasets.registry import Kept, missing_files
+from shoal.storage.datasets.registry import LargeGraph, missing_files
 from shoal.storage.files.reading import read_text
 from shoal.storage.graph.graph import Graph
 from shoal.study.study import Selection
@@ -44,7 +44,7 @@ class TablePlans:
         self._models, self._measured = KnownModels(), Measured()
         self._refers: dict[str, bool] = {}
         self._graphs: dict[str, Graph] = {}
-        self._kept = Kept(outlines=True)
+        self._large = LargeGraph(outlines=True)
 
     def of(self, study: PaperStudy) -> list[RunPlan]:
         """Returns the plan of every selection of a study. Raises ShoalError: a config is wrong; names the cell."""
@@ -91,7 +91,7 @@ class TablePlans:
         key = repr(sources(config))
         graph = self._graphs.pop(key, None)
         if graph is None:
-            graph = read_graph(config, self._kept)
+            graph = read_graph(config, self._large)
         else:
             require_fitting_graph(config, graph)
         room = config.memory_limit() // SHARE_TO_KEEP - _bytes(graph)

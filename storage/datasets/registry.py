@@ -17,11 +17,14 @@ from shoal.storage.options.dataset_names import DATASETS, INDUCED, PYG, PYG_NAME
 from shoal.storage.options.target_names import CLASSIFICATION
 from shoal.storage.options.types import is_own
 
+# Datasets that the tables of a paper take in turns, and some more.
+MOST_OUTLINES = 32
 
-def load(options: DataSource, kept: "Kept | None" = None) -> Graph:
+
+def load(options: DataSource, large: "LargeGraph | None" = None) -> Graph:
     """Loads the graph that a config asks for, its features finite and, by `row_normalize`, normalised.
 
-    What other datasets made of the same large graph is taken from `kept`.
+    Small graphs are cut out of `large`, where other datasets are, too.
 
     A ShoalError names an unknown name, an option out of its range, or a missing or damaged file.
     """
@@ -29,7 +32,7 @@ def load(options: DataSource, kept: "Kept | None" = None) -> Graph:
     require_target(options)
     if spec.finite and options.row_normalize:
         raise ShoalError("data.row_normalize", f"features of {name} are negative, too, and have no sum to divide by")
-    graph = kept.small(options) if kept is not None and name in INDUCED else spec.load(name, options)
+    graph = large.small(options) if large is not None and name in INDUCED else spec.load(name, options)
     where, finite = f"dataset '{name}'", spec.finite
     # Published datasets are known to have labels, and may be larger than memory.
     if options.labels and spec.task is None and not (graph.y >= 0).any():
@@ -60,11 +63,11 @@ def load_all(sources: Sequence[DataSource]) -> Graph:
         return load(sources[0])
     from shoal.storage.datasets.domains import join_domains
 
-    kept = Kept()
-    return join_domains([replace(load(options, kept), name=options.name) for options in sources])
+    large = LargeGraph()
+    return join_domains([replace(load(options, large), name=options.name) for options in sources])
 
 
-def load_outlines(sources: Sequence[DataSource], kept: "Kept") -> Graph:
+def load_outlines(sources: Sequence[DataSource], large: "LargeGraph") -> Graph:
     """Loads a graph to count with: of small graphs that are cut out of large ones, features are ones.
 
     They take no memory and no decomposition of the large graph's features. Raises as `load_all`.
@@ -73,15 +76,15 @@ def load_outlines(sources: Sequence[DataSource], kept: "Kept") -> Graph:
         return load_all(sources)
     from shoal.storage.datasets.domains import join_domains
 
-    graphs = [replace(kept.outline(options), name=options.name) for options in sources]
+    graphs = [replace(large.outline(options), name=options.name) for options in sources]
     graph = graphs[0] if len(graphs) == 1 else join_domains(graphs)
     return replace(graph, x=np.broadcast_to(np.float32(1), (graph.nodes, sources[0].width)))
 
 
-class Kept:
+class LargeGraph:
     """The large graph that datasets of small ones are cut out of, and its reduced features, for the next dataset.
 
-    If `outlines` are asked for, it keeps all small graphs, too, without features.
+    If `outlines` are asked for, it keeps the small graphs of the last datasets, too, without features.
     """
 
     def __init__(self, outlines: bool = False) -> None:
@@ -100,6 +103,8 @@ class Kept:
             outline = outline_graphs(self._large(options), LEVELS[options.key], options)
             if self._outlines is not None:
                 self._outlines[key] = outline
+                for oldest in [*self._outlines][:-MOST_OUTLINES]:
+                    del self._outlines[oldest]
         assert outline.split is not None
         return replace(outline, split=leave_shots(outline.split, outline.y, options.shots))
 
@@ -219,7 +224,7 @@ def _induced_spec(name: str) -> DatasetSpec:
 
     return DatasetSpec(
         name,
-        lambda _, options: Kept().small(options),
+        lambda _, options: LargeGraph().small(options),
         lambda options: _spec(_base_of(options)).published_files(_base_of(options)),
         task="graph",
         classes=lambda options: classes_ahead(_base_of(options)),

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from support.errors import refused
 
 from shoal.storage.datasets.registry import (
-    Kept,
+    LargeGraph,
     classes_ahead,
     fingerprint,
     labels_ahead,
@@ -150,9 +150,9 @@ def _centres_in_order(base: Graph, level: str, label: int, options: DataSource) 
 @pytest.mark.parametrize("shots", [None, 4])
 def test_outlines_have_the_graphs_and_parts_without_features(shots: int | None) -> None:
     levels = [replace(OPTIONS, dataset=f"induced-{level}", shots=shots) for level in HOPS]
-    whole, kept = load_all(levels), Kept(outlines=True)
-    load_outlines([replace(options, shots=2) for options in levels], kept)
-    outline = load_outlines(levels, kept)
+    whole, large = load_all(levels), LargeGraph(outlines=True)
+    load_outlines([replace(options, shots=2) for options in levels], large)
+    outline = load_outlines(levels, large)
     assert outline.x.shape == whole.x.shape
     for name in ("indptr", "indices", "y", "split", "graph_of", "copy_of"):
         np.testing.assert_array_equal(getattr(outline, name), getattr(whole, name))
