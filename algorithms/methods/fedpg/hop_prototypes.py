@@ -340,21 +340,48 @@ def _spread(
 
 def _at_distance(graph: ItemGraph, class_N: np.ndarray, centres: np.ndarray, hops: int) -> Iterator[Walks]:
     """Yields nodes at a distance of one step, then of two, up to `hops`, that are annotated like their centre."""
-    adjacency = _adjacency(graph)
-    pairs_at: list[list[np.ndarray]] = [[np.empty((2, 0), np.int64)] for _ in range(hops)]
-    for first in range(0, len(centres), ROWS_AT_A_TIME):
-        some = centres[first : first + ROWS_AT_A_TIME]
-        centre_of = np.arange(len(some)), some
-        seen = ends = csr_matrix((np.ones(len(some), np.bool_), centre_of), shape=(len(some), graph.items))
-        for pairs in pairs_at:
-            ends = ends @ adjacency > seen
-            seen = seen + ends
-            row, column = ends.nonzero()
-            same = class_N[column] == class_N[some][row]
-            pairs.append(np.stack([row[same] + first, column[same]]))
-    for pairs in pairs_at:
-        row, column = np.concatenate(pairs, axis=1).astype(np.int64)
+    starts, columns = (t.cpu().numpy() for t in graph.edges)
+    for first_S, column in zip(*_search(starts, columns, class_N, centres, hops), strict=True):
+        row = np.repeat(np.arange(len(centres)), np.diff(first_S))
         yield Walks([Step(row, column, len(centres), graph.items)], centres, np.zeros(len(centres)))
+
+
+@numba.njit(cache=True, nogil=True)
+def _search(
+    starts: np.ndarray, columns: np.ndarray, class_N: np.ndarray, centres: np.ndarray, hops: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Searches breadth first from every centre for the nodes annotated like it.
+
+    Gives, for each distance, the first place of every centre, and the end, int64 `[hops, S + 1]`, and nodes in order of
+    finding, int64.
+    """
+    nodes = len(starts) - 1
+    first_HS = np.zeros((hops, len(centres) + 1), np.int64)
+    found = [np.empty(len(centres), np.int64) for _ in range(hops)]
+    seen_from, queue = np.full(nodes, -1), np.empty(nodes, np.int64)
+    for s in range(len(centres)):
+        queue[0], begin, end = centres[s], 0, 1
+        seen_from[centres[s]] = s
+        for hop in range(hops):
+            nearest_end, count = end, first_HS[hop, s]
+            for place in range(begin, nearest_end):
+                for entry in range(starts[queue[place]], starts[queue[place] + 1]):
+                    node = columns[entry]
+                    if seen_from[node] != s:
+                        seen_from[node] = s
+                        queue[end] = node
+                        end += 1
+            begin = nearest_end
+            if count + end - begin > len(found[hop]):
+                longer = np.empty(2 * (count + end - begin), np.int64)
+                longer[:count] = found[hop][:count]
+                found[hop] = longer
+            for place in range(begin, end):
+                if class_N[queue[place]] == class_N[centres[s]]:
+                    found[hop][count] = queue[place]
+                    count += 1
+            first_HS[hop, s + 1] = count
+    return first_HS, [found[hop][: first_HS[hop, -1]] for hop in range(hops)]
 
 
 def _adjacency(graph: ItemGraph) -> csr_matrix:
