@@ -48,14 +48,14 @@ class EdgeMaker(nn.Module):
     Hidden layers are normalised over all pairs, with the numbers of the batch at hand, and then go through ReLU.
     """
 
-    def __init__(self, features: int, rng: torch.Generator) -> None:
+    def __init__(self, features: int, rng: torch.Generator, device: torch.device) -> None:
         """Draws weights and biases of a layer of n inputs uniformly between -1 / sqrt(n) and 1 / sqrt(n)."""
         super().__init__()
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         self.scales, self.shifts = nn.ParameterList(), nn.ParameterList()
         for inputs, outputs in ((2 * features, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, 1)):
             drawn = torch.empty(inputs + 1, outputs, device=rng.device)
-            drawn.uniform_(-(inputs**-0.5), inputs**-0.5, generator=rng)
+            drawn = drawn.uniform_(-(inputs**-0.5), inputs**-0.5, generator=rng).to(device)
             self.weights.append(drawn[:-1].clone())
             self.biases.append(drawn[-1].clone())
             if outputs == HIDDEN:
@@ -109,10 +109,10 @@ def with_ones(z_NF: Tensor) -> Tensor:
     return F.pad(z_NF, (0, 1), value=1.0)
 
 
-def draw_weights(features: int, classes: int, rng: torch.Generator) -> Tensor:
+def draw_weights(features: int, classes: int, rng: torch.Generator, device: torch.device) -> Tensor:
     """Draws weights and, last, biases of an SGC, `[C, F + 1]`, uniformly between -1 / sqrt(F) and 1 / sqrt(F)."""
     bound = features**-0.5
-    return torch.empty(classes, features + 1, device=rng.device).uniform_(-bound, bound, generator=rng)
+    return torch.empty(classes, features + 1, device=rng.device).uniform_(-bound, bound, generator=rng).to(device)
 
 
 def class_gradients(z_NG: Tensor, counts_C: list[int], w_CG: Tensor) -> Tensor:
@@ -165,12 +165,12 @@ def condense(
         for rows, count in zip(places, counts)
     ]
     x_MF = nn.Parameter(x_TF[torch.cat(drawn)].clone())
-    maker = EdgeMaker(x_TF.shape[1], rng).to(x_TF.device)
+    maker = EdgeMaker(x_TF.shape[1], rng, x_TF.device)
     of_edges, of_nodes = list(maker.parameters()), [x_MF]
     learners = [(torch.optim.Adam(turn, lr=options.lr, fused=True), turn) for turn in (of_edges, of_nodes)]
     best = Condensed(x_MF.detach().clone(), torch.zeros(len(x_MF), len(x_MF), device=x_MF.device), float("inf"))
     for step in range(options.steps):
-        w_CG = draw_weights(x_TF.shape[1], classes, rng)
+        w_CG = draw_weights(x_TF.shape[1], classes, rng, x_TF.device)
         wanted_CCG = class_gradients(z_TG, real_C, w_CG)
         optimizer, turn = learners[step % (options.edge_steps + options.node_steps) >= options.edge_steps]
         weight_MM = maker(x_MF)

@@ -106,7 +106,7 @@ class FedGM(Algorithm):
         returning = [i for i in cohort if server[MET][i]]
         changed = False
         if returning and self.match_steps and len(server[NODES]):
-            w_CG = draw_weights(ctx.features, ctx.classes, ctx.rng("surrogate"))
+            w_CG = draw_weights(ctx.features, ctx.classes, ctx.rng("surrogate"), ctx.device)
             got = yield Ask(MATCH, {"gradient": Reduce.MEAN}, shared={"surrogate": w_CG}, train=False, to=returning)
             counts_C1 = got.weights["gradient"]
             if bool((counts_C1 > 0).any()):

@@ -22,7 +22,7 @@ from shoal.algorithms.methods.fedgm.condensation import (
     smoothed_training_rows,
 )
 from shoal.algorithms.methods.fedgm.joined_graph import edges_of, joined, smoothing_of
-from shoal.algorithms.rng import key
+from shoal.algorithms.rng import CPU, key
 
 CLASSES, FEATURES = 4, 5
 DEFAULTS: dict[str, Any] = {"condense_lr": 0.01, "edge_steps": 5, "node_steps": 15, "match_steps": 1}
@@ -254,7 +254,7 @@ def test_a_cohort_without_training_nodes_changes_nothing(start: Start, unequal: 
 def test_edges_of_pairs_by_hand() -> None:
     """The product with both ends' features is that of the concatenation."""
     rng = torch.Generator().manual_seed(1)
-    maker, plain = EdgeMaker(FEATURES, rng), Maker(torch.Generator().manual_seed(1))
+    maker, plain = EdgeMaker(FEATURES, rng, CPU), Maker(torch.Generator().manual_seed(1))
     x = torch.randn(4, FEATURES)
     torch.testing.assert_close(maker(x).double(), plain(x.double()), rtol=1e-4, atol=1e-5)
     assert maker(x[:1]).tolist() == [[0.0]]
