@@ -24,6 +24,8 @@ from shoal.algorithms.models.inputs.learned_matrix import LearnedMatrix
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 LEAST_CHANCE, LEAST_NORM = 1e-6, 1e-8
+# One uniform number in 2^24 is zero: its score would be infinite, and a cross-entropy NaN.
+LEAST_DRAW = 2.0**-25
 
 Similarity = Literal["cosine", "max", "sigmoid"]
 # The matrices of drawn edges: of a GCN, and of a GIN.
@@ -135,6 +137,7 @@ def edge_probability(candidates: Candidates, f_NH: Tensor, dot_S: Tensor, option
 
 def edge_scores(probability_S: Tensor, u_S: Tensor, options: EdgeOptions) -> Tensor:
     """Computes numbers, float32 `[S]`, whose sigmoid with temperature is rounded to an edge or none; u is uniform."""
+    u_S = u_S.clamp_min(LEAST_DRAW)
     if options.draw == "logistic":
         return torch.logit(probability_S) + torch.logit(u_S)
     return torch.log(probability_S) - torch.log(-torch.log(u_S))

@@ -155,6 +155,19 @@ def test_how_often_an_edge_is_there(chance: float, draw: Any, temperature: float
     assert abs(float(edges.mean()) - wanted) < 5 * math.sqrt(wanted * (1 - wanted) / count)
 
 
+@pytest.mark.parametrize("draw", ["logistic", "gumbel"])
+def test_a_uniform_number_of_zero_is_no_edge(draw: Any) -> None:
+    """One of the 55 numbers of this seed is zero."""
+    seed, f = 194_552, rows().requires_grad_()
+    zero = torch.rand(NODES * (NODES - 1) // 2, generator=rng(seed)).argmin()
+    options = EdgeOptions(random_pairs="all", similarity="sigmoid", draw=draw, reg_form="literal")
+    view = GeneratedGraph(graph_of(PAIRS), f, rng(seed), options)
+    view.regularizer().backward()
+    assert f.grad is not None
+    assert bool(view.regularizer().isfinite() & f.grad.isfinite().all())
+    assert float(view.operator.numbers.detach()[zero]) == 0
+
+
 def test_candidates() -> None:
     """Those of the graph always, others at random, each once, ascending, and all equally often."""
     graph = graph_of(PAIRS)
