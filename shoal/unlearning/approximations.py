@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -114,17 +113,6 @@ class OrthogonalAscent:
         return rest.train(w, self.rounds or rest.usual_rounds)
 
 
-class Steps(Protocol):
-    """Options of an ascent; see `GradientAscent`."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def lr(self) -> float: ...
-    @property
-    def clip(self) -> float: ...
-
-
 @dataclass(frozen=True)
 class Ball:
     """The ball that clients climb in: around parameters `[P]`."""
@@ -139,17 +127,20 @@ class Ball:
         return Ball(centre, PART_OF_DISTANCE * sum(distances) / len(distances))
 
 
-def climb(rest: Rest, begin: Tensor, ball: Ball, options: Steps, other: Tensor | None = None) -> tuple[Tensor, float]:
+def climb(
+    rest: Rest, begin: Tensor, ball: Ball, options: GradientAscent | OrthogonalAscent, other: Tensor | None = None
+) -> tuple[Tensor, float]:
     """Lets each client with forgotten items climb on them from parameters `[P]`, orthogonally to a gradient, if any.
 
-    Returns the mean of what they climbed to, and their mean loss before it, both by their forgotten items.
+    A step out of the ball is pulled back to its surface, also along that gradient. Returns the mean of what clients
+    climbed to, and their mean loss before it, both by their forgotten items.
     """
-    climbed, known, items = torch.zeros_like(begin, dtype=torch.float64), 0.0, 0
+    climbed, loss_sum, items = torch.zeros_like(begin, dtype=torch.float64), 0.0, 0
     for client in rest.forgotten:
         w = begin.clone()
         for step in range(options.steps):
             loss, gradient, count = rest.gradient(client, w)
-            known += 0.0 if step else count * loss
+            loss_sum += 0.0 if step else count * loss
             if loss >= math.log(rest.classes):
                 break
             gradient = gradient if other is None else make_orthogonal(gradient, other)
@@ -161,7 +152,7 @@ def climb(rest: Rest, begin: Tensor, ball: Ball, options: Steps, other: Tensor |
         climbed += count * w.double()
         items += count
     rest.count_visit(len(rest.forgotten))
-    return (climbed / items).float(), known / items
+    return (climbed / items).float(), loss_sum / items
 
 
 def make_orthogonal(gradient: Tensor, other: Tensor) -> Tensor:
