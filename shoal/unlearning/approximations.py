@@ -55,18 +55,10 @@ class GradientAscent:
     clip: float = 1.0
 
     def unlearn(self, rest: Rest) -> Tensor:
-        if not rest.forgotten:
-            raise ShoalError("--methods", f"gradient_ascent climbs on training items, and {rest.removal.name} has none")
-        reference = self._reference(rest)
-        distances = [float((w - reference).norm()) for w in rest.draw_models(DRAWN)]
-        radius = PART_OF_DISTANCE * sum(distances) / len(distances)
-        climbed, items = torch.zeros_like(reference, dtype=torch.float64), 0
-        for client in rest.forgotten:
-            w, count = self._climb(rest, client, reference, radius)
-            climbed += count * w.double()
-            items += count
-        rest.count_visit(len(rest.forgotten))
-        return rest.train((climbed / items).float(), self.rounds or rest.usual_rounds)
+        _require_items(rest, "gradient_ascent")
+        ball = Ball.around(self._reference(rest), rest)
+        climbed, _ = climb(rest, ball.centre, ball, self)
+        return rest.train(climbed, self.rounds or rest.usual_rounds)
 
     def _reference(self, rest: Rest) -> Tensor:
         w, gone = rest.model, set(rest.removal.clients)
@@ -80,18 +72,100 @@ class GradientAscent:
         every = sum(sent.weight * sent.change.double() for sent in uploads)
         return (w.double() - every / weight + kept / left).float()
 
-    def _climb(self, rest: Rest, client: int, reference: Tensor, radius: float) -> tuple[Tensor, int]:
-        w, count = reference.clone(), 0
-        for _ in range(self.steps):
-            loss, gradient, count = rest.gradient(client, w)
+
+@dataclass(frozen=True)
+class OrthogonalAscent:
+    """Ascent on the forgotten items, orthogonal to the gradient of the rest: the gradient correction of FedGCV.
+
+    FedGCV (Ma et al., arXiv 2605.02297) steers updates in directions orthogonal to the gradients of other data. Here
+    each phase begins with the gradient g of mean cross-entropy over the training items of the rest. Clients with
+    forgotten items climb along d - (d g / g g) g, where d is the gradient of theirs, within the ball of gradient ascent
+    around the last model, and the server averages what they climbed to by these items. Phases end where the mean loss
+    of these is log C. Where d and g are opposite, as at a best model of both, nothing is left to climb along.
+
+    A form of our own, after the abstract and the authors' code, github.com/Emma050830/FedGCV_FGMU. That takes g once
+    (`climbs=1`), of one client, a loss that compares with the model before (NPO), and Adam, behind which a step is not
+    orthogonal any more. Its virtual clients are left out: their generator is not in the public code that we know, and
+    learns from the removed client's graph. Rounds on the rest are in their place.
+
+    Attributes:
+        rounds: Rounds on the rest behind it; None: a tenth of those of the run.
+        climbs: Most phases, each a visit of all clients of the rest, and of those with forgotten items.
+        steps: Steps of a client in a phase; with 1 each step is orthogonal to the gradient where it begins.
+        lr: Length of a step, as a part of the corrected gradient, of norm `clip` at most.
+        clip: Largest norm of a corrected gradient.
+    """
+
+    rounds: int | None = None
+    climbs: int = 10
+    steps: int = 5
+    lr: float = 0.1
+    clip: float = 1.0
+
+    def unlearn(self, rest: Rest) -> Tensor:
+        _require_items(rest, "orthogonal_ascent")
+        w, ball = rest.model, Ball.around(rest.model, rest)
+        for _ in range(self.climbs):
+            climbed, loss = climb(rest, w, ball, self, rest.gradient_of_rest(w))
             if loss >= math.log(rest.classes):
                 break
+            w = climbed
+        return rest.train(w, self.rounds or rest.usual_rounds)
+
+
+@dataclass(frozen=True)
+class Ball:
+    """The ball that clients climb in: around parameters `[P]`."""
+
+    centre: Tensor
+    radius: float
+
+    @staticmethod
+    def around(centre: Tensor, rest: Rest) -> "Ball":
+        """Makes a ball whose radius is a part of the mean distance to drawn models."""
+        distances = [float((w - centre).norm()) for w in rest.draw_models(DRAWN)]
+        return Ball(centre, PART_OF_DISTANCE * sum(distances) / len(distances))
+
+
+def climb(
+    rest: Rest, begin: Tensor, ball: Ball, options: GradientAscent | OrthogonalAscent, other: Tensor | None = None
+) -> tuple[Tensor, float]:
+    """Lets each client with forgotten items climb on them from parameters `[P]`, orthogonally to a gradient, if any.
+
+    A step out of the ball is pulled back to its surface, also along that gradient. Returns the mean of what clients
+    climbed to, and their mean loss before it, both by their forgotten items.
+    """
+    climbed, loss_sum, items = torch.zeros_like(begin, dtype=torch.float64), 0.0, 0
+    for client in rest.forgotten:
+        w = begin.clone()
+        for step in range(options.steps):
+            loss, gradient, count = rest.gradient(client, w)
+            loss_sum += 0.0 if step else count * loss
+            if loss >= math.log(rest.classes):
+                break
+            gradient = gradient if other is None else make_orthogonal(gradient, other)
             norm = float(gradient.norm())
-            w = w + self.lr * min(1.0, self.clip / max(norm, 1e-12)) * gradient
-            away = w - reference
-            if (distance := float(away.norm())) > radius:
-                w = reference + away * (radius / distance)
-        return w, count
+            w = w + options.lr * min(1.0, options.clip / max(norm, 1e-12)) * gradient
+            away = w - ball.centre
+            if (distance := float(away.norm())) > ball.radius:
+                w = ball.centre + away * (ball.radius / distance)
+        climbed += count * w.double()
+        items += count
+    rest.count_visit(len(rest.forgotten))
+    return (climbed / items).float(), loss_sum / items
+
+
+def make_orthogonal(gradient: Tensor, other: Tensor) -> Tensor:
+    """Returns what is left of a gradient `[P]` without its part along another; computed in float64."""
+    along, square = gradient.double(), float(other.double().square().sum())
+    if square:
+        along = along - other.double() * (float(along @ other.double()) / square)
+    return along.to(gradient.dtype)
+
+
+def _require_items(rest: Rest, name: str) -> None:
+    if not rest.forgotten:
+        raise ShoalError("--methods", f"{name} climbs on training items, and {rest.removal.name} has none")
 
 
 @dataclass(frozen=True)
@@ -155,10 +229,13 @@ class ForgettingHead:
 METHODS: dict[str, type[Approximation]] = {
     "fine_tune": FineTune,
     "gradient_ascent": GradientAscent,
+    "orthogonal_ascent": OrthogonalAscent,
     "federaser": FedEraser,
     "forgetting_head": ForgettingHead,
 }
 KEY, NONE = "--methods", "none"
+# They have nothing to climb on where no training item is forgotten.
+CLIMBING = ("gradient_ascent", "orthogonal_ascent")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from shoal.cli.past import AsJson, possible_path
 from shoal.cli.readers import show_reading
 from shoal.storage.files.atomic import output
 
-DEFAULT = "fine_tune,gradient_ascent,federaser,forgetting_head"
+DEFAULT = "fine_tune,gradient_ascent,orthogonal_ascent,federaser,forgetting_head"
 
 
 def unlearn_command(

@@ -6,6 +6,7 @@ Axes: P parameters of the model.
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -151,19 +152,29 @@ class Rest:
 
         The model is in evaluation mode. It is work of the client's own, which `count_visit` counts.
         """
-        visit = self._host.visit(client, evaluation_cell(1, [client], {}, {}), {MODEL_ENTRY: w})
-        model, data = visit.client.model, visit.client.data
         # Rows may be others in training than in an evaluation, where a client sees training nodes alone.
-        items = data.train if client in self.removal.clients else self._items[client]
-        model.flat.set_training(False)
-        vector = model.flat.w
-        assert vector.grad is not None
-        vector.grad.zero_()
-        loss = cross_entropy(model.forward(items)().logits_NC, data.label[items])
-        passes = model.pattern.passes
-        with nullcontext() if passes is None else passes.adding():
-            loss.backward()
-        return float(loss.detach()), vector.grad.clone(), len(items)
+        return _gradient(self._host, client, w, None if client in self.removal.clients else self._items[client])
+
+    def gradient_of_rest(self, w: Tensor) -> Tensor:
+        """Returns the gradient `[P]`, float64, of mean cross-entropy of the training items of the rest; counts a round.
+
+        Clients are those that took part in the run. The model is in evaluation mode. Without items, it is zero.
+        """
+        total, items = torch.zeros_like(w, dtype=torch.float64), 0
+        for client in sorted(self._run.first.keys() - {*self.removal.clients}):
+            _, gradient, count = _gradient(self._host_of_rest, client, w, None)
+            total += count * gradient.double()
+            items += count
+            self.visits += count > 0
+        self.rounds += 1
+        return total / max(items, 1)
+
+    @cached_property
+    def _host_of_rest(self) -> Host:
+        """A host with the data of the rest alone."""
+        host = Host()
+        host.open(self._run.job(self.removal, self.run_rounds, "gradients")[0].on_processor())
+        return host
 
     def count_visit(self, clients: int) -> None:
         """Counts visits of clients that took no part in a round."""
@@ -173,3 +184,21 @@ class Rest:
         """Draws parameters `[P]` as those of a first model, by seeds of their own."""
         flat, seed = self._flat, self._run.past.config.seed
         return [flat.initial(key(seed, "unlearn", MODEL, number)) for number in range(count)]
+
+
+def _gradient(host: Host, client: int, w: Tensor, items: Tensor | None) -> tuple[float, Tensor, int]:
+    """Returns mean cross-entropy of a client's items, None: of all its training items, its gradient, their number."""
+    visit = host.visit(client, evaluation_cell(1, [client], {}, {}), {MODEL_ENTRY: w})
+    model, data = visit.client.model, visit.client.data
+    items = data.train if items is None else items
+    if not len(items):
+        return 0.0, torch.zeros_like(w), 0
+    model.flat.set_training(False)
+    vector = model.flat.w
+    assert vector.grad is not None
+    vector.grad.zero_()
+    loss = cross_entropy(model.forward(items)().logits_NC, data.label[items])
+    passes = model.pattern.passes
+    with nullcontext() if passes is None else passes.adding():
+        loss.backward()
+    return float(loss.detach()), vector.grad.clone(), len(items)

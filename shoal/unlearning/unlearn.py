@@ -17,7 +17,7 @@ from shoal.engine.screen.progress import Step, progress, say
 from shoal.past.reader import Reading
 from shoal.past.rewind import PastRun
 from shoal.storage.errors import ShoalError
-from shoal.unlearning.approximations import KEY, METHODS, NONE, Chosen, choose
+from shoal.unlearning.approximations import CLIMBING, KEY, METHODS, NONE, Chosen, choose
 from shoal.unlearning.kept import Kept
 from shoal.unlearning.removal import Removal
 from shoal.unlearning.rest import History, Rest
@@ -25,8 +25,6 @@ from shoal.unlearning.retraining import MODEL_ENTRY, Retraining
 from shoal.unlearning.scoring import Answers, Figures, Scorer
 from shoal.unlearning.table import EXACT, ORIGINAL, Scored, Unlearned
 from shoal.unlearning.targets import ALL, Asked, list_removals
-
-CLIMBS = "gradient_ascent"
 
 
 @dataclass(frozen=True)
@@ -133,8 +131,8 @@ class Removing:
         items = sum(map(len, self._scorer.forgotten(removal).values()))
         for chosen in self._chosen:
             step.advance()
-            if chosen.name == CLIMBS and chosen.code is None and not items:
-                self.notes[f"{CLIMBS} climbs on forgotten training items, and {removal.name} has none"] = None
+            if chosen.name in CLIMBING and chosen.code is None and not items:
+                self.notes[f"{chosen.name} climbs on forgotten training items, and {removal.name} has none"] = None
                 continue
             if self._kept.get(removal, chosen.described) is None:
                 rest = self._rest(removal)
