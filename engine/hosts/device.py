@@ -168,11 +168,21 @@ class _MallInfo2(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in OF_MALLINFO]
 
 
-def give_back_memory(keep: int = KEPT) -> None:
+class _LastLook:
+    """When this process last counted its freed pieces, in seconds."""
+
+    at = float("-inf")
+
+
+def give_back_memory(keep: int = KEPT, every: float = 0.0) -> None:
     """Gives freed pieces back to the system where they are twice `keep` bytes; does nothing without glibc 2.33.
 
-    States of large models leave holes between them, which only tensors of the same size fill again.
+    States of large models, and tensors of many sizes, leave holes between them, which only tensors of the same size
+    fill again. To look for holes takes time; it is not done again within `every` seconds.
     """
+    if (now := time.monotonic()) < _LastLook.at + every:
+        return
+    _LastLook.at = now
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallinfo2"):
         libc.mallinfo2.restype = _MallInfo2
