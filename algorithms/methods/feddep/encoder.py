@@ -47,7 +47,10 @@ def embed_nodes(
     with torch.random.fork_rng(devices=[]):
         flat = FlatModel(Encoder(data.features, client.info.classes, width).to(data.device))
     flat.load(w)
-    optimizer, rng = make_optimizer([flat.w], options), np.random.default_rng(client.random("neighbours"))
+    optimizer, rng = (
+        make_optimizer([flat.w], options),
+        np.random.default_rng(client.random("neighbours of the encoder")),
+    )
     fanouts = [neighbours or -1] * 2
 
     def draw(rows: Tensor) -> Neighbourhood:

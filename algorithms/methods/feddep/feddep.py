@@ -107,6 +107,11 @@ class FedDEP(GeneratorOptions, FedAvg):
             raise ShoalError("model.name", f"FedDEP adds to what layers of gcn or sage sum, found {kind.name}")
         if coupled.fanouts:
             raise ShoalError("model.fanouts", "FedDEP draws algorithm.neighbours in each step; leave it out")
+        if not coupled.row_by_row:
+            raise ShoalError(
+                "model.norm",
+                "FedDEP draws neighbours in each step, and norm: batch reads the whole graph; leave it out",
+            )
         require_whole_steps(ctx.train)
         with Stream(ctx.device, ctx.random(ENCODER)):
             encoder = FlatModel(Encoder(ctx.features, ctx.classes, self.hidden))
@@ -218,7 +223,7 @@ class FedDEP(GeneratorOptions, FedAvg):
 
     def predict(self, client: Client, received: Fusing, part: str) -> Tensor:
         if received.fusion is not None and GENERATOR in client.state and client.model.items is None:
-            # Either it generated in this visit, or training sees training nodes alone.
+            # Training sees training nodes alone: all nodes, which are scored, get embeddings by the same generator.
             client.model.answer_in(self._nodes(client, received.fusion))
         return super().predict(client, received, part)
 

@@ -43,15 +43,33 @@ class Guesser(nn.Module):
         return torch.tanh(self.maker(noisy_NE).logits_NC).unflatten(1, (self.most, -1))
 
 
+class Classifier(nn.Module):
+    """GraphSAGE of two layers that adds embeddings by weights of its own, as the trained model does."""
+
+    def __init__(self, features: int, classes: int, width: int, rng: torch.Generator) -> None:
+        """Draws the layers from torch's default generator, and the weights of embeddings from `rng`."""
+        super().__init__()
+        self.sage = GraphSAGE(features, classes, 0, 0.0, hidden=width, head="conv")
+        self.fusion = nn.Parameter(draw_fusion(self.sage, width, rng))
+
+    def loss(self, shown: Impaired, mean_VE: Tensor) -> Tensor:
+        """Averages the cross-entropy of the training nodes that are shown; zero without one."""
+        if not len(shown.train_T):
+            return mean_VE.new_zeros(())
+        around = shown.around(self.sage.depth)
+        operators = fuse(around.operators, self.sage, mean_VE, self.fusion)
+        logits_TC = self.sage(around._replace(operators=operators, rows=shown.train_T)).logits_NC
+        return F.cross_entropy(logits_TC, shown.label_T)
+
+
 class DeepGenerator(nn.Module):
-    """A guesser, and a GraphSAGE on what it makes, whose weights for embeddings are `fusion`."""
+    """A guesser, whose parameters come first, and a classifier that tries what it makes."""
 
     def __init__(self, features: int, classes: int, width: int, most: int, rng: torch.Generator) -> None:
-        """Draws the parameters from torch's default generator, and those of the fusion from `rng`."""
+        """Draws the parameters from torch's default generator, and weights of embeddings from `rng`."""
         super().__init__()
         self.guesser = Guesser(features, width, most)
-        self.classifier = GraphSAGE(features, classes, 0, 0.0, hidden=width, head="conv")
-        self.fusion = nn.Parameter(draw_fusion(self.classifier, width, rng))
+        self.classifier = Classifier(features, classes, width, rng)
 
 
 def mean_over_places(made_NPE: Tensor, count_N: Tensor) -> Tensor:
@@ -125,26 +143,20 @@ def train_generator(
     lost_VK = lost_prototypes(shown, cluster_N, len(proto_KE))
     optimizer, noise = make_optimizer([flat.w], train), client.rng("noise")
 
-    def label_loss(mean_VE: Tensor) -> Tensor:
-        if not len(shown.train_T):
-            return torch.zeros((), device=data.device)
-        classifier = generator.classifier
-        around = shown.around(classifier.depth)
-        operators = fuse(around.operators, classifier, mean_VE, generator.fusion)
-        out = classifier(around._replace(operators=operators, rows=shown.train_T))
-        return F.cross_entropy(out.logits_NC, shown.label_T)
+    def objective() -> Tensor:
+        guess = generator.guesser.guess(shown.around(generator.guesser.encoder.depth))
+        count_V, made_VPE = guess.count_N, generator.guesser.make(with_noise(guess.z_NH, noise))
+        return weighted_sum(
+            (options.degree, lambda: F.smooth_l1_loss(guess.missing_N, shown.missing_V.float())),
+            (options.feature, lambda: own_loss(made_VPE, count_V, proto_KE, lost_VK)),
+            (options.label, lambda: generator.classifier.loss(shown, mean_over_places(made_VPE, count_V))),
+            (options.across, lambda: others_loss(made_VPE, count_V, protos)),
+        )
 
     loss = torch.zeros(())
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=False)
-        guess = generator.guesser.guess(shown.around(generator.guesser.encoder.depth))
-        made_VPE = generator.guesser.make(with_noise(guess.z_NH, noise))
-        loss = weighted_sum(
-            (options.degree, lambda: F.smooth_l1_loss(guess.missing_N, shown.missing_V.float())),
-            (options.feature, lambda: own_loss(made_VPE, guess.count_N, proto_KE, lost_VK)),
-            (options.label, lambda: label_loss(mean_over_places(made_VPE, guess.count_N))),
-            (options.across, lambda: others_loss(made_VPE, guess.count_N, protos)),
-        )
+        loss = objective()
         if loss.requires_grad:
             loss.backward()
         optimizer.step()
