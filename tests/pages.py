@@ -79,8 +79,8 @@ rows of prototypes are sent and counted.
 SECURE = """
 `secure` refuses `fedgta`, `fedgl_fedgta`, `fedsage_plus_fedgta`, `fedpub`, `gcfl_plus`, `fpl`, `fedgen`, `fedtgp`,
 `fedpg`, `fedgkc`, `fggp`, `fedsage_plus`, `fedsage_plus_moon`, `fedsage_plus_feddc`, `fedgpl`, `fedtad`, `s2fgl`,
-`fediih`, `fedgm`: they send what is no sum. `privacy.unit: client` refuses them, too; `privacy.where: client` takes
-`fedgta` and `fedgl_fedgta`.
+`fediih`, `fedgm`, `feddep`: they send what is no sum. `privacy.unit: client` refuses them, too; `privacy.where: client`
+takes `fedgta` and `fedgl_fedgta`.
 """
 
 

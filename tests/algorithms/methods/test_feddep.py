@@ -8,15 +8,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.cluster import KMeans
-from support.fixtures import Keys, Start, Views
+from support.fixtures import Keys, MakeView, Start, Views
 from support.plain_clients import sgd
 from support.plain_fedavg import row_counts
 from support.small_fedgkc import dense_operator
-from support.written_rounds import require_counts, require_mean_loss
+from support.written_rounds import cohorts_of, require_counts, require_mean_loss
 from torch import Tensor
 
-from shoal.algorithms.methods.feddep.encoder import Encoder
-from shoal.algorithms.methods.feddep.generator import DeepGenerator
+from shoal.algorithms.methods.feddep.encoder import Encoder, summarise
+from shoal.algorithms.methods.feddep.fused_nodes import FusedNodes
+from shoal.algorithms.methods.feddep.generator import DeepGenerator, others_loss, own_loss
+from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import draw_neighbours
 from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
@@ -342,3 +344,102 @@ def require(
             torch.testing.assert_close(kept["fusion.opt.momentum_buffer"], person.momentum[-1], **near)
     for scope, of_clients in counts.items():
         require_counts(server, scope, of_clients)
+
+
+FEW: dict[str, Any] = {
+    "algorithm": {"name": "feddep", "hidden": 4, "encoder_epochs": 2, "generator_epochs": 3, "clusters": 2},
+    "model": {"name": "sage", "hidden": 8},
+}
+
+
+def test_a_client_alone_learns_from_itself(start: Start, tmp_path: Any) -> None:
+    """Nobody else takes part in the first round; who comes in the second is given what came before."""
+    server = start({**FEW, **cohorts_of(tmp_path, [[0], [0, 1], [1]]), "evaluation.every": 1})
+    assert np.isfinite(server.round()["loss"])
+    assert server.state.server["owners"].unique().tolist() == [0]
+    first = server.state.clients[0]["generator"]
+    for _ in range(2):
+        server.round()
+    assert server.state.server["owners"].unique().tolist() == [0, 1]
+    assert server.state.server["met"].tolist() == [True, True, *[False] * 4]
+    assert torch.equal(server.state.clients[0]["generator"], first)
+
+
+def test_a_single_client(start: Start) -> None:
+    server = start({**FEW, "partition": {"clients": 1, "method": "random"}, "data.store": None})
+    assert np.isfinite([server.round()["loss"] for _ in range(2)]).all()
+
+
+def test_rounds_without_training_nodes_change_nothing(start: Start, unequal: Keys, tmp_path: Any) -> None:
+    server = start({**unequal, **cohorts_of(tmp_path, [[5], [5], [0, 5]]), **FEW})
+    before = server.state.server
+    for _ in range(2):
+        assert server.round()["loss"] is None
+    for name, t in server.state.server.items():
+        assert torch.equal(t, before[name]) or name == "met", name
+    assert not server.state.clients.get(5)
+    assert np.isfinite(server.round()["loss"])
+
+
+def test_inductive_run_generates_for_all_nodes(start: Start, unequal: Keys, views: Views) -> None:
+    """By the generator that learnt on training nodes."""
+    options = {**DEFAULTS, "generator_epochs": 12, "degree": 3.0}
+    algorithm = {"algorithm.name": "feddep", **{f"algorithm.{name}": value for name, value in options.items()}}
+    keys = {**unequal, **algorithm, "model": {"name": "sage", "hidden": 7}, "data.inductive": True, "rounds": 2}
+    server = start({name: value for name, value in keys.items() if name != "participation.trace"})
+    for _ in range(2):
+        server.round()
+    w, generated = named(server.context(1).build("model", 0).module, server.state.server["w"]), 0
+    for view in views(server):
+        person, kept = Person(view, options, "sage"), server.state.clients.get(view.client, {})
+        if "generator" in kept:
+            start_of = below(fresh_generator(person, 1), "guesser.")
+            parts = kept["generator"].split([t.numel() for t in start_of.values()])
+            p = {name: part.view(t.shape) for (name, t), part in zip(start_of.items(), parts)}
+            person.e = person.mean(
+                person.guess(p, person.a, person.x, torch.Generator().manual_seed(int(kept["noise"])))[1]
+            )
+            generated += int(person.e.any(1).sum())
+        expected = person.counts(w, server.state.server["fusion"])
+        np.testing.assert_array_equal(server.state.scores["deployed"][view.client], expected)
+    assert generated > 20
+
+
+def test_losses_by_hand() -> None:
+    """Three nodes with two places each; prototypes 0, 1 and 3 in one dimension."""
+    made = torch.tensor([[[0.5], [2.0]], [[1.0], [0.0]], [[0.9], [0.8]]])
+    count, protos = torch.tensor([2, 1, 2]), torch.tensor([[0.0], [1.0], [3.0]])
+    lost = torch.tensor([[True, False, True], [False, True, False], [False, False, False]])
+    # 0.5 is nearest to 0, and 2 to 3; 1 is a prototype; the third node lost none.
+    torch.testing.assert_close(own_loss(made, count, protos, lost), torch.tensor((0.25 + 1.0 + 0.0) / 6))
+    alone = (0.25 + 1.0 + 0.0 + 0.01 + 0.04) / 6
+    far = (2.5**2 + 1.0 + 4.0 + 2.1**2 + 2.2**2) / 6
+    torch.testing.assert_close(others_loss(made, count, [protos]), torch.tensor(alone))
+    torch.testing.assert_close(others_loss(made, count, [protos, protos[2:]]), torch.tensor((alone + far) / 2))
+    assert others_loss(made, count, []).item() == 0
+
+
+def test_equal_embeddings_have_one_prototype() -> None:
+    proto, found = summarise(torch.ones(4, 3), 5, 0)
+    assert proto.tolist() == [[1.0] * 3]
+    assert found.tolist() == [0] * 4
+    proto, found = summarise(torch.tensor([[0.0], [0.2], [5.0]]), 2, 0)
+    torch.testing.assert_close(proto[found][:, 0], torch.tensor([0.1, 0.1, 5.0]))
+
+
+@pytest.mark.parametrize("head", ["linear", "conv"])
+@pytest.mark.parametrize("name", ["gcn", "sage"])
+def test_nodes_without_embeddings_answer_as_they_are(make_view: MakeView, name: str, head: str) -> None:
+    """All of them, or some, drawn or not; one has no neighbour."""
+    view = make_view(5, [(0, 1), (1, 2), (2, 3)], [0, 1, 0, 1, 0], [0, 2, 4], 2)
+    module = build(name, view.features, 2, 0, 0.0, {"hidden": 6, "head": head}).eval()
+    fusion = torch.randn((6 + (2 if head == "conv" else 6)) * 3)
+    plain = FusedNodes(view, torch.zeros(5, 3), fusion, module)
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        whole = module(plain.all()).logits_NC
+        torch.testing.assert_close(module(plain.drawn(0, rng)).logits_NC, whole[view.train])
+        torch.testing.assert_close(module(plain.part("train")).logits_NC, whole[view.train])
+        fused = FusedNodes(view, torch.ones(5, 3), fusion, module)
+        assert not torch.isclose(module(fused.all()).logits_NC, whole).any()
+        torch.testing.assert_close(module(fused.drawn(9, rng)).logits_NC, module(fused.part("train")).logits_NC)
