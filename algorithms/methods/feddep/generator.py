@@ -101,9 +101,11 @@ def own_loss(made_NPE: Tensor, count_N: Tensor, proto_KE: Tensor, lost_VK: Tenso
 
 def others_loss(made_NPE: Tensor, count_N: Tensor, protos: Sequence[Tensor]) -> Tensor:
     """Averages the same over other clients, each with prototypes `[k, E]` of its own, all of which are candidates."""
-    counts_NP = _there(made_NPE, count_N)
-    terms = [squares(made_NPE, proto_kE).min(2).values.where(counts_NP, 0).mean() for proto_kE in protos]
-    return torch.stack(terms).mean() if terms else made_NPE.new_zeros(())
+    if not protos:
+        return made_NPE.new_zeros(())
+    apart = squares(made_NPE, torch.cat([*protos])).split([len(proto_kE) for proto_kE in protos], 2)
+    nearest_NPJ = torch.stack([part.min(2).values for part in apart], 2)
+    return nearest_NPJ.where(_there(made_NPE, count_N)[:, :, None], 0).mean()
 
 
 def lost_prototypes(impaired: Impaired, cluster_N: Tensor, clusters: int) -> Tensor:
