@@ -78,8 +78,8 @@ class FedDEP(GeneratorOptions, FedAvg):
     prototypes of each other client and adds up clients, clusters by DEC, which is k-means here, gives no e to hidden
     nodes, and has a bias in each U_l, softmax before cross-entropy, dropout, and widths of 256 and 2048.
 
-    Up: in a client's first round k E, k up to K; then P_w + Q and n_i, Q = E sum_l H_l. Down: first the encoder, then k
-    E of each peer and its number of prototypes; P_w + Q.
+    Up: in a client's first round k E, k up to K; in each P_w + Q and twice n_i, Q = E sum_l H_l. Down: at first the
+    encoder, then k E of each peer and its k; in each round P_w + Q.
 
     Attributes:
         weight: n_i, as FedAvg has it.
