@@ -36,7 +36,7 @@ TAKEN = ("gcn", "sage")
 
 @dataclass(frozen=True)
 class Fusing:
-    """What a client received.
+    """The download of a client, and a leaf of it that is trained.
 
     Attributes:
         down: The download.

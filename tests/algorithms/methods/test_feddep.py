@@ -157,7 +157,7 @@ class Person:
         return [[*row.split(self.width)] for row in wide]
 
     def guess(self, p: Named, a: Tensor, x: Tensor, rng: torch.Generator) -> tuple[Tensor, list[list[Tensor]]]:
-        """How many neighbours nodes miss, and embeddings of as many."""
+        """Guesses neighbours that nodes miss, and makes embeddings of as many."""
         tables = [dense_operator("mean", a)] * 2
         out, z = network("sage", below(p, "encoder."), tables, x, *nothing(len(x), self.width))
         made = self.made(p, z + torch.randn(z.shape, generator=rng))
@@ -239,7 +239,7 @@ class Person:
 
 
 def fresh_generator(person: Person, number: int) -> Named:
-    """What a client's generator starts from."""
+    """Draws what a client's generator starts from."""
     torch.manual_seed(person.seed(number, "generator"))
     rng = torch.Generator().manual_seed(person.seed(number, "fusion"))
     options = person.options

@@ -110,7 +110,7 @@ def by_condensed(state: Named, p: Named, z: Tensor, degree: Tensor) -> Tensor:
 
 
 def generated(state: Named, noise: str, a: np.ndarray, x: Tensor, width: int) -> tuple[list[int], Tensor]:
-    """How many neighbours a generator of width 6 says that nodes miss, and what it makes of five, `[N, 5, …]`."""
+    """Counts neighbours that nodes miss by a generator of width 6, and makes five of each, `[N, 5, …]`."""
     f, h, parts, flat = x.shape[1], 6, {}, state["generator"]
     heads = (("encoder.head.linears.0.", 1, h), ("maker.linears.0.", h, h), ("maker.linears.1.", 5 * width, h))
     shapes = [(f"{at}{name}", of) for at, *of in heads for name in ("weight", "bias")]
