@@ -199,8 +199,9 @@ class FedDEP(GeneratorOptions, FedAvg):
     def _learn_to_generate(self, client: Client, down: Tree, trainer: Trainer) -> float:
         state = client.state
         protos = down[PROTOTYPES].split(down[SIZES].tolist()) if PROTOTYPES in down else ()
-        own = state.pop(PROTOTYPES), state.pop(CLUSTERS)
-        state[GENERATOR], loss = train_generator(client, self, *own, protos, self.generator_epochs, trainer.options)
+        proto_KE, cluster_N = state.pop(PROTOTYPES), state.pop(CLUSTERS)
+        epochs = self.generator_epochs
+        state[GENERATOR], loss = train_generator(client, self, proto_KE, cluster_N, protos, epochs, trainer.options)
         state[NOISE] = torch.tensor(client.random(NOISE))
         return loss
 

@@ -236,8 +236,8 @@ def sample_nodes(
         if operator == "edges":
             matrix = _with_features(matrix, drawn, data)
         matrices.append(matrix.to(data.device))
-    found = torch.from_numpy(nodes)
-    return Neighbourhood(data.rows(0, found), tuple(reversed(matrices))), found.to(data.device)
+    rows_N = torch.from_numpy(nodes)
+    return Neighbourhood(data.rows(0, rows_N), tuple(reversed(matrices))), rows_N.to(data.device)
 
 
 def standalone(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:
