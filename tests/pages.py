@@ -68,19 +68,19 @@ unless it says bytes.
 """
 LETTERS = """
 $P$: parameters; $P_h = C (H + 1)$ of a linear classifier, $P_f = P - P_h$ below it, $P_G$ of a generator, $P_c$ of
-the copilot, $P_s$ of the structure encoder. $H$: width of the embedding; $F$: features; $C$: classes, $C_i$ those of
-the client; $K$: synthetic nodes of a class; $M$: condensed nodes, $E$ pairs of them. $L$: levels of prototypes. $B$:
-entries of the bank, or clusters of all classes; with `fedgpl` graphs of a batch with $n$ nodes and $e$ edges. $Q$:
-parameters of prompt and classifier, or of the feature generator, which $k$ other clients judge by $m$ nodes. $q$:
-propagation steps times moments times classes (twice for `hybrid`; one step for `moment_steps: last`). Only existing
-rows of prototypes are sent and counted.
+the copilot, $P_s$ of the structure encoder, $P_e$ of FedDEP's, $P_U$ that read embeddings. $H$: width of the
+embedding; $F$: features; $C$: classes, $C_i$ those of the client; $K$: synthetic nodes of a class; $M$: condensed
+nodes, $E$ pairs of them. $L$: levels of prototypes. $B$: entries of the bank, or clusters; with `fedgpl` graphs of a
+batch with $n$ nodes and $e$ edges. $Q$: parameters of prompt and classifier, or of the feature generator, which $k$
+other clients judge by $m$ nodes. $q$: propagation steps times moments times classes (twice for `hybrid`; one step for
+`moment_steps: last`). Only existing rows of prototypes are sent and counted.
 """
 # A test runs each method with `secure`.
 SECURE = """
 `secure` refuses `fedgta`, `fedgl_fedgta`, `fedsage_plus_fedgta`, `fedpub`, `gcfl_plus`, `fpl`, `fedgen`, `fedtgp`,
 `fedpg`, `fedgkc`, `fggp`, `fedsage_plus`, `fedsage_plus_moon`, `fedsage_plus_feddc`, `fedgpl`, `fedtad`, `s2fgl`,
-`fediih`, `fedgm`: they send what is no sum. `privacy.unit: client` refuses them, too; `privacy.where: client` takes
-`fedgta` and `fedgl_fedgta`.
+`fediih`, `fedgm`, `feddep`: they send what is no sum. `privacy.unit: client` refuses them, too; `privacy.where: client`
+takes `fedgta` and `fedgl_fedgta`.
 """
 
 

@@ -37,8 +37,8 @@ LISTED = {
         rounds scores simulation messages config sections
     """,
     "algorithms": """
-        methods/adafgl methods/fedgpl methods/fedpub methods/fedsage_plus methods/fedtad methods/fggp methods/gcfl_plus
-        methods/s2fgl methods/fedspray methods/fediih methods/fedlog methods/fedgm methods
+        methods/feddep methods/adafgl methods/fedgpl methods/fedpub methods/fedsage_plus methods/fedtad methods/fggp
+        methods/gcfl_plus methods/s2fgl methods/fedspray methods/fediih methods/fedlog methods/fedgm methods
         methods/fedgta methods/fedpg methods/shared methods/registry training/batched training training/analytic losses
         graphs models algorithms models/compiled models/prompts models/decoupled models/user models/edges models/gnn
         models/items models/layers models/inputs

@@ -1,5 +1,6 @@
 """Clusters of a client's items: k-means of what its model embeds them to."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,17 +20,21 @@ def cluster_items(client: Client) -> Tensor:
     Returns:
         A one in the column of its cluster for every item, float32 `[items, C]`.
     """
-    # Other targets need none of it, and loading it takes a second.
-    from sklearn.cluster import KMeans
-    from threadpoolctl import threadpool_limits
-
     z_NH = torch.cat([out.embedding_NH.float() for out in client.model.outputs()]).cpu().numpy()
     count = min(client.info.classes, len(z_NH))
     clusters = torch.zeros(len(z_NH), dtype=torch.int64)
     if count > 1:
-        seed = client.random(PURPOSE) % 2**32
-        # Sums of several threads have other last bits.
-        with threadpool_limits(1):
-            made = KMeans(count, n_init=STARTS, random_state=seed).fit_predict(z_NH)
-        clusters = torch.from_numpy(made).long()
+        clusters = by_kmeans(z_NH, count, client.random(PURPOSE))
     return torch.nn.functional.one_hot(clusters, client.info.classes).float().to(client.data.device)
+
+
+def by_kmeans(z_NH: np.ndarray, count: int, seed: int) -> Tensor:
+    """Finds the cluster of every row among so many, int64 `[N]`, by k-means; k-means++ draws from the seed."""
+    # Others need none of it, and loading it takes a second.
+    from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
+
+    # Sums of several threads have other last bits.
+    with threadpool_limits(1):
+        made = KMeans(count, n_init=STARTS, random_state=seed % 2**32).fit_predict(z_NH)
+    return torch.from_numpy(made).long()

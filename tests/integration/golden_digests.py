@@ -161,6 +161,7 @@ def matrix() -> dict[str, Keys]:
         {"name": "fedtad", "nodes": 14, "server_epochs": 2}, {"name": "s2fgl", "aligned": 0.8, "vectors": 2},
         {"name": "fedspray", "threshold": 0.3}, {"name": "fedlog", "nodes": 3, "pre_epochs": 2},
         {"name": "fedgm", "steps": 8, "server_epochs": 5},
+        {"name": "feddep", "hidden": 6, "encoder_epochs": 4, "generator_epochs": 8, "neighbours": 2},
     ):  # fmt: skip
         runs[f"{options['name']} gcn"] = {"algorithm": options, "model": COUPLED, **MOST}
     runs["fediih disengcn"] = {"algorithm": {"name": "fediih"}, "model": {"name": "disengcn", "hidden": 8}, **MOST}

@@ -37,7 +37,7 @@ from mutants import mutants_of
 ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path("tests/mutation/equivalent.txt")
 FOLDERS = ("fggp", "gcfl_plus", "fedpg", "adafgl", "fedsage_plus", "fedpub")
-IN_ONE_TEST = ("fedtad", "s2fgl", "fedspray", "fediih", "fedlog", "fedgm")
+IN_ONE_TEST = ("fedtad", "s2fgl", "fedspray", "fediih", "fedlog", "fedgm", "feddep")
 OF_PROTOTYPES = ("fedproto", "fedproc", "feddistill", "fedtgp", "class_means", "shared/class_prototypes")
 # Tests below tests/ beside <folder>/test_<file>.py, for all paths that begin so.
 TESTS = {

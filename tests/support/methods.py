@@ -11,10 +11,11 @@ SAGE = {"name": "sage", "hidden": 8}
 GEN = {"server_steps": 3, "server_batch": 8}
 FGGP = {"hidden": 6, "knn_every": 2}
 FEDGM = {"steps": 6, "server_epochs": 3}
+FEDDEP = {"hidden": 6, "clusters": 3, "encoder_epochs": 3, "generator_epochs": 8, "degree": 3.0, "neighbours": 2}
 NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "class_means", "fedgcn"}
 MENDED = ("fedsage_plus", "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc")
 LABELLING = ("fedgl", "fedgl_fedgta", "fedgl_moon", "fedgl_feddc")
-NODE_ONLY |= {*MENDED, *LABELLING, "fedtad", "s2fgl", "fedspray", "fediih", "fedlog", "fedgm"}
+NODE_ONLY |= {*MENDED, *LABELLING, "fedtad", "s2fgl", "fedspray", "fediih", "fedlog", "fedgm", "feddep"}
 GRAPH_ONLY = {"fedstar", "fedgpl"}
 # Options and model; a GCN alone where a method is not named.
 NEEDS: dict[str, tuple[Keys, Any]] = {
@@ -29,6 +30,7 @@ NEEDS: dict[str, tuple[Keys, Any]] = {
     "fediih": ({}, DISENTANGLED),
     "fedlog": ({"nodes": 2, "pre_epochs": 1}, GCN),
     "fedgm": (FEDGM, GCN),
+    "feddep": (FEDDEP, SAGE),
     "fedstar": ({}, {"name": "star", "hidden": 8}),
     "fedgpl": ({}, {"name": "gcn", "hidden": 8, "prompt": {"name": "vpg"}}),
 }

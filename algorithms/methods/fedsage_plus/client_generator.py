@@ -7,15 +7,14 @@ that others see, k generators, Q parameters of a maker.
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Trainer
 from shoal.algorithms.client import FlatModel
+from shoal.algorithms.graphs.impaired_graph import Impaired, impair
 from shoal.algorithms.methods.fedsage_plus.generator import (
     GeneratedFeatures,
     Generator,
@@ -26,104 +25,23 @@ from shoal.algorithms.methods.fedsage_plus.generator import (
     make_maker,
     of_maker,
     root,
+    with_noise,
 )
-from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, kept_rows, operator_over
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, operator_over
 from shoal.algorithms.models.items.augmented_nodes import AugmentedFeatures, AugmentedNodes, with_new_neighbours
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.layers.readout import ROUNDING
 from shoal.algorithms.protocol import Tree, moments_key
 from shoal.algorithms.rng import generator_on
 from shoal.algorithms.training.joint_training import own_optimizer, weighted_sum
 from shoal.algorithms.training.local_training import bounded_loss, kept_moments
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges, require_stored
+from shoal.storage.graph.sparse_matrix import Features, ranges
 from shoal.storage.options.types import Chance, NotNegative, Positive
-from shoal.storage.shards.view import View
 
 # Numbers of a block in the search for the nearest: 16 MB.
 BLOCK = 2**22
 # Entries of a client's state: parameters of its generator, and the seeds of its hidden nodes and of its augmented
 # graph. They also name random streams: another text is another seed.
 GENERATOR, HIDDEN, AUGMENTED = "generator", "hidden", "mended"
-
-
-class Impaired(NamedTuple):
-    """The graph of the nodes that are shown, and what they lost; tensors, so that `View.cache` can keep it.
-
-    Attributes:
-        indptr, indices: The shown nodes' adjacency as CSR, int32, on the processor.
-        operator: `mean` over it, see `shoal.algorithms.models.inputs.neighbourhood.all_nodes`.
-        x_VF, x_HF: Features of shown and of hidden nodes, float32; `square_H` are squares of the latter's norms.
-        train_T, label_T: Places of training rows among the shown nodes, int64, and their labels, int64.
-        hidden_H: Rows of the hidden nodes, int64, ascending.
-        missing_V: How many hidden neighbours a shown node has, int64.
-        lost_L: Places of these among the hidden nodes, int64, those of the first shown node first.
-    """
-
-    indptr: Tensor
-    indices: Tensor
-    operator: SparseMatrix
-    x_VF: Features
-    train_T: Tensor
-    label_T: Tensor
-    hidden_H: Tensor
-    x_HF: Features
-    square_H: Tensor
-    missing_V: Tensor
-    lost_L: Tensor
-
-    def around(self, layers: int) -> Neighbourhood:
-        """Returns all shown nodes, for a backbone of so many layers."""
-        return Neighbourhood(self.x_VF, (self.operator,) * layers)
-
-
-def impair(data: View, share: float, seed: int) -> Impaired:
-    """Hides a share of the nodes, in (0, 1), rounded down, drawn uniformly; kept on the host while there is room."""
-    graph: Impaired = data.cache(("impaired", share, seed), lambda: _impair(data, share, seed))
-    return graph
-
-
-def _impair(data: View, share: float, seed: int) -> Impaired:
-    indptr, indices = data.csr
-    shown_N = np.ones(data.nodes, dtype=bool)
-    shown_N[np.random.default_rng(seed).permutation(data.nodes)[: int(share * data.nodes + ROUNDING)]] = False
-    # A node has a place among the shown nodes, or among the hidden ones.
-    place_N = np.where(shown_N, np.cumsum(shown_N), np.cumsum(~shown_N)) - 1
-    row_E = np.repeat(np.arange(data.nodes), np.diff(indptr))
-    kept_E, lost_E = (shown_N[row_E] & (shown_N[indices] == stays) for stays in (True, False))
-    degree_V, missing_V = (np.bincount(row_E[entries], minlength=data.nodes)[shown_N] for entries in (kept_E, lost_E))
-    starts = np.concatenate([[0], np.cumsum(degree_V)]).astype(np.int32)
-    columns = place_N[indices[kept_E]].astype(np.int32)
-
-    def there(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(data.device)
-
-    train = data.train.cpu().numpy()
-    seen_T = shown_N[train]
-    hidden_H = there(np.flatnonzero(~shown_N))
-    x_HF = kept_rows(data, 0, hidden_H)
-    return Impaired(
-        torch.from_numpy(starts),
-        torch.from_numpy(columns),
-        operator_over("mean", starts, columns).to(data.device),
-        kept_rows(data, 0, there(np.flatnonzero(shown_N))),
-        there(place_N[train[seen_T]]),
-        data.train_label[there(np.flatnonzero(seen_T))],
-        hidden_H,
-        x_HF,
-        _row_squares(x_HF),
-        there(missing_V),
-        there(place_N[indices[lost_E]]),
-    )
-
-
-def _row_squares(x_HF: Features) -> Tensor:
-    """Squares the norm of every row."""
-    x_HF = require_stored(x_HF)
-    if isinstance(x_HF, Tensor):
-        return torch.linalg.vecdot(x_HF, x_HF)
-    indptr, _, values = x_HF.parts()
-    rows = torch.arange(len(x_HF), device=values.device).repeat_interleave(indptr.diff())
-    return values.new_zeros(len(x_HF)).index_add_(0, rows, values.square())
 
 
 def own_loss(new: GeneratedFeatures, impaired: Impaired) -> Tensor:
@@ -264,7 +182,9 @@ class ClientGenerator:
     def _objective(self, noise: torch.Generator) -> Tensor:
         options, shown = self._options, self._impaired_graph
         guess = self._guess()
-        new = generate_neighbours(self._module.maker, _noisy(guess.z_NH, noise), guess.count_N, options.most_neighbours)
+        new = generate_neighbours(
+            self._module.maker, with_noise(guess.z_NH, noise), guess.count_N, options.most_neighbours
+        )
         return weighted_sum(
             (options.degree, lambda: F.smooth_l1_loss(guess.missing_N, shown.missing_V.float())),
             (options.feature, lambda: own_loss(new, shown)),
@@ -295,7 +215,7 @@ class ClientGenerator:
             guess = self._guess()
         rng = client.rng("nodes for others")
         chosen = torch.randperm(len(guess.z_NH), generator=rng, device=guess.z_NH.device)[:nodes]
-        noisy_mH = _noisy(guess.z_NH[chosen], client.rng("noise for others"))
+        noisy_mH = with_noise(guess.z_NH[chosen], client.rng("noise for others"))
         maker_Q = state[GENERATOR][of_maker(self._flat)].clone()
         return {"maker": maker_Q, "z": noisy_mH, "count": guess.count_N[chosen].int()}
 
@@ -336,7 +256,7 @@ class ClientGenerator:
             module = self._module
             with torch.no_grad():
                 guess = module.guess(all_nodes(self._data, "mean", module.encoder.depth))
-                noisy_NH = _noisy(guess.z_NH, generator_on(self._data.device).manual_seed(seed))
+                noisy_NH = with_noise(guess.z_NH, generator_on(self._data.device).manual_seed(seed))
                 parts = root(module.maker, noisy_NH), layer(module.maker, self._options.most_neighbours)
                 new = GeneratedFeatures(*parts, guess.count_N)
                 narrow = math.prod(new.shape) <= sum(part.numel() for part in parts)
@@ -352,8 +272,3 @@ class ClientGenerator:
 
         operator = self._data.cache((*key, coupled.operator), matrix)
         return AugmentedNodes(self._data, AugmentedFeatures(self._data.whole(0), new), operator, coupled)
-
-
-def _noisy(z_NH: Tensor, rng: torch.Generator) -> Tensor:
-    """Adds noise of a standard normal distribution."""
-    return z_NH + torch.randn(z_NH.shape, generator=rng, device=z_NH.device)

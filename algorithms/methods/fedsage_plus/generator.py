@@ -102,10 +102,20 @@ class Generator(nn.Module):
 
     def guess(self, around: Neighbourhood) -> Guess:
         """Guesses the neighbours that nodes of a graph miss."""
-        out = self.encoder(around)
-        missing_N = out.logits_NC[:, 0]
-        count_N = missing_N.detach().nan_to_num().round().clamp(0, self.most).long()
-        return Guess(missing_N, count_N, out.embedding_NH)
+        return guess_missing(self.encoder, around, self.most)
+
+
+def guess_missing(encoder: GraphSAGE, around: Neighbourhood, most: int) -> Guess:
+    """Guesses the neighbours that nodes of a graph miss, by an encoder of one class."""
+    out = encoder(around)
+    missing_N = out.logits_NC[:, 0]
+    count_N = missing_N.detach().nan_to_num().round().clamp(0, most).long()
+    return Guess(missing_N, count_N, out.embedding_NH)
+
+
+def with_noise(z_NH: Tensor, rng: torch.Generator) -> Tensor:
+    """Adds noise of a standard normal distribution."""
+    return z_NH + torch.randn(z_NH.shape, generator=rng, device=z_NH.device)
 
 
 def make_maker(features: int, hidden: int, most: int) -> Head:

@@ -54,6 +54,7 @@ METHODS = {
     "fediih": "shoal.algorithms.methods.fediih.fediih:FedIIH",
     "fedlog": "shoal.algorithms.methods.fedlog.fedlog:FedLoG",
     "fedgm": "shoal.algorithms.methods.fedgm.fedgm:FedGM",
+    "feddep": "shoal.algorithms.methods.feddep.feddep:FedDEP",
 }
 # Methods that their papers write otherwise than their classes are called.
 AS_WRITTEN = {
@@ -101,6 +102,7 @@ ONLY_TRAIN = (
 # The scopes `deployed` and `global` read this beside parameters, in words, for the methods that do.
 BESIDE_PARAMETERS = {
     "adafgl": ("with the branches that it trained", "without branches"),
+    "feddep": ("with its generated embeddings once it has them", "without embeddings"),
     "fedsage_plus": _AUGMENTED,
     "fedsage_plus_feddc": _AUGMENTED,
     "fedsage_plus_fedgta": _AUGMENTED,

@@ -218,6 +218,13 @@ def sample_neighbourhood(
     Layers are drawn from the last to the first, as `fanouts` lie; -1 takes all neighbours. Where s of d were drawn, the
     entries of `sum` and `symmetric` are d/s times as large: the mean over draws is the whole graph's matrix.
     """
+    return sample_nodes(data, operator, fanouts, rows, rng)[0]
+
+
+def sample_nodes(
+    data: View, operator: Operator, fanouts: Sequence[int], rows: Tensor, rng: np.random.Generator
+) -> tuple[Neighbourhood, Tensor]:
+    """Draws as `sample_neighbourhood` does; gives also the rows of all nodes that occur, int64 `[N]`."""
     indptr, indices = data.csr
     degree = data.degree.cpu().numpy()
     nodes = rows.cpu().numpy()
@@ -229,7 +236,8 @@ def sample_neighbourhood(
         if operator == "edges":
             matrix = _with_features(matrix, drawn, data)
         matrices.append(matrix.to(data.device))
-    return Neighbourhood(data.rows(0, torch.from_numpy(nodes)), tuple(reversed(matrices)))
+    rows_N = torch.from_numpy(nodes)
+    return Neighbourhood(data.rows(0, rows_N), tuple(reversed(matrices))), rows_N.to(data.device)
 
 
 def standalone(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:

@@ -12,7 +12,20 @@ import torch
 from support.both_layouts import both_layouts
 from support.errors import refused
 from support.fixtures import Configure, Keys, Start
-from support.methods import CONV, DISENTANGLED, FEDGM, FGGP, GCN, GEN, GRAPH_ONLY, MENDED, NEEDS, NODE_ONLY, SAGE
+from support.methods import (
+    CONV,
+    DISENTANGLED,
+    FEDDEP,
+    FEDGM,
+    FGGP,
+    GCN,
+    GEN,
+    GRAPH_ONLY,
+    MENDED,
+    NEEDS,
+    NODE_ONLY,
+    SAGE,
+)
 from support.same_bits import assert_same_runs, assert_same_trees
 from support.user_graph import write_arrays
 from torch import Tensor
@@ -65,6 +78,7 @@ LABELLED: list[tuple[str, Keys]] = [
     ),
     ("fedlog", {"nodes": 2, "pre_epochs": 1}),
     ("fedgm", FEDGM),
+    ("feddep", FEDDEP),
     ("moon", {"rows": "all"}),
     ("fedtad", {"nodes": 12}),
     ("fedgl", {"threshold": 0.0}),
@@ -76,7 +90,8 @@ LABELLED: list[tuple[str, Keys]] = [
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(("name", "options"), LABELLED)
 def test_labels_outside_the_training_rows_change_nothing(run: Start, name: str, options: Keys) -> None:
-    assert_same_runs(*(run(keys_of(name, options), rounds=3, graph=graph) for graph in ("plain", "shuffled")))
+    keys = keys_of(name, options, SAGE if name == "feddep" else None)
+    assert_same_runs(*(run(keys, rounds=3, graph=graph) for graph in ("plain", "shuffled")))
 
 
 def flat_state(clients: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -259,6 +274,7 @@ def test_models_that_pass_messages(run: Start, name: str, options: Keys, model: 
         ("fediih", {}, DISENTANGLED),
         ("fedlog", {"nodes": 2, "pre_epochs": 1}, GCN),
         ("fedgm", FEDGM, GCN),
+        ("feddep", FEDDEP, SAGE),
         ("fedsage_plus", {**SAGE_PLUS, "generator_rounds": 1}, SAGE),
         *((name, COPILOT, WHOLE) for name in ("fml", "fedkd")),
     ],
@@ -291,6 +307,7 @@ def test_sparse_features_give_the_same_numbers(
         ("s2fgl", {}, GAMLP, 4),
         ("fedlog", {"nodes": 2, "pre_epochs": 1}, GAMLP, 4),
         ("fedgm", FEDGM, GAMLP, 4),
+        *(("feddep", FEDDEP, SAGE, stop) for stop in (1, 4)),
         ("fedspray", {"hidden": 6, "threshold": 0.3}, GAMLP, 4),
         ("moon", {"mu": 5.0}, GAMLP, 4),
         ("moon", {"mu": 5.0, "rows": "all"}, GAMLP, 4),

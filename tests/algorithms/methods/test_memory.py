@@ -109,6 +109,12 @@ def first_uploads(entry: str, seen: Seen) -> Tensor:
     return torch.stack(sent) if entry == "counts" else torch.cat(sent)
 
 
+def first_owners(entry: str, seen: Seen) -> Tensor:
+    """Says of every first upload of prototypes who sent it."""
+    sent = [(i, len(tree["prototypes"])) for i, tree in sorted(seen.last.items())]
+    return torch.tensor([i for i, rows in sent for _ in range(rows)], dtype=torch.int64)
+
+
 def marks(entry: str, seen: Seen) -> Tensor:
     """Of a client that stays away it is as it was."""
     new, old = seen.after[entry], seen.before.get(entry)
@@ -156,6 +162,11 @@ HELD: dict[str, tuple[dict[str, Expected], Keys]] = {
     "fedgm": (
         {"w": decays, "nodes": decays, "nodes.*": decays, "met": marks}
         | dict.fromkeys(("edges", "counts"), first_uploads),
+        {},
+    ),
+    "feddep": (
+        {**MEAN, "fusion": nothing, "encoder": fixed, "met": marks}
+        | {"prototypes": first_uploads, "owners": first_owners},
         {},
     ),
     "fedspray": ({**MEAN, "proto": decays, "known": decays}, {}),

@@ -60,6 +60,11 @@ OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
         "ratio": [0.0, 1.1], "steps": [0], "condense_lr": [0.0], "edge_steps": [-1], "node_steps": [0],
         "match_steps": [-1], "server_epochs": [0],
     },
+    "feddep": {
+        "hide": [0, 1], "most_neighbours": [0], "hidden": [0], "degree": [-1], "feature": [-1], "label": [-1],
+        "across": [-1], "clusters": [0], "peers": [0], "encoder_epochs": [0], "generator_epochs": [0],
+        "neighbours": [-1],
+    },
     "fedspray": {"lam": [-1.0], "threshold": [-0.1, 1.1], "hidden": [0, 4097], "proxy_lr": [0.0]},
     "fedtad": {
         "server_epochs": [-1], "generator_steps": [0], "distil_steps": [0], "generator_lr": [0.0], "distil_lr": [0.0],
@@ -166,6 +171,13 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("fedgm", {"train.batch_size": 4}, "train.batch_size", ""),
     ("fedgm", {"model": {"name": "gcn", "fanouts": [2, 2]}}, "model.fanouts", ""),
     ("fedgm", {"model": {"name": "sage"}}, "model.name", ""),
+    ("feddep", {**GCN, "train.batch_size": 4}, "train.batch_size", ""),
+    ("feddep", DRAWN, "model.fanouts", "algorithm.neighbours"),
+    *(
+        ("feddep", {"model": {"name": name}}, "model.name", f"found {name}")
+        for name in ("gamlp", "gat", "gin", "gcnii")
+    ),
+    ("feddep", {"model": {"name": "gcn", "norm": "batch"}}, "model.norm", ""),
     ("fedspray", {"train.batch_size": 4}, "train.batch_size", ""),
     ("fedspray", DRAWN, VISIT, "model.fanouts"),
     ("class_means", {"algorithm.hops": 5}, "algorithm.hops", ""),

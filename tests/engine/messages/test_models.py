@@ -108,7 +108,7 @@ def test_bfloat16_is_refused_for_coupled_models() -> None:
 NO_EMBEDDING = {
     "local", "global", "fedavg", "fedprox", "fedopt", "scaffold", "feddc", "fedgta", "fedgl", "adafgl", "class_means",
     "fedsage_plus", "fedsage_plus_fedgta", "fedsage_plus_feddc", "fedgl_fedgta", "fedgl_feddc",
-    "feddistill", "fml", "fedgcn", "fedtad", "fedspray", "fedgm",
+    "feddistill", "fml", "fedgcn", "fedtad", "fedspray", "fedgm", "feddep",
 }  # fmt: skip
 GCN, SAGE = {"name": "gcn"}, {"name": "sage"}
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from support.fixtures import Keys, Make
-from support.methods import GCN, GRAPH_ONLY, MENDED, NEEDS
+from support.methods import FEDDEP, GCN, GRAPH_ONLY, MENDED, NEEDS
 from support.shards import adjacency
 from support.small_fedsage_plus import augmented, sage
 from torch import Tensor
@@ -31,9 +31,10 @@ MINE: dict[str, tuple[Keys, Any]] = {
     **dict.fromkeys(MENDED, GENERATOR),
     "fggp": ({"hidden": 6, "head_mode": "personal"}, GCN),
     "adafgl": ({"shared_rounds": 2, "hidden": 6}, GCN),
+    "feddep": (FEDDEP, GENERATOR[1]),
 }
 # Others predict by their models alone; those of graphs are tested beside their methods.
-OF_ITS_OWN = ("fedavg", "fednh", "fggp", "adafgl", "fedlog", *MENDED)
+OF_ITS_OWN = ("fedavg", "fednh", "fggp", "adafgl", "fedlog", "feddep", *MENDED)
 OTHERS = [name for name in METHODS if name not in (*OF_ITS_OWN, *GRAPH_ONLY)]
 
 
@@ -108,10 +109,10 @@ def by_condensed(state: Named, p: Named, z: Tensor, degree: Tensor) -> Tensor:
     return share * high + (1 - share) * low
 
 
-def with_generated(state: Named, a: np.ndarray, x: Tensor) -> tuple[np.ndarray, Tensor]:
-    """The graph with the neighbours that FedSage+'s generator, of hidden width 6, makes for its nodes."""
+def generated(state: Named, noise: str, a: np.ndarray, x: Tensor, width: int) -> tuple[list[int], Tensor]:
+    """Counts neighbours that nodes miss by a generator of width 6, and makes five of each, `[N, 5, …]`."""
     f, h, parts, flat = x.shape[1], 6, {}, state["generator"]
-    heads = (("encoder.head.linears.0.", 1, h), ("maker.linears.0.", h, h), ("maker.linears.1.", 5 * f, h))
+    heads = (("encoder.head.linears.0.", 1, h), ("maker.linears.0.", h, h), ("maker.linears.1.", 5 * width, h))
     shapes = [(f"{at}{name}", of) for at, *of in heads for name in ("weight", "bias")]
     layers = (("encoder.convs.0.", h, f), ("encoder.convs.1.", h, h))
     # The encoder's head comes first, then its layers, then the maker.
@@ -121,11 +122,29 @@ def with_generated(state: Named, a: np.ndarray, x: Tensor) -> tuple[np.ndarray, 
         size = int(np.prod(shape))
         parts[name], flat = flat[:size].view(*shape), flat[size:]
     missing, z = sage(parts, "encoder.", a, x)
-    z = z + torch.randn(z.shape, generator=torch.Generator().manual_seed(int(state["mended"])))
+    z = z + torch.randn(z.shape, generator=torch.Generator().manual_seed(int(state[noise])))
     deep = F.relu(z @ parts["maker.linears.0.weight"].t() + parts["maker.linears.0.bias"])
-    made = (deep @ parts["maker.linears.1.weight"].t() + parts["maker.linears.1.bias"]).view(len(x), 5, f)
-    count = missing[:, 0].round().clamp(0, 5).long().tolist()
+    made = (deep @ parts["maker.linears.1.weight"].t() + parts["maker.linears.1.bias"]).view(len(x), 5, width)
+    return missing[:, 0].round().clamp(0, 5).long().tolist(), made
+
+
+def with_generated(state: Named, a: np.ndarray, x: Tensor) -> tuple[np.ndarray, Tensor]:
+    """The graph with the neighbours that FedSage+'s generator makes for its nodes."""
+    count, made = generated(state, "mended", a, x, x.shape[1])
     return augmented(a, x, [list(of_node[:n]) for of_node, n in zip(made, count)])
+
+
+def with_embeddings(p: Named, state: Named, fusion: Tensor | None, a: np.ndarray, x: Tensor) -> Tensor:
+    """Scores by two layers of width 8 that add what FedDEP generated for their nodes."""
+    e = torch.zeros(len(x), 6)
+    if "noise" in state:
+        count, made = generated(state, "noise", a, x, 6)
+        e = torch.stack([torch.tanh(of_node[:n]).sum(0) / 5 for of_node, n in zip(made, count)])
+    table = torch.from_numpy(a / np.maximum(a.sum(1, keepdims=True), 1)).float()
+    for layer, u in enumerate(torch.zeros(2, 8, 6) if fusion is None else fusion.view(2, 8, 6)):
+        x, of = F.relu(x) if layer else x, f"convs.{layer}."
+        x = table @ x @ p[of + "lin_l.weight"].t() + p[of + "lin_l.bias"] + x @ p[of + "lin_r.weight"].t() + e @ u.t()
+    return x @ p["head.linears.0.weight"].t() + p["head.linears.0.bias"]
 
 
 def of_nodes(name: str, p: Named, state: Named, down: Named, shard: Shard, train: list[int]) -> Tensor:
@@ -134,6 +153,8 @@ def of_nodes(name: str, p: Named, state: Named, down: Named, shard: Shard, train
     if name.startswith("fedsage_plus"):
         wide, features = with_generated(state, a, x) if "mended" in state else (a, x)
         return sage(p, "", wide, features)[0][: shard.nodes].argmax(1)
+    if name == "feddep":
+        return with_embeddings(p, state, down.get("fusion"), a, x).argmax(1)
     z, logits = gcn(p, smoothing(a), x)
     if name == "fednh":
         return (F.normalize(z) @ F.normalize(p["head.linears.0.weight"]).t()).argmax(1)

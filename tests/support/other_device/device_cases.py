@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from support.methods import LABELLING, MENDED
+from support.methods import FEDDEP, LABELLING, MENDED
 
 # The second step has moments of the first, the second round what was kept from the first.
 KEYS = {"rounds": 2, "train.epochs": 2, "train.dropout": 0.3, "participation.ratio": 0.7}
@@ -69,6 +69,7 @@ METHODS: dict[str, dict[str, Any]] = {
         **LINEAR,
         **MOMENTUM,
     },
+    "feddep": {"algorithm": {"name": "feddep", **FEDDEP}, "model.name": "sage", **MOMENTUM},
     "s2fgl": {"algorithm.name": "s2fgl", "algorithm.spectral": 0.0},
     "fggp, neighbours": {**FGGP, **MOMENTUM, "algorithm.gkic": "knn_only", "algorithm.head_mode": "personal"},
     "fggp, prototypes alone": {"algorithm.name": "fggp", "algorithm.gkic": "off", "algorithm.cluster": "dbscan"},
@@ -137,6 +138,7 @@ NO_DRAWN = (
     *AVERAGING, "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all", "adafgl",
     "adafgl, coupled", "fedgl", "fedgl_fedgta", "fedgl_moon", "fedgl_feddc", "fedgl, coupled",
     "fgssl", "fgssl, coupled", "fedpub",
-    "fedtad", "s2fgl", "fedspray", "fediih", "fedlog", "fedgm", "fedpub, coupled", "fedsage_plus", "fedsage_plus, few",
+    "fedtad", "s2fgl", "fedspray", "fediih", "fedlog", "fedgm", "feddep", "fedpub, coupled", "fedsage_plus",
+    "fedsage_plus, few",
     "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc",
 )  # fmt: skip

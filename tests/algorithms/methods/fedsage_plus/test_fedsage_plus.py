@@ -17,11 +17,11 @@ from support.sparse_rows import sparse as as_sparse
 from support.written_rounds import require_mean_loss, require_model_bytes
 
 from shoal.algorithms.base import Client, Replies, Upload
+from shoal.algorithms.graphs.impaired_graph import impair
 from shoal.algorithms.methods.fedsage_plus import client_generator
 from shoal.algorithms.methods.fedsage_plus.client_generator import (
     ClientGenerator,
     GeneratorOptions,
-    impair,
     nearest_hidden,
     nearest_lost,
     others_loss,

@@ -63,6 +63,7 @@ OTHERS = {
     *("local", "global", "fpl", "fedgen", "fedtgp", "fedpg", "fedgkc", "fggp", "gcfl_plus", "fedpub", "fedgpl"),
     *("fedsage_plus", "fedsage_plus_fedgta", "fedsage_plus_moon", "fedsage_plus_feddc", "fedtad", "s2fgl", "fediih"),
     "fedgm",
+    "feddep",
 }
 TAKEN = [(method, where) for method in sorted(MEANS | OF_NORMS) for where in ("server", "client")]
 TAKEN = [(method, where) for method, where in TAKEN if where == "client" or method in MEANS]

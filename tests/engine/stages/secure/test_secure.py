@@ -234,6 +234,7 @@ NEED: dict[str, dict[str, Any]] = {
     **{name: {"model.name": "sage", "algorithm.generator_rounds": 2} for name in MENDED},
     "fedgcn": {"model.name": "gcn", "algorithm.hops": 0},
     "fediih": {"model": {"name": "disengcn", "hidden": 8}},
+    "feddep": {"model": {"name": "sage", "hidden": 8}},
 }
 
 
