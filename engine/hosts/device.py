@@ -169,7 +169,7 @@ class _MallInfo2(ctypes.Structure):
 
 
 class _LastLook:
-    """When this process last counted its freed pieces, in seconds."""
+    """The time at which this process last counted its freed pieces, in seconds."""
 
     at = float("-inf")
 

@@ -75,7 +75,7 @@ def summarise(z_NE: Tensor, clusters: int, seed: int) -> tuple[Tensor, Tensor]:
     """
     points = z_NE.cpu().numpy()
     count = min(clusters, len(np.unique(points, axis=0)))
-    label_N = by_kmeans(points, count, seed) if count > 1 else torch.zeros(len(points), dtype=torch.int64)
-    cluster_N = label_N.unique(return_inverse=True)[1].to(z_NE.device)
+    label_N = by_kmeans(points, count, seed).numpy() if count > 1 else np.zeros(len(points), dtype=np.int64)
+    cluster_N = torch.from_numpy(np.unique(label_N, return_inverse=True)[1]).to(z_NE.device)
     of_cluster_KN = F.one_hot(cluster_N).T.to(z_NE.dtype)
     return of_cluster_KN @ z_NE / of_cluster_KN.sum(1, keepdim=True), cluster_N

@@ -155,7 +155,8 @@ class FedDEP(GeneratorOptions, FedAvg):
         """Collects prototypes of others for a client, one behind another, and how many each of these has."""
         owners, counts = server[OWNERS].unique(return_counts=True)
         others = (owners != client).nonzero()[:, 0]
-        drawn = others[torch.randperm(len(others), generator=rng, device=rng.device)[: self.peers]]
+        order = torch.randperm(len(others), generator=rng, device=rng.device)
+        drawn = others[order[: self.peers].to(others.device)]
         rows = [server[PROTOTYPES][server[OWNERS] == owner] for owner in owners[drawn]]
         return {PROTOTYPES: torch.cat([server[PROTOTYPES][:0], *rows]), SIZES: counts[drawn].int()}
 

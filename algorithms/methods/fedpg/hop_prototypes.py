@@ -357,31 +357,31 @@ def _search(
     """
     nodes = len(starts) - 1
     first_HS = np.zeros((hops, len(centres) + 1), np.int64)
-    found = [np.empty(len(centres), np.int64) for _ in range(hops)]
+    nodes_H = [np.empty(len(centres), np.int64) for _ in range(hops)]
     seen_from, queue = np.full(nodes, -1), np.empty(nodes, np.int64)
     for s in range(len(centres)):
-        queue[0], begin, end = centres[s], 0, 1
+        queue[0], first, end = centres[s], 0, 1
         seen_from[centres[s]] = s
         for hop in range(hops):
-            nearest_end, count = end, first_HS[hop, s]
-            for place in range(begin, nearest_end):
+            last, count = end, first_HS[hop, s]
+            for place in range(first, last):
                 for entry in range(starts[queue[place]], starts[queue[place] + 1]):
                     node = columns[entry]
                     if seen_from[node] != s:
                         seen_from[node] = s
                         queue[end] = node
                         end += 1
-            begin = nearest_end
-            if count + end - begin > len(found[hop]):
-                longer = np.empty(2 * (count + end - begin), np.int64)
-                longer[:count] = found[hop][:count]
-                found[hop] = longer
-            for place in range(begin, end):
+            first = last
+            if count + end - first > len(nodes_H[hop]):
+                longer = np.empty(2 * (count + end - first), np.int64)
+                longer[:count] = nodes_H[hop][:count]
+                nodes_H[hop] = longer
+            for place in range(first, end):
                 if class_N[queue[place]] == class_N[centres[s]]:
-                    found[hop][count] = queue[place]
+                    nodes_H[hop][count] = queue[place]
                     count += 1
             first_HS[hop, s + 1] = count
-    return first_HS, [found[hop][: first_HS[hop, -1]] for hop in range(hops)]
+    return first_HS, [nodes_H[hop][: first_HS[hop, -1]] for hop in range(hops)]
 
 
 def _adjacency(graph: ItemGraph) -> csr_matrix:
