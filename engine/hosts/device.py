@@ -168,21 +168,11 @@ class _MallInfo2(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in OF_MALLINFO]
 
 
-class _LastLook:
-    """The time at which this process last counted its freed pieces, in seconds."""
-
-    at = float("-inf")
-
-
-def give_back_memory(keep: int = KEPT, every: float = 0.0) -> None:
+def give_back_memory(keep: int = KEPT) -> None:
     """Gives freed pieces back to the system where they are twice `keep` bytes; does nothing without glibc 2.33.
 
-    States of large models, and tensors of many sizes, leave holes between them, which only tensors of the same size
-    fill again. To look for holes takes time; it is not done again within `every` seconds.
+    States of large models leave holes between them, which only tensors of the same size fill again.
     """
-    if (now := time.monotonic()) < _LastLook.at + every:
-        return
-    _LastLook.at = now
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallinfo2"):
         libc.mallinfo2.restype = _MallInfo2

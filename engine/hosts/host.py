@@ -47,8 +47,8 @@ from shoal.storage.shards.view import Cache, View
 if TYPE_CHECKING:
     from shoal.engine.hosts.devices.cell_stack import CellStacks
 
-# After states of so many bytes it is worth looking for freed memory at once, which takes a millisecond or two.
-LARGE_STATES, SECONDS_TO_A_LOOK = 2**23, 10.0
+# After states of so many bytes it is worth looking for freed memory, which takes a millisecond or two.
+LARGE_STATES = 2**23
 
 
 class Visit:
@@ -451,7 +451,8 @@ class Host:
                 outcome = _CellAtWork(opened, cell, shared, guard, deferred).run()
                 large = sum([t.nbytes for tree in outcome.states.values() for t in tree.values()]) >= LARGE_STATES
                 yield outcome
-                give_back_memory(every=0 if large else SECONDS_TO_A_LOOK)
+                if large:
+                    give_back_memory()
             except MethodFault:
                 # Data that was written to must not reach the next round or run of this process.
                 self._cache = Cache(self._cache.limit)
